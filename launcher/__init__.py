@@ -1,0 +1,1 @@
+"""Starting, watching and serving groups of ranks; the shardrun command."""

@@ -1,0 +1,1 @@
+"""The subcommands of shardrun, one module each."""

@@ -1,0 +1,1 @@
+"""What runs inside one rank: identity, the public inference API, sessions, collectives."""

@@ -1,0 +1,1 @@
+"""The inference API, with the names of the mindspore_lite package."""

@@ -1,0 +1,39 @@
+"""Errors raised inside a rank; see `sharding.errors` for the base class."""
+
+from sharding.errors import ModelError, ShardError, ShardrunError, SliceError
+
+__all__ = [
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "DeviceError",
+    "IdentityError",
+    "ModelError",
+    "PeerLostError",
+    "ShardError",
+    "ShardrunError",
+    "SliceError",
+]
+
+
+class IdentityError(ShardrunError):
+    """The environment says who this rank is only in part, or contradicts itself."""
+
+
+class DeviceError(ShardrunError):
+    """A target device, its driver or its execution provider is not there."""
+
+
+class CollectiveError(ShardrunError):
+    """A collective failed or the ranks could not find each other."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A peer did not arrive at a collective in time."""
+
+
+class PeerLostError(CollectiveError):
+    """A peer ended while this rank waited for it. Never the first cause: the peer's own error is."""
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer

@@ -1,0 +1,17 @@
+"""The errors that shardrun raises for a user; each message says what, where, expected, found and what to do."""
+
+
+class ShardrunError(Exception):
+    """Base of every error that shardrun raises on purpose; the command prints its message, without a traceback."""
+
+
+class ModelError(ShardrunError):
+    """A model file is missing, truncated, of another format, or not valid ONNX."""
+
+
+class SliceError(ShardrunError):
+    """A valid model cannot be sliced as asked."""
+
+
+class ShardError(ShardrunError):
+    """A slice folder or a shard in it is missing, damaged, or was made for another rank or world size."""

@@ -1,0 +1,95 @@
+"""What an operator rule is: it states facts about one operator, and knows no solver and no file.
+
+A rule is a function ``rule(node: NodeView) -> list[Option]`` registered for (domain, op type) with ``@rule``.
+"All inputs replicated, all outputs replicated, node unchanged" is always possible and is added by the solver:
+rules list only what else the operator can do. Each option is a claim that can be proved by running it: cut the
+inputs as it says, run what ``emit`` writes for each rank, put the outputs together by their placements, and get
+the whole result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sharding.placement import Placement
+
+Dim = int | str | None
+"""An axis length: known, a symbol (equal symbols are equal lengths), or unknown."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What a rule may know of a node; nothing in it depends on the rank."""
+
+    op_type: str
+    domain: str
+    version: int
+    """Opset version of the node's domain."""
+    world: int
+    attributes: Mapping[str, Any]
+    """Plain Python values (int, float, str, list, numpy array)."""
+    shapes: Sequence[Sequence[Dim] | None]
+    """One per input; None where the rank is unknown or the optional input is absent."""
+    dtypes: Sequence[np.dtype[Any] | None]
+    constants: Sequence[np.ndarray[Any, Any] | None]
+    """The value of each input that is a small constant (shape arithmetic, axes, pads)."""
+    present: Sequence[bool]
+    output_shapes: Sequence[Sequence[Dim] | None]
+
+    def divisible(self, dim: Dim, blocks: int = 1) -> bool:
+        """Whether an axis of this length can be split over the ranks (known, and a multiple of world * blocks)."""
+        return isinstance(dim, int) and dim > 0 and dim % (self.world * blocks) == 0
+
+
+class Emitter(Protocol):
+    """Writes rank ``rank``'s copy of a node into that rank's graph. ``Value`` is opaque to a rule."""
+
+    rank: int
+    world: int
+
+    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+        """The node itself with these inputs; keyword arguments replace attributes. Returns its outputs."""
+
+    def op(
+        self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> list[Any]:
+        """A further node. Returns its outputs."""
+
+    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+        """A constant value (equal constants are stored once)."""
+
+
+Emit = Callable[[Emitter, Sequence[Any]], Sequence[Any]]
+"""(emitter, this rank's input values, None where absent) -> this rank's output values, one per node output."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run an operator on parts of its inputs."""
+
+    inputs: tuple[Placement, ...]
+    """What each input must be (REPLICATED for absent ones)."""
+    outputs: tuple[Placement, ...]
+    emit: Emit | None = None
+    """None: the node unchanged."""
+    divides_work: bool = True
+    """Whether each rank does about 1/world of the operator's arithmetic."""
+
+
+Rule = Callable[[NodeView], list[Option]]
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Registers a rule for these operators."""
+
+    def register(function: Rule) -> Rule:
+        for op_type in op_types:
+            RULES[domain, op_type] = function
+        return function
+
+    return register
