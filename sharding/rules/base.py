@@ -10,7 +10,7 @@ the whole result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,15 @@ class NodeView:
     """The value of each input that is a small constant (shape arithmetic, axes, pads)."""
     present: Sequence[bool]
     output_shapes: Sequence[Sequence[Dim] | None]
+    block_counts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Axis length -> block counts above 1 that occur in this graph at that length (``rules.blocks.block_counts``
+    finds them); rules that pass an axis through offer these besides the plain split."""
+
+    def blocks(self, dim: Dim) -> list[int]:
+        """The block counts worth offering for an axis of this length: 1 and the graph's own, where divisible."""
+        if not isinstance(dim, int):
+            return []
+        return [count for count in (1, *self.block_counts.get(dim, ())) if self.divisible(dim, count)]
 
     def divisible(self, dim: Dim, blocks: int = 1) -> bool:
         """Whether an axis of this length can be split over the ranks (known, and a multiple of world * blocks)."""
