@@ -1,0 +1,241 @@
+"""``manifest.json``, the table of contents of a slice folder: written, read strictly, checked against the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sharding.errors import ShardError
+from sharding.manifest_fields import Field
+
+FORMAT = "shardrun-slices"
+VERSION = 1
+FILE_NAME = "manifest.json"
+MAX_BYTES = 256 << 20
+"""A larger manifest is refused unread: a model with a million weights needs about 150 MB."""
+
+Shape = tuple["int | str | None", ...]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: its name relative to the folder, length in bytes and SHA-256 in hexadecimal."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RankEntry:
+    """One rank's shard. ``weight_bytes``: what the rank holds of weights, split ones and whole ones."""
+
+    rank: int
+    model: str
+    weight_bytes: int
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """One weight of the source model: how it lies over the ranks, and its whole shape and bytes."""
+
+    placement: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CollectiveEntry:
+    """One collective of an inference, in order; ``shape`` is that of what each rank puts in."""
+
+    op: str
+    tensor: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A model input or output, whole; an axis is a length, a symbol or unknown (None)."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a slice folder holds."""
+
+    source: FileEntry
+    world_size: int
+    ranks: tuple[RankEntry, ...]
+    weights: Mapping[str, WeightEntry] = field(default_factory=dict)
+    collectives: tuple[CollectiveEntry, ...] = ()
+    inputs: tuple[TensorEntry, ...] = ()
+    outputs: tuple[TensorEntry, ...] = ()
+    whole: Mapping[str, int] = field(default_factory=dict)
+    strategy: str = "tensor"
+    created_by: str = "shardrun"
+
+    def to_json(self) -> str:
+        """The text of the file; the same manifest gives the same bytes."""
+        head = {"format": FORMAT, "version": VERSION, "created_by": self.created_by}
+        body = asdict(self)
+        order = (
+            "source",
+            "world_size",
+            "strategy",
+            "ranks",
+            "weights",
+            "collectives",
+            "inputs",
+            "outputs",
+            "whole",
+        )
+        return json.dumps(head | {key: body[key] for key in order}, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_manifest(folder: str | Path, manifest: Manifest) -> None:
+    """Writes the manifest into a slice folder."""
+    (Path(folder) / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """Reads a slice folder's manifest.
+
+    Raises `ShardError` if it is missing, not JSON, or says anything that a manifest cannot say; the sentence
+    names the file, the JSON path, what was expected and what was found.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ShardError(
+                f"{path} has {size} bytes; a manifest has at most {MAX_BYTES}: slice the model again."
+            )
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ShardError(
+            f"{path} does not exist: {folder} is not a slice folder made by `shardrun slice`."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path} cannot be read: {error}.") from None
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
+    """Parses a manifest's text; ``where`` names it in errors (`ShardError`)."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShardError(f"{where} is not valid JSON ({error}): slice the model again.") from None
+    root = Field(where, "$", data)
+    found_format = root.mapping().get("format")
+    if found_format != FORMAT:
+        raise root.error(f'"format": "{FORMAT}"', found_format)
+    if (version := root["version"].integer(1)) != VERSION:
+        raise ShardError(
+            f"{where} has format version {version}, but this shardrun reads version {VERSION}: "
+            f"slice the model again, or use the shardrun that made it ({root.text('created_by')})."
+        )
+    world_size = root["world_size"].integer(1)
+    manifest = Manifest(
+        source=_file(root["source"]),
+        world_size=world_size,
+        ranks=tuple(_rank(item) for item in root["ranks"].items()),
+        weights={name: _weight(item) for name, item in root["weights"].entries()},
+        collectives=tuple(_collective(item) for item in root["collectives"].items()),
+        inputs=tuple(_tensor(item) for item in root["inputs"].items()),
+        outputs=tuple(_tensor(item) for item in root["outputs"].items()),
+        whole={name: item.integer(0) for name, item in root["whole"].entries()},
+        strategy=root.text("strategy"),
+        created_by=root.text("created_by"),
+    )
+    if [entry.rank for entry in manifest.ranks] != list(range(world_size)):
+        expected = f"one entry for each rank 0..{world_size - 1}, in order"
+        raise root["ranks"].error(expected, [entry.rank for entry in manifest.ranks])
+    return manifest
+
+
+def verify_shard(
+    folder: str | Path, manifest: Manifest, rank: int, world_size: int, *, hashes: bool = True
+) -> RankEntry:
+    """Checks that a rank may run this folder's shard, and returns its entry.
+
+    Checks the world size, the rank, that each file is there with its length and, unless ``hashes`` is false,
+    its SHA-256. Raises `ShardError` naming both values.
+    """
+    folder = Path(folder)
+    if manifest.world_size != world_size:
+        raise ShardError(
+            f"{folder} was sliced for world size {manifest.world_size}, but this job has world size {world_size}: "
+            f"start {manifest.world_size} ranks, or slice the model again with --ranks {world_size}."
+        )
+    if not 0 <= rank < world_size:
+        raise ShardError(f"Rank {rank} has no shard in {folder}: its ranks are 0..{world_size - 1}.")
+    entry = manifest.ranks[rank]
+    for item in entry.files:
+        _verify_file(folder / item.file, item, rank, hashes)
+    return entry
+
+
+def _verify_file(path: Path, entry: FileEntry, rank: int, hashes: bool) -> None:
+    again = "copy the slice folder again, or slice the model again."
+    try:
+        if not path.is_file():
+            state = "is not a file" if path.exists() else "does not exist"
+            raise ShardError(f"{path}, which rank {rank} needs, {state}: {again}")
+        if (size := path.stat().st_size) != entry.bytes:
+            raise ShardError(
+                f"{path} of rank {rank} has {size} bytes, but its manifest says {entry.bytes}: {again}"
+            )
+        if hashes and (digest := sha256_of(path)) != entry.sha256:
+            raise ShardError(
+                f"{path} of rank {rank} has SHA-256 {digest}, but its manifest says {entry.sha256}: {again}"
+            )
+    except OSError as error:
+        raise ShardError(f"{path} of rank {rank} cannot be read: {error}.") from None
+
+
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _file(item: Field) -> FileEntry:
+    return FileEntry(item["file"].file_name(), item["bytes"].integer(0), item["sha256"].sha256())
+
+
+def _rank(item: Field) -> RankEntry:
+    files = tuple(_file(entry) for entry in item["files"].items())
+    model = item["model"].file_name()
+    if model not in [entry.file for entry in files]:
+        raise item["model"].error('one of the names in this rank\'s "files"', model)
+    return RankEntry(item["rank"].integer(0), model, item["weight_bytes"].integer(0), files)
+
+
+def _weight(item: Field) -> WeightEntry:
+    shape = tuple(axis.integer(0) for axis in item["shape"].items())
+    return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, item["bytes"].integer(0))
+
+
+def _shape(item: Field) -> Shape:
+    return tuple(axis.dimension() for axis in item.items())
+
+
+def _collective(item: Field) -> CollectiveEntry:
+    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), _shape(item["shape"]))
+
+
+def _tensor(item: Field) -> TensorEntry:
+    return TensorEntry(item.text("name"), item.text("dtype"), _shape(item["shape"]))
