@@ -1,0 +1,1 @@
+"""Programs that run as they are; each is used by a test."""

@@ -1,0 +1,1 @@
+"""The main job: a real sentence encoder, sliced for two ranks and run on real sentences."""

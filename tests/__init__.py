@@ -1,0 +1,1 @@
+"""Tests; the folders mirror the packages, `end_to_end` runs whole jobs."""
