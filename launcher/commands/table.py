@@ -1,0 +1,109 @@
+"""``shardrun table``: make and check rank tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher.errors import ConfigError
+
+HELP = "make or check a rank table"
+DESCRIPTION = """\
+Makes and checks rank tables: which rank runs on which device of which host. The format is HCCL's version 1.0
+(JSON, all values as strings) or the same in YAML with plain integers."""
+EPILOG = """\
+examples:
+  shardrun table make --local 2
+  shardrun table make --hosts 10.0.0.1:2,10.0.0.2:2 --output hosts.json
+  shardrun table make --hosts node1:8 --format yaml
+  shardrun table check hosts.json
+"""
+MAX_RANKS = 65536
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``make`` and ``check``."""
+    actions = parser.add_subparsers(dest="action", metavar="make|check", required=True)
+    make = actions.add_parser("make", help="write a rank table")
+    where = make.add_mutually_exclusive_group(required=True)
+    where.add_argument("--hosts", metavar="HOST:N,...", help="N ranks on each host, in this order")
+    where.add_argument("--local", metavar="N", help="N ranks on this machine (localhost)")
+    make.add_argument("--format", choices=("json", "yaml"), help="default: by the output's name, else json")
+    make.add_argument("--output", metavar="FILE", type=Path, help="default: standard output")
+    check = actions.add_parser("check", help="check a rank table and show its ranks")
+    check.add_argument("file", metavar="FILE", type=Path)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the chosen action; a table with problems gives exit code 2."""
+    return _make(args) if args.action == "make" else _check(args.file)
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """Hosts and rank counts of ``HOST:N,...``; IPv6 addresses stand in brackets, N is 1 if left out."""
+    hosts = []
+    for part in text.split(","):
+        item = part.strip()
+        host, count = item, "1"
+        if item.startswith("["):
+            host, bracket, rest = item[1:].partition("]")
+            if not bracket or (rest and not rest.startswith(":")):
+                raise ConfigError(f"--hosts: expected [ADDRESS]:N, found {item!r}")
+            count = rest[1:] if rest else "1"
+        elif item.count(":") == 1:
+            host, count = item.split(":")
+        elif item.count(":") > 1:
+            raise ConfigError(f"--hosts: put the IPv6 address in brackets, as [::1]:2, found {item!r}")
+        if not host:
+            raise ConfigError(f"--hosts: expected HOST:N,HOST:N,..., found {text!r}")
+        hosts.append((host, parse_count(count, f"--hosts: {host}")))
+    if sum(count for _, count in hosts) > MAX_RANKS:
+        raise ConfigError(f"--hosts: expected at most {MAX_RANKS} ranks in all, found {text!r}")
+    return hosts
+
+
+def parse_count(text: str, what: str) -> int:
+    """A number of ranks from the command line."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_RANKS):
+        raise ConfigError(f"{what}: expected a number of ranks from 1 to {MAX_RANKS}, found {text!r}")
+    return int(text)
+
+
+def _make(args: argparse.Namespace) -> int:
+    from launcher.rank_table import make_rank_table
+
+    hosts = (
+        parse_hosts(args.hosts)
+        if args.hosts is not None
+        else [("localhost", parse_count(args.local, "--local"))]
+    )
+    table = make_rank_table(hosts)
+    by_name = "yaml" if args.output and args.output.suffix.lower() in {".yaml", ".yml"} else "json"
+    text = table.to_yaml() if (args.format or by_name) == "yaml" else table.to_json()
+    if args.output is None:
+        sys.stdout.write(text)
+        return 0
+    from launcher.files import write_file
+
+    write_file(args.output, text.encode(), "rank table")
+    print(f"wrote {args.output}: {table.world_size} ranks on {len(table.hosts)} hosts")
+    return 0
+
+
+def _check(path: Path) -> int:
+    from launcher.rank_table import find_problems, load_rank_table
+    from launcher.report import print_table
+
+    problems = find_problems(path)
+    for problem in problems:
+        print(f"shardrun: error: {problem}", file=sys.stderr)
+    if problems:
+        return 2
+    table = load_rank_table(path)
+    rows = [
+        [str(d.rank), d.host, str(d.local_rank), str(d.device_id), d.device_ip or "-"] for d in table.devices
+    ]
+    print(f"{path}: {table.world_size} ranks on {len(table.hosts)} hosts")
+    print_table(["rank", "host", "local rank", "device", "device address"], rows, "rlrrl")
+    return 0

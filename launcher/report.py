@@ -1,0 +1,108 @@
+"""What the command prints: tables, outputs as the MindSpore Lite tutorials print them, progress bars.
+
+Tables and progress bars use rich on a terminal only; elsewhere tables are plain text and progress is silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+FIRST_VALUES = 50
+Progress = Callable[[int, int], None]
+
+
+def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
+    """A table as plain text; ``align`` has one of ``l`` and ``r`` per column."""
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    text = ""
+    for line in lines:
+        cells = [
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(line, widths, align, strict=True)
+        ]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], align: str, *, title: str | None = None
+) -> None:
+    """Prints a table on standard output."""
+    if not sys.stdout.isatty():
+        print((f"{title}\n" if title else "") + format_table(columns, rows, align), end="")
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column, side in zip(columns, align, strict=True):
+        table.add_column(column, justify="right" if side == "r" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: names of tensors are not rich's markup
+    Console().print(table)
+
+
+def print_outputs(outputs: Mapping[str, Any]) -> None:
+    """Prints every output array as MindSpore Lite's tutorials do: name, bytes, elements, first 50 values."""
+    for name, array in outputs.items():
+        print(
+            f"tensor's name is:{name} data size is:{array.nbytes} tensor elements num is:{array.size}\n"
+            f"output data is: {''.join(f'{value} ' for value in array.reshape(-1)[:FIRST_VALUES])}"
+        )
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with a decimal unit: 1234567 is 1.23 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration with a fitting unit: 0.00123 is 1.23 ms."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+@contextlib.contextmanager
+def progress(description: str) -> Iterator[Progress | None]:
+    """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
+    standard error is no terminal. It appears only after one second."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import time
+
+    start = time.monotonic()
+    bar: Any = None
+    task: Any = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if time.monotonic() - start < 1:
+                return
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            bar = Bar(console=Console(stderr=True), transient=True)
+            task = bar.add_task(description)
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        if bar is not None:
+            bar.stop()

@@ -1,0 +1,18 @@
+"""The version of the installed package."""
+
+from __future__ import annotations
+
+
+def version() -> str:
+    """The installed version, or that of the source tree when it runs without being installed."""
+    from importlib import metadata
+    from pathlib import Path
+
+    try:
+        return metadata.version("shardrun")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).parent.parent / "pyproject.toml"
+        for line in project.read_text().splitlines():
+            if line.startswith("version = "):
+                return line.split('"')[1]
+        raise
