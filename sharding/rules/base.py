@@ -2,9 +2,9 @@
 
 A rule is a function ``rule(node: NodeView) -> list[Option]`` registered for (domain, op type) with ``@rule``.
 "All inputs replicated, all outputs replicated, node unchanged" is always possible and is added by the solver:
-rules list only what else the operator can do. Each option is a claim that can be proved by running it: cut the
-inputs as it says, run what ``emit`` writes for each rank, put the outputs together by their placements, and get
-the whole result.
+rules list only what else the operator can do. Each option is a claim that can be proved by running it: cut
+the inputs as it says, run what ``emit`` writes for each rank, put the outputs together by their placements,
+and get the whole result.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class NodeView:
     present: Sequence[bool]
     output_shapes: Sequence[Sequence[Dim] | None]
     block_counts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Axis length -> block counts above 1 that occur in this graph at that length (``rules.blocks.block_counts``
-    finds them); rules that pass an axis through offer these besides the plain split."""
+    """Axis length -> block counts above 1 that occur in this graph at that length, found by
+    ``rules.blocks.block_counts``; rules that pass an axis through offer these besides the plain split."""
 
     def blocks(self, dim: Dim) -> list[int]:
-        """The block counts worth offering for an axis of this length: 1 and the graph's own, where divisible."""
+        """The block counts to offer for an axis of this length: 1 and the graph's own, where divisible."""
         if not isinstance(dim, int):
             return []
         return [count for count in (1, *self.block_counts.get(dim, ())) if self.divisible(dim, count)]
 
     def divisible(self, dim: Dim, blocks: int = 1) -> bool:
-        """Whether an axis of this length can be split over the ranks (known, and a multiple of world * blocks)."""
+        """Whether an axis of this length can be split: it is known, and a multiple of world * blocks."""
         return isinstance(dim, int) and dim > 0 and dim % (self.world * blocks) == 0
 
 
@@ -73,7 +73,7 @@ class Emitter(Protocol):
 
 
 Emit = Callable[[Emitter, Sequence[Any]], Sequence[Any]]
-"""(emitter, this rank's input values, None where absent) -> this rank's output values, one per node output."""
+"""(emitter, this rank's inputs, None where absent) -> this rank's outputs, one per output of the node."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,150 @@
+"""What the rules share: building options, reading axes, constants for this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sharding.placement import PARTIAL, REPLICATED, Placement, Split
+from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option
+
+Shape = Sequence[Dim]
+Values = Sequence[Any]
+
+
+def option(
+    node: NodeView,
+    inputs: Mapping[int, Placement],
+    outputs: Sequence[Placement] | Placement,
+    emit: Emit | None = None,
+    *,
+    divides_work: bool = True,
+) -> Option:
+    """An option with these inputs (all others replicated) and outputs (a single placement: all outputs)."""
+    return Option(
+        inputs=tuple(inputs.get(i, REPLICATED) for i in range(len(node.shapes))),
+        outputs=tuple([outputs] * len(node.output_shapes) if isinstance(outputs, Placement) else outputs),
+        emit=emit,
+        divides_work=divides_work,
+    )
+
+
+def partial_option(node: NodeView, inputs: Sequence[int] = (0,), emit: Emit | None = None) -> list[Option]:
+    """The operator is linear in these inputs taken together: summands in, summands out."""
+    if not all(summable(node.dtypes[i]) for i in inputs):
+        return []
+    return [option(node, dict.fromkeys(inputs, PARTIAL), PARTIAL, emit, divides_work=False)]
+
+
+def splits(node: NodeView, shape: Shape | None, axes: Sequence[int] | None = None) -> Iterator[Split]:
+    """Every split of these axes (default: all) of a value of this shape that divides over the ranks."""
+    if shape is None:
+        return
+    for axis in range(len(shape)) if axes is None else axes:
+        for blocks in node.blocks(shape[axis]):
+            yield Split(axis, blocks)
+
+
+def dim(shape: Shape | None, axis: int) -> Dim:
+    """The length of an axis (negative: from the end), None where it is unknown or there is no such axis."""
+    if shape is None or not -len(shape) <= axis < len(shape):
+        return None
+    return shape[axis]
+
+
+def absent(node: NodeView, index: int) -> bool:
+    """Whether an optional input is left out."""
+    return index >= len(node.present) or not node.present[index]
+
+
+def constant(node: NodeView, index: int) -> np.ndarray[Any, Any] | None:
+    """The value of an input, None where it is absent or not a known constant."""
+    return None if absent(node, index) else node.constants[index]
+
+
+def shape_of(node: NodeView, index: int) -> Shape | None:
+    """The shape of an input, None where it is absent or of unknown rank."""
+    return None if absent(node, index) else node.shapes[index]
+
+
+def normalized(axis: int, rank: int) -> int | None:
+    """An axis counted from the front; None if the tensor has no such axis."""
+    return axis % rank if -rank <= axis < rank else None
+
+
+def axis_attribute(node: NodeView, default: int, rank: int, name: str = "axis") -> int | None:
+    """The ``axis`` attribute counted from the front; None if the tensor has no such axis."""
+    return normalized(int(node.attributes.get(name, default)), rank)
+
+
+def list_parameter(node: NodeView, name: str, index: int) -> list[int] | None:
+    """A list of integers that is an attribute in old opsets and input ``index`` in newer ones.
+
+    Returns an empty list where it is left out, None where it is only known when the model runs.
+    """
+    value = node.attributes.get(name)
+    if value is None:
+        if absent(node, index):
+            return []
+        value = node.constants[index]
+        if value is None:
+            return None
+    return [int(item) for item in np.asarray(value).reshape(-1)]
+
+
+def axes_parameter(node: NodeView, index: int, rank: int, name: str = "axes") -> list[int] | None:
+    """Like ``list_parameter``, for axes: counted from the front; None also where one does not exist."""
+    axes = list_parameter(node, name, index)
+    if axes is None or any(normalized(axis, rank) is None for axis in axes):
+        return None
+    return [axis % rank for axis in axes]
+
+
+def floating(dtype: np.dtype[Any] | None) -> bool:
+    """Whether the type is a known floating-point type."""
+    return dtype is not None and (dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def summable(dtype: np.dtype[Any] | None) -> bool:
+    """Whether values of this type can be held as summands."""
+    return dtype is not None and (dtype.kind in "iu" or floating(dtype))
+
+
+def known(shape: Shape | None) -> bool:
+    """Whether every axis length is a number."""
+    return shape is not None and all(isinstance(length, int) for length in shape)
+
+
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are surely equal (equal symbols are equal lengths)."""
+    return a is not None and b is not None and None not in a and list(a) == list(b)
+
+
+def int64(e: Emitter, values: Sequence[int]) -> Any:
+    """A one-dimensional int64 constant."""
+    return e.constant(np.asarray(values, dtype=np.int64))
+
+
+def with_lengths(e: Emitter, shape: Any, lengths: Sequence[int | None]) -> Any:
+    """A shape with some entries replaced; those that are None in ``lengths`` keep their value at run time."""
+    if all(length is not None for length in lengths):
+        return int64(e, [length or 0 for length in lengths])
+    mask = e.constant(np.asarray([length is not None for length in lengths]))
+    return e.op("Where", [mask, int64(e, [length or 0 for length in lengths]), shape])[0]
+
+
+def first_rank_only(e: Emitter, values: Values, index: int) -> list[Any]:
+    """The inputs with the optional input ``index`` (a bias) left out on all ranks but the first."""
+    kept = list(values)
+    if e.rank != 0 and index < len(kept):
+        kept[index] = None
+    while kept and kept[-1] is None:
+        kept.pop()
+    return kept
+
+
+def shape_like(node: NodeView, index: int = 0) -> Shape | None:
+    """The shape of output ``index``, None where its rank is unknown."""
+    return node.output_shapes[index] if index < len(node.output_shapes) else None

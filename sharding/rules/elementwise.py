@@ -1,0 +1,167 @@
+"""Operators that work on each element by itself, with numpy broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sharding.placement import PARTIAL, Split
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Shape,
+    Values,
+    absent,
+    constant,
+    floating,
+    option,
+    partial_option,
+    same_shape,
+    shape_like,
+    shape_of,
+    splits,
+    summable,
+)
+
+UNARY = (
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Celu", "Ceil", "Cos", "Cosh"),
+    *("Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Log"),
+    *("Mish", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh"),
+    *("Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+)
+BROADCASTING = (
+    *("And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual"),
+    *("Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Or", "PRelu", "Pow", "Xor"),
+)
+
+
+@rule(*UNARY)
+def unary(node: NodeView) -> list[Option]:
+    """Any axis may be split."""
+    return [option(node, {0: split}, split) for split in splits(node, node.shapes[0])]
+
+
+@rule("Identity", "Neg")
+def linear(node: NodeView) -> list[Option]:
+    """As ``unary``; summands stay summands."""
+    return unary(node) + partial_option(node)
+
+
+@rule("Cast")
+def cast(node: NodeView) -> list[Option]:
+    """As ``unary``; summands stay summands where no bit is lost (float16, bfloat16 to float; to double)."""
+    widened = {
+        "float16": (1, 11),
+        "bfloat16": (1, 11),
+        "float32": (11,),
+    }  # TensorProto FLOAT = 1, DOUBLE = 11
+    source = node.dtypes[0]
+    exact = source is not None and node.attributes.get("to") in widened.get(source.name, ())
+    return unary(node) + (partial_option(node) if exact else [])
+
+
+@rule("CastLike")
+def cast_like(node: NodeView) -> list[Option]:
+    """The second input only gives a type."""
+    return unary(node)
+
+
+@rule("Clip")
+def clip(node: NodeView) -> list[Option]:
+    """The bounds are scalars."""
+    return unary(node)
+
+
+@rule("Dropout")
+def dropout(node: NodeView) -> list[Option]:
+    """Only the inference form, which copies (training draws random numbers for the whole value)."""
+    if node.version < 7:
+        return []
+    if not absent(node, 2):
+        training = constant(node, 2)
+        if training is None or bool(training.any()):
+            return []
+    return unary(node)
+
+
+def broadcast_axes(
+    node: NodeView, inputs: Sequence[int] | None = None
+) -> list[tuple[dict[int, Split], Split]]:
+    """Every way to split one axis of the broadcast of these inputs: (input splits, output split).
+
+    An input that has length 1 on that axis, or not that axis at all, stays whole.
+    """
+    indices = list(range(len(node.shapes))) if inputs is None else list(inputs)
+    shapes: list[Shape] = []
+    for index in indices:
+        shape = node.shapes[index]
+        if shape is None:
+            return []
+        shapes.append(shape)
+    rank = max((len(shape) for shape in shapes), default=0)
+    found: list[tuple[dict[int, Split], Split]] = []
+    for axis in range(rank):
+        aligned = {
+            index: (axis - rank + len(shape), shape[axis - rank + len(shape)])
+            for index, shape in zip(indices, shapes, strict=True)
+            if axis - rank + len(shape) >= 0
+        }
+        lengths = {length for _, length in aligned.values()} - {1}
+        if len(lengths) != 1:
+            continue
+        for blocks in node.blocks(lengths.pop()):
+            parts = {index: Split(own, blocks) for index, (own, length) in aligned.items() if length != 1}
+            found.append((parts, Split(axis, blocks)))
+    return found
+
+
+@rule(*BROADCASTING)
+def broadcasting(node: NodeView) -> list[Option]:
+    """Any axis of the result may be split (before opset 7 broadcasting had other rules)."""
+    if node.version < 7:
+        return []
+    return [option(node, parts, split) for parts, split in broadcast_axes(node)]
+
+
+@rule("Where")
+def where(node: NodeView) -> list[Option]:
+    """As ``broadcasting``; chooses between summands."""
+    return broadcasting(node) + partial_option(node, (1, 2))
+
+
+@rule("Sum")
+def variadic_sum(node: NodeView) -> list[Option]:
+    """As ``broadcasting``; adds summands."""
+    return broadcasting(node) + partial_option(node, range(len(node.shapes)))
+
+
+@rule("Mul", "Div")
+def scaling(node: NodeView) -> list[Option]:
+    """As ``broadcasting``; scales summands."""
+    options = broadcasting(node)
+    if node.version < 7:
+        return []
+    if node.op_type == "Mul":
+        return options + partial_option(node, (0,)) + partial_option(node, (1,))
+    return options + (partial_option(node, (0,)) if floating(node.dtypes[0]) else [])
+
+
+@rule("Add", "Sub")
+def adding(node: NodeView) -> list[Option]:
+    """As ``broadcasting``; adds summands to summands, and a whole value to summands on the first rank."""
+    options = broadcasting(node)
+    if node.version < 7 or not all(summable(dtype) for dtype in node.dtypes):
+        return options
+    options += partial_option(node, (0, 1))
+    for index in (0, 1):
+        # Where summands are broadcast, the other ranks could not pass theirs on as they are.
+        if same_shape(shape_of(node, index), shape_like(node)):
+            emit = partial(_add_on_first_rank, index, node.op_type == "Sub" and index == 1)
+            options.append(option(node, {index: PARTIAL}, PARTIAL, emit, divides_work=False))
+    return options
+
+
+def _add_on_first_rank(index: int, negative: bool, e: Emitter, values: Values) -> list[Any]:
+    if e.rank == 0:
+        return e.copy(values)
+    return e.op("Neg" if negative else "Identity", [values[index]])

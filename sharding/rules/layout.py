@@ -1,0 +1,166 @@
+"""Operators that move, add, drop or repeat axes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sharding.placement import Placement, Split
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Values,
+    axes_parameter,
+    constant,
+    dim,
+    list_parameter,
+    option,
+    partial_option,
+    shape_like,
+    splits,
+    with_lengths,
+)
+
+
+@rule("Transpose")
+def transpose(node: NodeView) -> list[Option]:
+    """Output axis i is input axis ``perm[i]``."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    perm = [int(axis) for axis in node.attributes.get("perm") or range(len(shape) - 1, -1, -1)]
+    if sorted(perm) != list(range(len(shape))):
+        return []
+    options = [
+        option(node, {0: split}, Split(perm.index(split.axis), split.blocks)) for split in splits(node, shape)
+    ]
+    return options + partial_option(node)
+
+
+@rule("Squeeze")
+def squeeze(node: NodeView) -> list[Option]:
+    """Drops axes of length 1."""
+    shape = node.shapes[0]
+    axes = None if shape is None else axes_parameter(node, 1, len(shape))
+    if shape is None or axes is None:
+        return []
+    if not axes:
+        if not all(isinstance(length, int) for length in shape):
+            return []
+        axes = [axis for axis, length in enumerate(shape) if length == 1]
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    # With no axes named, a part of length 1 would lose its axis too.
+    named = node.attributes.get("axes") is not None or constant(node, 1) is not None
+    return [
+        option(node, {0: split}, Split(kept.index(split.axis), split.blocks))
+        for split in splits(node, shape, kept)
+        if named or shape[split.axis] != node.world
+    ] + partial_option(node)
+
+
+@rule("Unsqueeze")
+def unsqueeze(node: NodeView) -> list[Option]:
+    """Adds axes of length 1."""
+    shape = node.shapes[0]
+    added = list_parameter(node, "axes", 1)
+    if shape is None or not added:
+        return partial_option(node)
+    rank = len(shape) + len(added)
+    added = [axis % rank for axis in added]
+    kept = [axis for axis in range(rank) if axis not in added]
+    if len(kept) != len(shape):
+        return []
+    options = [
+        option(node, {0: split}, Split(kept[split.axis], split.blocks)) for split in splits(node, shape)
+    ]
+    return options + partial_option(node)
+
+
+@rule("Expand")
+def expand(node: NodeView) -> list[Option]:
+    """Broadcasts to a shape (and that to the input); the shape is given this rank's length."""
+    shape, target, requested = node.shapes[0], shape_like(node), dim(node.shapes[1], 0)
+    if shape is None or target is None or not isinstance(requested, int) or len(target) < len(shape):
+        return []
+    options = []
+    for split in splits(node, target):
+        own = split.axis - len(target) + len(shape)
+        length = shape[own] if own >= 0 else 1
+        if length not in (1, target[split.axis]):
+            continue
+        parts: dict[int, Placement] = {} if length == 1 else {0: Split(own, split.blocks)}
+        position = split.axis - len(target) + requested
+        part = target[split.axis]
+        emit = (
+            partial(_emit_expand, node, position, part) if position >= 0 and isinstance(part, int) else None
+        )
+        options.append(option(node, parts, split, emit))
+    return options + partial_option(node)
+
+
+def _emit_expand(node: NodeView, position: int, length: int, e: Emitter, values: Values) -> list[Any]:
+    value = constant(node, 1)
+    requested = dim(node.shapes[1], 0)
+    assert isinstance(requested, int)
+    lengths: list[int | None] = (
+        [None] * requested if value is None else [int(item) for item in value.reshape(-1)]
+    )
+    lengths[position] = length // e.world
+    return e.copy([values[0], with_lengths(e, values[1], lengths)])
+
+
+@rule("Tile")
+def tile(node: NodeView) -> list[Option]:
+    """Repeats of a split axis are blocks of it."""
+    shape, repeats = node.shapes[0], constant(node, 1)
+    if shape is None or repeats is None or repeats.size != len(shape) or node.version < 6:
+        return []
+    times = [int(item) for item in repeats.reshape(-1)]
+    options = [
+        option(node, {0: split}, Split(split.axis, split.blocks * times[split.axis]))
+        for split in splits(node, shape)
+        if times[split.axis] > 0
+    ]
+    return options + partial_option(node)
+
+
+@rule("Pad")
+def pad(node: NodeView) -> list[Option]:
+    """Axes without padding; summands where nothing is added to them (zeros, copies of elements)."""
+    shape = node.shapes[0]
+    pads = list_parameter(node, "pads", 1)
+    if shape is None or pads is None or node.version < 2:
+        return []
+    rank = len(shape)
+    axes = axes_parameter(node, 3, rank)
+    if axes is None or len(pads) != 2 * (len(axes) or rank):
+        return []
+    padded = axes or list(range(rank))
+    touched = {axis for i, axis in enumerate(padded) if pads[i] or pads[i + len(padded)]}
+    options = [option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in touched]
+    return options + (partial_option(node) if _adds_nothing(node) else [])
+
+
+def _adds_nothing(node: NodeView) -> bool:
+    if node.attributes.get("mode", "constant") != "constant":
+        return True
+    if node.version < 11:
+        return not node.attributes.get("value", 0.0)
+    fill = constant(node, 2)
+    return (len(node.present) < 3 or not node.present[2]) if fill is None else not fill.any()
+
+
+@rule("DepthToSpace", "SpaceToDepth")
+def depth_space(node: NodeView) -> list[Option]:
+    """The batch axis; or channels, of which blocksize * blocksize become or make one."""
+    shape = node.shapes[0]
+    size = int(node.attributes.get("blocksize", 0)) ** 2
+    if shape is None or len(shape) != 4 or size < 1:
+        return []
+    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
+    channels = shape[1]
+    if node.op_type == "SpaceToDepth":
+        options += [option(node, {0: Split(1)}, Split(1, size))] if node.divisible(channels) else []
+    elif node.divisible(channels, size):
+        by_row = node.attributes.get("mode", "DCR") == "CRD"
+        options.append(option(node, {0: Split(1, 1 if by_row else size)}, Split(1)))
+    return options + partial_option(node)

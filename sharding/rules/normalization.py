@@ -1,0 +1,108 @@
+"""Normalizations, in their inference form."""
+
+from __future__ import annotations
+
+from sharding.placement import Placement, Split
+from sharding.rules.base import NodeView, Option, rule
+from sharding.rules.common import absent, axis_attribute, dim, option, shape_of, splits
+
+
+@rule("LayerNormalization", "RMSNormalization")
+def layer_normalization(node: NodeView) -> list[Option]:
+    """Normalizes over ``axis`` and all axes after it: the axes before it may be split."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    axis = axis_attribute(node, -1, len(shape))
+    if axis is None:
+        return []
+    for index in (1, 2):
+        parameter = shape_of(node, index)
+        # A scale with leading axes of its own would have to be split with the input.
+        if not absent(node, index) and (parameter is None or len(parameter) > len(shape) - axis):
+            return []
+    return [option(node, {0: split}, split) for split in splits(node, shape, range(axis))]
+
+
+@rule("BatchNormalization")
+def batch_normalization(node: NodeView) -> list[Option]:
+    """Channels (axis 1) with their statistics, or any other axis; not the training form."""
+    shape = node.shapes[0]
+    training = node.attributes.get("training_mode", 0) or len(node.output_shapes) != 1
+    if (
+        shape is None
+        or len(shape) < 2
+        or training
+        or node.version < 7
+        or not node.attributes.get("spatial", 1)
+    ):
+        return []
+    return [
+        option(node, {0: split} | (_parameters(split, range(1, 5)) if split.axis == 1 else {}), split)
+        for split in splits(node, shape)
+    ]
+
+
+def _parameters(split: Split, indices: range) -> dict[int, Placement]:
+    """One value per channel, cut as the channels are."""
+    return {index: Split(0, split.blocks) for index in indices}
+
+
+@rule("InstanceNormalization")
+def instance_normalization(node: NodeView) -> list[Option]:
+    """Each channel of each batch element by itself: both axes may be split."""
+    shape = node.shapes[0]
+    if shape is None or len(shape) < 3:
+        return []
+    return [
+        option(node, {0: split} | (_parameters(split, range(1, 3)) if split.axis == 1 else {}), split)
+        for split in splits(node, shape, (0, 1))
+    ]
+
+
+@rule("GroupNormalization")
+def group_normalization(node: NodeView) -> list[Option]:
+    """The batch axis; or the channels where each rank gets whole groups."""
+    shape = node.shapes[0]
+    groups = int(node.attributes.get("num_groups", 0))
+    if shape is None or len(shape) < 3 or groups < 1:
+        return []
+    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
+    for blocks in node.blocks(dim(shape, 1)):
+        if groups % (node.world * blocks) == 0:
+            split = Split(1, blocks)
+            options.append(
+                option(
+                    node,
+                    {0: split} | _parameters(split, range(1, 3)),
+                    split,
+                    lambda e, values: e.copy(values, num_groups=groups // e.world),
+                )
+            )
+    return options
+
+
+@rule("LpNormalization")
+def lp_normalization(node: NodeView) -> list[Option]:
+    """All axes but the normalized one."""
+    shape = node.shapes[0]
+    axis = None if shape is None else axis_attribute(node, -1, len(shape))
+    if shape is None or axis is None:
+        return []
+    return [option(node, {0: split}, split) for split in splits(node, shape) if split.axis != axis]
+
+
+@rule("MeanVarianceNormalization")
+def mean_variance_normalization(node: NodeView) -> list[Option]:
+    """All axes but the normalized ones."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    axes = {int(axis) % len(shape) for axis in node.attributes.get("axes", (0, 2, 3))} if shape else set()
+    return [option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in axes]
+
+
+@rule("LRN")
+def local_response_normalization(node: NodeView) -> list[Option]:
+    """Sums over neighbouring channels: all axes but the channels."""
+    return [option(node, {0: split}, split) for split in splits(node, node.shapes[0]) if split.axis != 1]

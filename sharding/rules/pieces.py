@@ -1,0 +1,167 @@
+"""Concat, Split and Slice: joining and cutting along an axis.
+
+Pieces of an axis whose lengths are multiples of one unit are blocks of it: where each rank holds its part of
+every block, it can join or cut its parts by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sharding.placement import Placement, Split
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Values,
+    axes_parameter,
+    axis_attribute,
+    dim,
+    int64,
+    list_parameter,
+    option,
+    partial_option,
+    shape_of,
+    splits,
+)
+
+MAX_BLOCKS = 64
+"""Blocks of an axis that pieces of unequal length are made of, at most."""
+
+
+def _units(node: NodeView, lengths: list[int]) -> list[int] | None:
+    """Each piece's number of blocks, the blocks as long as they can be; None if a block does not divide."""
+    unit = math.gcd(*lengths)
+    if not lengths or not node.divisible(unit) or sum(lengths) // unit > MAX_BLOCKS:
+        return None
+    return [length // unit for length in lengths]
+
+
+@rule("Concat")
+def concat(node: NodeView) -> list[Option]:
+    """Another axis in all inputs, or the joined axis as blocks."""
+    shapes = list(node.shapes)
+    first = next((shape for shape in shapes if shape is not None), None)
+    if first is None or any(shape is not None and len(shape) != len(first) for shape in shapes):
+        return []
+    axis = axis_attribute(node, 1, len(first))
+    if axis is None:
+        return []
+    options = []
+    for other in range(len(first)):
+        if other == axis:
+            continue
+        # The lengths agree, so one that is known is that of all.
+        length = next((n for shape in shapes if isinstance(n := dim(shape, other), int)), None)
+        for blocks in node.blocks(length):
+            if all(shape is not None for shape in shapes):
+                split = Split(other, blocks)
+                options.append(option(node, dict.fromkeys(range(len(shapes)), split), split))
+    lengths = [dim(shape, axis) for shape in shapes]
+    pieces = [length for length in lengths if isinstance(length, int) and length > 0]
+    units = _units(node, pieces) if len(pieces) == len(lengths) else None
+    if units is not None:
+        parts: dict[int, Placement] = {i: Split(axis, unit) for i, unit in enumerate(units)}
+        options.append(option(node, parts, Split(axis, sum(units))))
+    return options + partial_option(node, range(len(shapes)))
+
+
+@rule("Split")
+def split(node: NodeView) -> list[Option]:
+    """Another axis, or the cut axis as blocks: each rank cuts its part of it."""
+    shape = node.shapes[0]
+    axis = None if shape is None else axis_attribute(node, 0, len(shape))
+    if shape is None or axis is None:
+        return []
+    options = [option(node, {0: part}, part) for part in splits(node, shape) if part.axis != axis]
+    sizes = _sizes(node, shape[axis], axis)
+    units = None if sizes is None or 0 in sizes else _units(node, sizes)
+    if sizes is not None and units is not None:
+        outputs = [Split(axis, unit) for unit in units]
+        emit = partial(_emit_split, node.version, axis, sizes)
+        options.append(option(node, {0: Split(axis, sum(units))}, outputs, emit))
+    return options + partial_option(node)
+
+
+def _sizes(node: NodeView, length: object, axis: int) -> list[int] | None:
+    """The lengths of the pieces, None where they are not known."""
+    count = len(node.output_shapes)
+    sizes = list_parameter(node, "split", 1)
+    if not isinstance(length, int) or sizes is None:
+        return None
+    if not sizes:
+        size = math.ceil(length / count)
+        sizes = [size] * (count - 1) + [length - size * (count - 1)]
+    return sizes if len(sizes) == count and sum(sizes) == length else None
+
+
+def _emit_split(version: int, axis: int, sizes: list[int], e: Emitter, values: Values) -> list[Any]:
+    local = [size // e.world for size in sizes]
+    if version < 13:
+        return e.copy(values, split=local)
+    return e.op("Split", [values[0], int64(e, local)], outputs=len(sizes), axis=axis)
+
+
+@rule("Slice")
+def slice_(node: NodeView) -> list[Option]:
+    """An axis that is kept whole, or pieces of an axis that are blocks of it."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    rank = len(shape)
+    starts, ends = list_parameter(node, "starts", 1), list_parameter(node, "ends", 2)
+    axes = axes_parameter(node, 3, rank)
+    steps = list_parameter(node, "steps", 4)
+    if axes is None:
+        return []
+    if not axes:
+        count = len(starts) if starts is not None else dim(shape_of(node, 1), 0)
+        if not isinstance(count, int) or count > rank:
+            return []
+        axes = list(range(count))
+    cut = set(axes)
+    options = []
+    if (
+        starts is not None
+        and ends is not None
+        and steps is not None
+        and len(starts) == len(ends) == len(axes)
+    ):
+        for position, axis in enumerate(axes):
+            length = shape[axis]
+            if (steps and steps[position] != 1) or not isinstance(length, int):
+                continue
+            start, end, _ = slice(starts[position], ends[position]).indices(length)
+            if (start, end) == (0, length):
+                cut.discard(axis)
+            elif 0 <= start < end and (
+                found := _block_slice(node, position, (axis, start, end), starts, ends)
+            ):
+                options.append(found)
+    options += [option(node, {0: part}, part) for part in splits(node, shape) if part.axis not in cut]
+    return options + partial_option(node)
+
+
+def _block_slice(
+    node: NodeView, position: int, piece: tuple[int, int, int], starts: list[int], ends: list[int]
+) -> Option | None:
+    axis, start, end = piece
+    length = dim(node.shapes[0], axis)
+    assert isinstance(length, int)
+    units = _units(node, [size for size in (start, end - start, length - end) if size])
+    if units is None:
+        return None
+    unit = length // sum(units)
+    local_starts, local_ends = list(starts), list(ends)
+    local_starts[position], local_ends[position] = start // node.world, end // node.world
+
+    def emit(e: Emitter, values: Values) -> list[Any]:
+        if node.version < 10:
+            return e.copy(values, starts=local_starts, ends=local_ends)
+        kind = node.dtypes[1] or np.dtype(np.int64)
+        bounds = [e.constant(np.asarray(bound, dtype=kind)) for bound in (local_starts, local_ends)]
+        return e.copy([values[0], *bounds, *values[3:]])
+
+    return option(node, {0: Split(axis, sum(units))}, Split(axis, (end - start) // unit), emit)

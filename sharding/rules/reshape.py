@@ -1,0 +1,166 @@
+"""Reshape and Flatten: a split axis followed into the axes it becomes part of.
+
+Numbering the elements in row-major order, ``Split(axis, blocks)`` of a shape says: the rank is one digit of the
+element's number, with ``outer = lengths before the axis * blocks`` values above that digit and ``inner`` below
+it. A reshape keeps every element's number, so it maps the split of an input axis to the output axis and blocks
+with the same ``outer`` (or the same ``inner``: enough where a symbolic length is on one side).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from sharding.placement import Split
+from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Shape,
+    Values,
+    constant,
+    dim,
+    int64,
+    option,
+    partial_option,
+    shape_like,
+    with_lengths,
+)
+
+MAX_BLOCKS = 16
+"""A reshape that would cut an axis into more blocks is possible, but nothing around it wants that."""
+
+Product = tuple[int, tuple[str, ...]]
+"""A product of lengths: the known ones multiplied, the symbols sorted."""
+
+
+def _product(lengths: Iterable[Dim]) -> Product | None:
+    number, symbols = 1, []
+    for length in lengths:
+        if length is None or length == 0:
+            return None
+        if isinstance(length, int):
+            number *= length
+        else:
+            symbols.append(length)
+    return number, tuple(sorted(symbols))
+
+
+def _quotient(a: Product | None, b: Product | None) -> int | None:
+    """a / b where it is surely a whole number, else None."""
+    if a is None or b is None or a[1] != b[1] or a[0] % b[0]:
+        return None
+    return a[0] // b[0]
+
+
+def follow(node: NodeView, split: Split, source: Shape, target: Shape) -> Split | None:
+    """Where a split of ``source`` lies in ``target``, a shape with the same elements in the same order."""
+    length = source[split.axis]
+    assert isinstance(length, int)  # the caller's splits are of known lengths
+    world = node.world
+    outer = _product([*source[: split.axis], split.blocks])
+    inner = _product([*source[split.axis + 1 :], length // (world * split.blocks)])
+    for axis, own in enumerate(target):
+        if not isinstance(own, int):
+            continue
+        blocks = _quotient(outer, _product(target[:axis]))
+        if blocks is None:
+            whole, below = _product(target[axis:]), inner and (inner[0] * world, inner[1])
+            blocks = _quotient(whole, below)
+        if blocks and node.divisible(own, blocks):
+            return Split(axis, blocks)
+    return None
+
+
+def _pairs(node: NodeView, source: Shape, target: Shape) -> list[tuple[Split, Split]]:
+    """(input split, output split) of the plain splits and the graph's blocks, seen from either side."""
+    pairs: dict[tuple[Split, Split], None] = {}
+    for backward, (near, far) in enumerate(((source, target), (target, source))):
+        for axis, length in enumerate(near):
+            for blocks in node.blocks(length):
+                found = follow(node, Split(axis, blocks), near, far)
+                if found is None:
+                    continue
+                if found.blocks <= MAX_BLOCKS or found.blocks in node.blocks(dim(far, found.axis)):
+                    pair = (Split(axis, blocks), found)
+                    pairs[pair[::-1] if backward else pair] = None
+    return list(pairs)
+
+
+@rule("Flatten")
+def flatten(node: NodeView) -> list[Option]:
+    """All axes before ``axis`` become one, all others another."""
+    shape = node.shapes[0]
+    axis = int(node.attributes.get("axis", 1))
+    if shape is None or not -len(shape) <= axis <= len(shape):
+        return []
+    axis += len(shape) if axis < 0 else 0
+    target = [_known_product(shape[:axis]), _known_product(shape[axis:])]
+    if None in target and (declared := shape_like(node)) is not None and len(declared) == 2:
+        target = [mine if mine is not None else theirs for mine, theirs in zip(target, declared, strict=True)]
+    options = [option(node, {0: before}, after) for before, after in _pairs(node, shape, target)]
+    return options + partial_option(node)
+
+
+def _known_product(lengths: Shape) -> Dim:
+    return (
+        math.prod(n for n in lengths if isinstance(n, int))
+        if all(isinstance(n, int) for n in lengths)
+        else None
+    )
+
+
+def _target(node: NodeView, source: Shape) -> list[Dim] | None:
+    """The output shape, from what is declared and from a constant shape input."""
+    declared, value = shape_like(node), constant(node, 1)
+    if value is None:
+        return None if declared is None else list(declared)
+    target: list[Dim] = []
+    for i, entry in enumerate(int(item) for item in value.reshape(-1)):
+        if entry > 0 or (entry == 0 and node.attributes.get("allowzero", 0)):
+            target.append(entry)
+        else:
+            target.append(dim(source, i) if entry == 0 else None)
+    if declared is not None and len(declared) == len(target):
+        target = [theirs if mine is None else mine for mine, theirs in zip(target, declared, strict=True)]
+    if target.count(None) == 1:
+        rest = _quotient(_product(source), _product(length for length in target if length is not None))
+        target = [rest if length is None else length for length in target]
+    return target
+
+
+@rule("Reshape")
+def reshape(node: NodeView) -> list[Option]:
+    """The shape input is given this rank's length on the split axis, whether it is a constant or computed."""
+    source = node.shapes[0]
+    target = None if source is None else _target(node, source)
+    if source is None or target is None or node.version < 5:
+        return []
+    options = []
+    for before, after in _pairs(node, source, target):
+        # A 0 entry copies the input's length, which on the split axis is not the whole one.
+        copied = not node.attributes.get("allowzero", 0) and before.axis < len(target)
+        if copied and constant(node, 1) is None and not isinstance(target[before.axis], int):
+            continue
+        emit = partial(_emit_reshape, node, source, target, (before.axis, after.axis))
+        options.append(option(node, {0: before}, after, emit))
+    return options + partial_option(node)
+
+
+def _emit_reshape(
+    node: NodeView, source: Shape, target: Shape, axes: tuple[int, int], e: Emitter, values: Values
+) -> list[Any]:
+    before, after = axes
+    part = target[after]
+    assert isinstance(part, int)
+    value = constant(node, 1)
+    if value is None:
+        lengths = [length if isinstance(length, int) else None for length in target]
+        lengths[after] = part // e.world
+        return e.copy([values[0], with_lengths(e, values[1], lengths)])
+    entries = [int(item) for item in value.reshape(-1)]
+    whole = dim(source, before)
+    if before < len(entries) and entries[before] == 0 and isinstance(whole, int):
+        entries[before] = whole
+    entries[after] = part // e.world
+    return e.copy([values[0], int64(e, entries)])
