@@ -63,3 +63,80 @@ def _append_axis(version: int, e: Emitter, value: Any) -> Any:
     if version < 13:
         return e.op("Unsqueeze", [value], axes=[-1])[0]
     return e.op("Unsqueeze", [value, int64(e, [-1])])[0]
+
+
+@rule("GatherElements")
+def gather_elements(node: NodeView) -> list[Option]:
+    """Indices split along ``axis`` (the data whole), or both on another axis where they are equally long."""
+    data, indices = node.shapes[0], node.shapes[1]
+    if data is None or indices is None or len(data) != len(indices):
+        return []
+    axis = axis_attribute(node, 0, len(data))
+    options = []
+    for split in splits(node, indices):
+        if split.axis == axis:
+            options.append(option(node, {1: split}, split))
+        elif data[split.axis] == indices[split.axis]:
+            options.append(option(node, {0: split, 1: split}, split))
+    return options + partial_option(node)
+
+
+@rule("GatherND")
+def gather_nd(node: NodeView) -> list[Option]:
+    """Indices [batch..., ..., depth]: axes but the last, batch axes in both, data axes not indexed."""
+    data, indices = node.shapes[0], node.shapes[1]
+    batch = int(node.attributes.get("batch_dims", 0))
+    if data is None or indices is None or not indices:
+        return []
+    options = []
+    for split in splits(node, indices, range(len(indices) - 1)):
+        if split.axis >= batch:
+            options.append(option(node, {1: split}, split))
+        elif data[split.axis] == indices[split.axis]:
+            options.append(option(node, {0: split, 1: split}, split))
+    depth = indices[-1]
+    if isinstance(depth, int):
+        for split in splits(node, data, range(batch + depth, len(data))):
+            out_axis = len(indices) - 1 + split.axis - batch - depth
+            options.append(option(node, {0: split}, Split(out_axis, split.blocks)))
+    return options + partial_option(node)
+
+
+@rule("ScatterElements")
+def scatter_elements(node: NodeView) -> list[Option]:
+    """Data, indices and updates split on another axis where all three are equally long."""
+    data, indices = node.shapes[0], node.shapes[1]
+    if data is None or indices is None or len(data) != len(indices):
+        return []
+    axis = axis_attribute(node, 0, len(data))
+    return [
+        option(node, dict.fromkeys(range(3), split), split)
+        for split in splits(node, data)
+        if split.axis != axis and data[split.axis] == indices[split.axis]
+    ]
+
+
+@rule("ScatterND")
+def scatter_nd(node: NodeView) -> list[Option]:
+    """Data axes that are not indexed, together with the updates' axes they are written from."""
+    data, indices = node.shapes[0], node.shapes[1]
+    depth = indices[-1] if indices else None
+    if data is None or indices is None or not isinstance(depth, int):
+        return []
+    return [
+        option(node, {0: split, 2: Split(len(indices) - 1 + split.axis - depth, split.blocks)}, split)
+        for split in splits(node, data, range(depth, len(data)))
+    ]
+
+
+@rule("OneHot")
+def one_hot(node: NodeView) -> list[Option]:
+    """A new axis at ``axis``; those of the indices may be split."""
+    indices = node.shapes[0]
+    axis = None if indices is None else axis_attribute(node, -1, len(indices) + 1)
+    if indices is None or axis is None:
+        return []
+    return [
+        option(node, {0: split}, Split(split.axis + (split.axis >= axis), split.blocks))
+        for split in splits(node, indices)
+    ]

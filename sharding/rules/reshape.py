@@ -1,9 +1,9 @@
 """Reshape and Flatten: a split axis followed into the axes it becomes part of.
 
-Numbering the elements in row-major order, ``Split(axis, blocks)`` of a shape says: the rank is one digit of the
-element's number, with ``outer = lengths before the axis * blocks`` values above that digit and ``inner`` below
-it. A reshape keeps every element's number, so it maps the split of an input axis to the output axis and blocks
-with the same ``outer`` (or the same ``inner``: enough where a symbolic length is on one side).
+Numbering the elements in row-major order, ``Split(axis, blocks)`` of a shape says: the rank is one digit of
+the element's number, with ``outer = lengths before the axis * blocks`` values above that digit and ``inner``
+below it. A reshape keeps every element's number, so it maps the split of an input axis to the output axis and
+blocks with the same ``outer`` (or the same ``inner``: enough where a symbolic length is on one side).
 """
 
 from __future__ import annotations
@@ -142,13 +142,13 @@ def reshape(node: NodeView) -> list[Option]:
         copied = not node.attributes.get("allowzero", 0) and before.axis < len(target)
         if copied and constant(node, 1) is None and not isinstance(target[before.axis], int):
             continue
-        emit = partial(_emit_reshape, node, source, target, (before.axis, after.axis))
+        emit = partial(_emit_reshape, node, target, (before.axis, after.axis))
         options.append(option(node, {0: before}, after, emit))
     return options + partial_option(node)
 
 
 def _emit_reshape(
-    node: NodeView, source: Shape, target: Shape, axes: tuple[int, int], e: Emitter, values: Values
+    node: NodeView, target: Shape, axes: tuple[int, int], e: Emitter, values: Values
 ) -> list[Any]:
     before, after = axes
     part = target[after]
@@ -159,7 +159,7 @@ def _emit_reshape(
         lengths[after] = part // e.world
         return e.copy([values[0], with_lengths(e, values[1], lengths)])
     entries = [int(item) for item in value.reshape(-1)]
-    whole = dim(source, before)
+    whole = dim(node.shapes[0], before)
     if before < len(entries) and entries[before] == 0 and isinstance(whole, int):
         entries[before] = whole
     entries[after] = part // e.world
