@@ -1,8 +1,8 @@
 """Builds the model zoo of `tests.models`: `python -m tests.model_builders NAME FILE.onnx`.
 
-Its own program because torch and transformers take seconds and hundreds of megabytes, which the tests should not
-carry. Random models have a fixed seed, and every bias and normalisation weight is random too: a bias added twice
-must show in the output.
+Its own program because torch and transformers take seconds and hundreds of megabytes, which the tests should
+not carry. Random models have a fixed seed, and every bias and normalisation weight is random too: a bias
+added twice must show in the output.
 """
 
 import itertools
@@ -142,7 +142,7 @@ def _residual(body: Any, shortcut: Any, *, relu: bool) -> Any:
 
 
 def _settle(net: Any, generator: Any, shape: tuple[int, ...]) -> None:
-    """Give the BatchNorms random weights and the statistics of random images: values then stay near one everywhere."""
+    """Give the BatchNorms random weights and the statistics of random images: values then stay near one."""
     import torch
 
     _randomise(net, generator)

@@ -1,6 +1,6 @@
 """The sentence encoder as one ONNX file: BERT layers, mean pooling over the real tokens, unit vectors.
 
-A program of its own (`python -m examples.minilm.export FILE.onnx`): torch and transformers are loaded only here.
+A program of its own (`python -m examples.minilm.export FILE.onnx`): torch and transformers load only here.
 """
 
 import sys

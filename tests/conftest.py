@@ -1,0 +1,37 @@
+"""What every test starts from: no rank's environment inherited, caches of its own, and the zoo of models at hand."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import models
+
+# Set by a launcher, a scheduler or a user's shell, and read by ranks: a test run inside a job must not join it.
+_RANK_PREFIXES = ("SHARDRUN_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
+_RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} | {
+    "RANK_ID",
+    "DEVICE_ID",
+    "RANK_SIZE",
+    "RANK_TABLE_FILE",
+}
+_KEPT = {"SHARDRUN_TEST_CACHE"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    saved = dict(os.environ)
+    for name in saved:
+        if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
+            del os.environ[name]
+    os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture(scope="session")
+def zoo() -> Path:
+    """The folder where built models are kept; `tests.models.get(NAME)` builds and finds them."""
+    return models.cache_folder()
