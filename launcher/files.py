@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,11 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], None], wh
     temporary: str | None = None
     try:
         if target.exists() and not target.is_file():
-            with target.open("wb") as file:
-                _fill(file, content)
+            # Devices and pipes cannot seek, as writers of archives want to.
+            with tempfile.TemporaryFile() as whole, target.open("wb") as file:
+                _fill(whole, content)
+                whole.seek(0)
+                shutil.copyfileobj(whole, file)
             return
         # A link is followed: its target is replaced, the link stays.
         target = target.resolve()

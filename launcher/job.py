@@ -1,0 +1,76 @@
+"""What a job is to do: the options of ``shardrun run``, from flags and from a job file (flags win)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError
+
+LAUNCHERS = ("auto", "local", "mpirun", "external")
+COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
+MAX_RANKS = 4096
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Job:
+    """The options of one job; None where an option is not given. ``inputs`` are texts as of ``--input``."""
+
+    model: Path | None = None
+    ranks: int | None = None
+    rank_table: Path | None = None
+    launcher: str = "auto"
+    collectives: str = "auto"
+    threads: int | None = None
+    timeout: float = 300.0
+    allow_replicated: bool = False
+    inputs: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    seed: int | None = None
+    output: Path | None = None
+    repeat: int = 1
+    verify: bool = False
+    against: Path | None = None
+
+    def check(self) -> Job:
+        """The same job, if its options do not contradict each other; else raises `ConfigError`."""
+        if self.model is None:
+            raise ConfigError("no model: expected MODEL.onnx or a slice folder, or `model:` in a job file")
+        if not self.model.exists():
+            raise ConfigError(f"{self.model}: no such file or folder; expected a model or a slice folder")
+        if self.ranks is not None and self.rank_table is not None:
+            raise ConfigError(
+                "--ranks and --rank-table exclude each other: the table says how many ranks there are"
+            )
+        if self.launcher == "external" and self.rank_table is not None:
+            raise ConfigError(
+                "--launcher external excludes --rank-table: whoever starts the ranks places them"
+            )
+        for path, what in ((self.rank_table, "rank table"), (self.against, "model")):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{path}: no such file; expected a {what}")
+        if self.output is not None and not self.output.absolute().parent.is_dir():
+            raise ConfigError(
+                f"--output {self.output}: the folder {self.output.absolute().parent} does not exist"
+            )
+        return self
+
+
+NAMES = tuple(f.name for f in fields(Job))
+
+
+def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
+    """The job of these flags (those that were given) and of the job file, where flags win."""
+    job = Job()
+    if config is not None:
+        from launcher.job_file import read_job_file
+
+        job = replace(job, **read_job_file(config))
+        if "rank_table" in flags:
+            job = replace(job, ranks=None)
+        elif "ranks" in flags:
+            job = replace(job, rank_table=None)
+    return replace(job, **{name: value for name, value in flags.items() if name in NAMES}).check()

@@ -1,0 +1,111 @@
+"""Job files: the options of ``shardrun run`` in YAML or JSON, checked by a pydantic model.
+
+Relative paths in a job file are relative to the file's own folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from launcher.documents import quote, read_document
+from launcher.errors import ConfigError
+from launcher.inputs import MAX_DIM
+from launcher.job import MAX_RANKS, MAX_THREADS
+
+Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class JobFile(BaseModel):
+    """A job file's keys. Types are strict: "2" is no number and 1 no truth value."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    model: Text | None = None
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
+    rank_table: Text | None = None
+    launcher: Literal["auto", "local", "mpirun", "external"] | None = None
+    collectives: Literal["auto", "shm", "mpi", "nccl", "gloo", "hccl"] | None = None
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    allow_replicated: bool | None = None
+    inputs: list[Text] | dict[Text, Text] | None = None
+    dims: dict[Text, Annotated[int, Field(ge=0, le=MAX_DIM)]] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    output: Text | None = None
+    repeat: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    verify: bool | None = None
+    against: Text | None = None
+
+
+EXPECTED = {
+    "model": "the path of a model or a slice folder",
+    "ranks": f"a whole number from 1 to {MAX_RANKS}",
+    "rank_table": "the path of a rank table",
+    "launcher": "one of auto, local, mpirun, external",
+    "collectives": "one of auto, shm, mpi, nccl, gloo, hccl",
+    "threads": f"a whole number from 1 to {MAX_THREADS}",
+    "timeout": "a number of seconds above 0, at most 1000000",
+    "allow_replicated": "true or false",
+    "inputs": "a list of FILE.npz or NAME=FILE, or a mapping of input names to files",
+    "dims": f"a mapping of dimension names to lengths from 0 to {MAX_DIM}",
+    "seed": "a whole number from 0 up",
+    "output": "the path of an .npz file",
+    "repeat": "a whole number from 1 up",
+    "verify": "true or false",
+    "against": "the path of a model",
+}
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """The options in a job file, as `launcher.job.Job` names and types them; raises `ConfigError`."""
+    data, _ = read_document(path, "job file")
+    if data is None:
+        raise ConfigError(f"{path}: expected a mapping of options, found an empty file")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of options, found {quote(data)}")
+    for key in data:
+        if key not in EXPECTED:
+            close = difflib.get_close_matches(key.lower().replace("-", "_"), EXPECTED, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(EXPECTED)}"
+            raise ConfigError(f"{path}: unknown key {quote(key)}; {hint}")
+    try:
+        job = JobFile.model_validate(data)
+    except ValidationError as problem:
+        raise ConfigError(f"{path}: {_explain(problem, data)}") from None
+    found = {name: value for name, value in job.model_dump().items() if value is not None}
+    return _with_paths(found, path.absolute().parent)
+
+
+def _explain(problem: ValidationError, data: Any) -> str:
+    """The first problem: the key's path, what was expected, what is there."""
+    where, value = "$", data
+    for step in problem.errors()[0]["loc"]:
+        # pydantic also names the branch of a union; only steps that lead into the file's data count.
+        if isinstance(value, dict) and step in value:
+            where, value = f"{where}.{step}", value[step]
+        elif isinstance(value, list) and isinstance(step, int) and 0 <= step < len(value):
+            where, value = f"{where}[{step}]", value[step]
+    key = str(problem.errors()[0]["loc"][0])
+    return f"{where}: expected {EXPECTED[key]}, found {quote(value)}"
+
+
+def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    for name in ("model", "rank_table", "output", "against"):
+        if name in options:
+            options[name] = folder / options[name]
+    inputs = options.get("inputs")
+    if isinstance(inputs, dict):
+        options["inputs"] = tuple(f"{name}={folder / file}" for name, file in inputs.items())
+    elif inputs is not None:
+        texts = []
+        for text in inputs:
+            name, equals, file = text.rpartition("=")
+            # A whole path may hold an equals sign too.
+            whole = not equals or (folder / text).exists()
+            texts.append(str(folder / text) if whole else f"{name}={folder / file}")
+        options["inputs"] = tuple(texts)
+    return options

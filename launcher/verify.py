@@ -1,0 +1,184 @@
+"""Comparison of a sliced model's outputs with those of the unsliced model in plain ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import ConfigError, VerifyError
+
+TOLERANCES = {
+    "float64": 1e-4,
+    "float32": 1e-4,
+    "float16": 2e-2,
+    "bfloat16": 5e-2,
+}
+"""Largest relative error by element type: max|a-b| / max|b| over one output. Sums over ranks are rounded in
+another order than in one process; float64 outputs may come from float32 arithmetic. Types that are not
+listed (integers, bool) must agree exactly, 8-bit floats to 2e-1."""
+
+_EIGHT_BITS = 2e-1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output: its largest relative error, the tolerance, and what is to be said besides."""
+
+    name: str
+    error: float
+    tolerance: float
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the error is within the tolerance (never for NaN)."""
+        return self.error <= self.tolerance
+
+
+def tolerance_for(dtypes: Iterable[str]) -> float:
+    """The tolerance for an output computed from these element types: that of the coarsest float."""
+    found = [TOLERANCES.get(name, _EIGHT_BITS if name.startswith("float") else 0.0) for name in dtypes]
+    return max(found, default=0.0)
+
+
+def compare(name: str, got: NDArray[Any], want: NDArray[Any], tolerance: float) -> Comparison:
+    """Compares one output with its reference.
+
+    Error: max|got-want| / max|want| over the finite elements. NaN and infinities must stand at the same
+    places with the same sign; one that does not makes the error infinite. Other shape or type: infinite.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        note = f"expected {want.dtype} {list(want.shape)}, found {got.dtype} {list(got.shape)}"
+        return Comparison(name, float("inf"), tolerance, note)
+    if got.dtype.kind in "biuSUO":
+        wrong = int(np.count_nonzero(got != want))
+        return Comparison(
+            name, float("inf") if wrong else 0.0, 0.0, f"{wrong} elements differ" if wrong else ""
+        )
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), want.astype(wide)
+    finite = np.isfinite(b)
+    special = int(b.size - np.count_nonzero(finite))
+    same = np.isfinite(a) == finite
+    # Where neither is finite: equal infinities, or NaN in both.
+    same &= finite | (a == b) | (np.isnan(a) & np.isnan(b))
+    if wrong := int(b.size - np.count_nonzero(same)):
+        return Comparison(
+            name, float("inf"), tolerance, f"{wrong} elements are NaN or infinite in one of the two only"
+        )
+    note = f"{special} of {b.size} elements are NaN or infinite in both" if special else ""
+    if special:
+        a, b = a[finite], b[finite]
+    largest = float(np.max(np.abs(a - b), initial=0.0))
+    scale = float(np.max(np.abs(b), initial=0.0))
+    if largest == 0:
+        return Comparison(name, 0.0, tolerance, note)
+    return Comparison(name, largest / scale if scale else float("inf"), tolerance, note)
+
+
+def compare_outputs(
+    got: Mapping[str, NDArray[Any]], want: Mapping[str, NDArray[Any]], weight_dtypes: Iterable[str] = ()
+) -> list[Comparison]:
+    """Compares every output; ``weight_dtypes`` are the element types of the model's weights."""
+    floats = [dtype for dtype in weight_dtypes if dtype in TOLERANCES]
+    results = []
+    for name, reference in want.items():
+        if name not in got:
+            results.append(Comparison(name, float("inf"), 0.0, "this output is missing"))
+            continue
+        kind = reference.dtype.name
+        is_float = kind.startswith(("float", "bfloat"))
+        results.append(
+            compare(name, got[name], reference, tolerance_for([kind, *floats] if is_float else [kind]))
+        )
+    return results
+
+
+def check(comparisons: Sequence[Comparison], model: Path) -> None:
+    """Raises `VerifyError` with every output that is beyond its tolerance."""
+    bad = [c for c in comparisons if not c.good]
+    if bad:
+        parts = "; ".join(
+            f"{c.name}: relative error {c.error:.3g}, tolerance {c.tolerance:g}"
+            + (f" ({c.note})" if c.note else "")
+            for c in bad
+        )
+        raise VerifyError(
+            f"the sliced model's result differs from that of {model} in plain ONNX Runtime: {parts}"
+        )
+
+
+def run_reference(
+    model: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """The outputs of the unsliced model in ONNX Runtime on the CPU; raises `ConfigError` if it cannot run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        inputs = {i.name for i in session.get_inputs()}
+        arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
+    # ONNX Runtime's errors derive from Exception alone.
+    except Exception as problem:
+        reason = " ".join(str(problem).split())
+        raise ConfigError(f"--verify: plain ONNX Runtime cannot run {model}: {reason[:500]}") from None
+    return dict(zip(names, arrays, strict=True))
+
+
+def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    # OrtValues rather than arrays: Python's plain `run` knows no bfloat16.
+    values = {name: _to_value(array) for name, array in feeds.items()}
+    return [_to_numpy(value) for value in session.run_with_ort_values(names, values)]
+
+
+def _to_value(array: NDArray[Any]) -> Any:
+    import onnxruntime
+
+    if array.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    import onnx
+
+    number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    raw = array.view(f"u{array.dtype.itemsize}")
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, number)
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    import ctypes
+
+    import onnx
+
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type()))
+    if dtype.isbuiltin == 1 or dtype.hasobject:
+        return value.numpy()
+    buffer = (ctypes.c_uint8 * value.tensor_size_in_bytes()).from_address(value.data_ptr())
+    return np.frombuffer(buffer, dtype).reshape(value.shape()).copy()
+
+
+def find_source(folder: Path, source_file: str, size: int, sha256: str, against: Path | None) -> Path:
+    """The unsliced model that a slice folder was made from: ``against``, else a file of the manifest's name,
+    size and hash in the folder or the one above it; raises `ConfigError`."""
+    from sharding.manifest import sha256_of
+
+    if against is not None:
+        return against
+    for place in (folder / source_file, folder.absolute().parent / source_file):
+        try:
+            if place.is_file() and place.stat().st_size == size and sha256_of(place) == sha256:
+                return place
+        except OSError:
+            continue
+    raise ConfigError(
+        f"--verify: the unsliced model {source_file} of {folder} is neither in that folder nor beside it; "
+        "give it with --against MODEL.onnx"
+    )
