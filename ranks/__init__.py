@@ -1,1 +1,52 @@
-"""What runs inside one rank: identity, the public inference API, sessions, collectives."""
+"""What runs inside one rank: identity, the public inference API, sessions, collectives.
+
+`Context`, `Model`, `Tensor` and the other names of the inference API are imported when first used, so that a
+process that needs only a part of this package starts without the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ranks.api import (
+        AscendDeviceInfo,
+        Context,
+        CPUDeviceInfo,
+        DataType,
+        DeviceInfo,
+        Format,
+        GPUDeviceInfo,
+        Model,
+        ModelType,
+        Tensor,
+        TensorMeta,
+    )
+
+__all__ = [
+    "AscendDeviceInfo",
+    "CPUDeviceInfo",
+    "Context",
+    "DataType",
+    "DeviceInfo",
+    "Format",
+    "GPUDeviceInfo",
+    "Model",
+    "ModelType",
+    "Tensor",
+    "TensorMeta",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'ranks' has no attribute {name!r}")
+    from ranks import api
+
+    for exported in __all__:
+        globals()[exported] = getattr(api, exported)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,22 @@
 """The inference API, with the names of the mindspore_lite package."""
+
+from __future__ import annotations
+
+from ranks.api.context import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
+from ranks.api.model import Model
+from ranks.api.tensor import Tensor, TensorMeta
+from ranks.api.types import DataType, Format, ModelType
+
+__all__ = [
+    "AscendDeviceInfo",
+    "CPUDeviceInfo",
+    "Context",
+    "DataType",
+    "DeviceInfo",
+    "Format",
+    "GPUDeviceInfo",
+    "Model",
+    "ModelType",
+    "Tensor",
+    "TensorMeta",
+]

@@ -1,0 +1,184 @@
+"""Options of `Model.build_from_file` from a configuration file and from a dictionary.
+
+The file is the INI format of mindspore_lite: ``[section]``, then ``key=value`` a line, ``#`` for comments.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranks.api.check import check_sections
+from ranks.api.errors import runtime_error
+
+Sections = dict[str, dict[str, str]]
+
+LARGEST_FILE = 1 << 20  # bytes; real files have some hundred
+
+# Sections and keys that mindspore_lite knows (its C++ source, src/common/common.h, and its documentation).
+# True: acted on here. False: known, but of no effect on ONNX Runtime. A section without keys takes any.
+KNOWN: Mapping[str, Mapping[str, bool]] = {
+    "ascend_context": {
+        "rank_table_file": True,
+        **dict.fromkeys(
+            (
+                "profiling_config_file",
+                "dump_config_file",
+                "dump_model_name",
+                "profiling_path",
+                "dump_path",
+                "ge_variable_memory_max_size",
+                "ge_graph_memory_max_size",
+                "model_cache_dir",
+                "mixprecision_list_path",
+                "enable_custom_op",
+                "plugin_custom_ops",
+                "op_attrs",
+                "aoe_mode",
+                "provider",
+                "parameter_as_refdata",
+                "model_cache_mode",
+                "variable_weights_list",
+                "variable_weights_file",
+                "max_weight_batch",
+                "input_shape",
+                "dynamic_dims",
+                "precision_mode",
+            ),
+            False,
+        ),
+    },
+    "gpu_context": dict.fromkeys(
+        ("input_shape", "dynamic_dims", "opt_dims", "precision_mode", "dump_ops", "dump_dir"), False
+    ),
+    "ms_cache": {
+        "serialize_path": True,
+        **dict.fromkeys(("cache_model_path", "vocab_size", "device_cache_size"), False),
+    },
+    "model_file": {"mindir_path": False},
+    "weight": {"weight_path": False},
+    "shared_thread_pool": dict.fromkeys(
+        ("enable_shared_thread_pool", "thread_num_limit_per_worker", "thread_num_remaining_per_worker"), False
+    ),
+    "transformer_context": dict.fromkeys(
+        ("encoder_input", "decoder_input", "ffn_fp16", "optimize_transformer"), False
+    ),
+    "lite_inner_group": {"group_id": False},
+    "common_context": {},
+    "execution_plan": {},
+    "acl_option_cfg_param": {},
+    "acl_init_options": {},
+    "acl_build_options": {},
+    "ge_session_options": {},
+    "ge_graph_options": {},
+    "ge_global_options": {},
+    "aoe_global_options": {},
+    "aoe_tuning_options": {},
+}
+
+_PRECISION = re.compile(r"data_?type\s*:\s*(float16|float32)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of a configuration is acted on here."""
+
+    rank_table_file: str = ""
+    engine_cache: str = ""
+
+
+def load(config_path: str, config_dict: object = None) -> Options:
+    """Options from the file at ``config_path`` ("" for none) and from ``config_dict``, which wins.
+
+    Warns about unknown sections and keys, and about known ones that have no effect here. Raises `TypeError`
+    for a dictionary of other types, and a `RuntimeError` for a file that is missing or malformed.
+    """
+    sections = read_file(config_path) if config_path else {}
+    origin = dict.fromkeys(sections, config_path)
+    if config_dict is not None and config_dict != {}:
+        check_sections("config_dict", config_dict)
+        assert isinstance(config_dict, dict)
+        for section, entries in config_dict.items():
+            sections.setdefault(section, {}).update(entries)
+            origin.setdefault(section, "config_dict")
+    _check(sections, origin)
+    table = sections.get("ascend_context", {}).get("rank_table_file", "").strip()
+    given = isinstance(config_dict, dict) and "rank_table_file" in config_dict.get("ascend_context", {})
+    return Options(
+        rank_table_file=table if given else _beside(table, config_path),
+        engine_cache=sections.get("ms_cache", {}).get("serialize_path", "").strip(),
+    )
+
+
+def read_file(config_path: str) -> Sections:
+    """The sections of the file, keys in the case they are written in; raises a `RuntimeError`."""
+    path = Path(config_path)
+    if "\0" in config_path or not path.exists():
+        raise runtime_error(f"build_from_file failed, config_path does not exist! No file {config_path!r}.")
+    try:
+        if not path.is_file():
+            raise _malformed(f"{config_path} is not a file")
+        if path.stat().st_size > LARGEST_FILE:
+            raise _malformed(f"{config_path} has {path.stat().st_size} bytes, the limit is {LARGEST_FILE}")
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise _malformed(f"{config_path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise _malformed(f"{config_path} is not a text file: byte {error.start} is not UTF-8") from error
+    # No interpolation and no default section: a "%" or a section [DEFAULT] means nothing to the original.
+    parser = configparser.RawConfigParser(
+        delimiters=("=",),
+        comment_prefixes=("#", ";"),
+        strict=False,
+        default_section="\n",
+        empty_lines_in_values=False,
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case, as documented
+    try:
+        parser.read_string(text, source=config_path)
+        return {section: dict(parser.items(section)) for section in parser.sections()}
+    except (configparser.Error, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise _malformed(f"{config_path} is not made of [section] and key=value lines: {reason}") from error
+
+
+def _malformed(reason: str) -> Exception:
+    return runtime_error(f"load configuration failed! Error is {reason}.")
+
+
+def _check(sections: Sections, origin: Mapping[str, str]) -> None:
+    idle: list[str] = []
+    for section, entries in sections.items():
+        where = origin[section]
+        known = KNOWN.get(section)
+        if known is None:
+            warnings.warn(f"unknown section [{section}] in {where} is ignored.", stacklevel=4)
+            continue
+        if section == "execution_plan":
+            for key, value in entries.items():
+                if not _PRECISION.fullmatch(value.strip().strip('"')):
+                    raise _malformed(
+                        f"{where}, [execution_plan] {key} must be data_type:float16 or data_type:float32, "
+                        f"but is {value[:80]!r}"
+                    )
+        for key in entries:
+            if known and key not in known:
+                warnings.warn(
+                    f"unknown key {key!r} of section [{section}] in {where} is ignored.", stacklevel=4
+                )
+            elif not known.get(key):
+                idle.append(f"[{section}] {key}")
+    if idle:
+        warnings.warn(f"these options have no effect here: {', '.join(idle)}.", stacklevel=4)
+
+
+def _beside(table: str, config_path: str) -> str:
+    """``table`` as it stands or, where that is no file, beside the configuration file that names it."""
+    if not table or not config_path or "\0" in table or Path(table).exists():
+        return table
+    beside = Path(config_path).parent / table
+    return str(beside) if beside.exists() else table

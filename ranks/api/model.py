@@ -1,0 +1,245 @@
+"""`Model`: one model, or this rank's shard of one, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ranks.api.build import Built, build
+from ranks.api.check import check_elements, check_isinstance, check_sequence
+from ranks.api.context import Context
+from ranks.api.errors import as_runtime_error, runtime_error
+from ranks.api.legacy_tensor import deprecated
+from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, result_tensor
+from ranks.api.types import ModelType, from_numpy
+from ranks.errors import ShardrunError
+
+__all__ = ["Model", "ModelType"]
+
+
+class Model:
+    """A model for inference: build it from a file, give it tensors, get tensors.
+
+    Built from a rank model or a slice folder inside a started rank, it is this rank's part of the group's
+    model, and every rank makes the same calls.
+    """
+
+    def __init__(self) -> None:
+        self.model_path_ = ""
+        self._built: Built | None = None
+        self._shapes: list[tuple[int, ...]] = []
+
+    def __str__(self) -> str:
+        return f"model_path: {self.model_path_}."
+
+    def build_from_file(  # noqa: PLR0917 - the signature is the contract
+        self,
+        model_path: str,
+        model_type: ModelType,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+        dec_num_parallel: int = 0,
+    ) -> None:
+        """Loads a model: an ONNX file, a rank model, or a slice folder.
+
+        The file's content decides its format; ``model_type`` says what the script expects. ``context``
+        defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.api.config` says; the
+        dictionary wins.
+
+        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
+        where the model or the configuration cannot be read, the device cannot be served, or the group does
+        not form. A model that was built before then stays usable.
+        """
+        check_isinstance("model_path", model_path, str)
+        check_isinstance("model_type", model_type, ModelType)
+        context = Context() if context is None else context
+        check_isinstance("context", context, Context)
+        check_isinstance("config_path", config_path, str)
+        if "\0" in model_path or not Path(model_path).exists():
+            raise runtime_error(
+                f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}."
+            )
+        if dec_key:
+            check_isinstance("dec_key", dec_key, bytes)
+            check_isinstance("dec_mode", dec_mode, str)
+            check_isinstance("dec_num_parallel", dec_num_parallel, int)
+            if dec_mode == "":
+                raise ValueError("dec_mode must not be empty string!")
+            raise runtime_error(
+                "build_from_file failed! Error is dec_key was given, but encrypted models cannot be read "
+                "here: decrypt the file first."
+            )
+        built = build(model_path, model_type, context, config_path, config_dict)
+        previous, self._built, self.model_path_ = self._built, built, model_path
+        self._shapes = [built.open_shape(index) for index in range(len(built.inputs))]
+        if previous is not None:
+            previous.close()
+
+    def get_inputs(self) -> list[Tensor]:
+        """New tensors for the inputs, in order, with their names, types and present shapes (-1: open)."""
+        if self._built is None:
+            return []
+        return [
+            input_tensor(spec.name, from_numpy(spec.dtype), shape, declared)
+            for spec, shape, declared in zip(
+                self._built.inputs, self._shapes, self._built.declared, strict=True
+            )
+        ]
+
+    def get_outputs(self) -> list[TensorMeta]:
+        """What the model's outputs are, in order (-1: known after a prediction only).
+
+        The list may be given to `predict` as its ``outputs``.
+        """
+        if self._built is None:
+            return []
+        return [
+            OutputTensor(spec.name, from_numpy(spec.dtype), tuple(_length(dim) for dim in spec.shape))
+            for spec in self._built.outputs
+        ]
+
+    def predict(
+        self, inputs: Sequence[Tensor | np.ndarray[Any, Any]], outputs: Sequence[TensorMeta] | None = None
+    ) -> list[Tensor]:
+        """Runs the model on ``inputs`` (tensors or arrays, in order) and returns its outputs.
+
+        The outputs are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs`
+        or with arrays of the caller's own, are filled and returned instead of new tensors.
+
+        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
+        where the model was not built, an input does not fit, or inference fails.
+        """
+        if type(inputs) is not list:
+            check_sequence("inputs", inputs)
+        built = self._built
+        if built is None:
+            raise runtime_error(
+                "predict failed! Error is the model is not built: call build_from_file first."
+            )
+        names = built.input_names
+        if len(inputs) != len(names):
+            raise runtime_error(f"model input len:{len(names)} not equal input len:{len(inputs)}!")
+        feeds = {}
+        for index, given in enumerate(inputs):
+            if isinstance(given, Tensor):
+                array = given._array
+                feeds[names[index]] = self._zeros(index, given) if array is None else array
+            elif isinstance(given, np.ndarray):
+                feeds[names[index]] = given
+            else:
+                raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
+        if outputs is not None:
+            _check_outputs(outputs, len(built.outputs))
+        try:
+            results = built.run(feeds)
+        except ShardrunError as error:
+            raise as_runtime_error("predict failed!", error) from error
+        if outputs is None:
+            return [
+                result_tensor(*named, array)
+                for named, array in zip(built.named_outputs, results, strict=True)
+            ]
+        filled: list[Tensor] = []
+        for output, array in zip(outputs, results, strict=True):
+            assert isinstance(output, Tensor)
+            fill(output, array)
+            filled.append(output)
+        return filled
+
+    def _zeros(self, index: int, tensor: Tensor) -> np.ndarray[Any, Any]:
+        if min(tensor.shape, default=0) < 0:
+            raise runtime_error(
+                f"predict failed! Error is input {tensor.name!r} has no data and its shape {tensor.shape} "
+                "is open: set data, or call resize."
+            )
+        return tensor.get_data_to_numpy()
+
+    def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
+        """Gives the inputs new shapes: ``dims`` has one for each of the model's inputs, in order.
+
+        Also dimensions that the file fixes may change, as long as the graph does not need them fixed: the
+        model is then loaded again. On a rank, all ranks make the same call.
+
+        Raises `TypeError` for arguments of another type, `ValueError` where their numbers differ, and a
+        `RuntimeError` where the model cannot take these shapes; it then stays as it was.
+        """
+        check_sequence("inputs", inputs, " of Lite Tensor")
+        check_sequence("dims", dims, " of shape")
+        check_elements("inputs", inputs, Tensor)
+        _check_dims(dims)
+        if len(inputs) != len(dims):
+            raise ValueError(
+                f"inputs' size does not match dims' size, but got "
+                f"inputs: {len(inputs)} and dims: {len(dims)}."
+            )
+        built = self._built
+        if built is None:
+            raise runtime_error("resize failed! Error is the model is not built: call build_from_file first.")
+        shapes = [tuple(int(length) for length in shape) for shape in dims]
+        try:
+            resized = built.resized(shapes)
+        except ShardrunError as error:
+            raise as_runtime_error("resize failed!", error) from error
+        if resized is not built:
+            self._built = resized
+            built.close()
+        self._shapes = shapes
+        for tensor, shape, declared in zip(inputs, shapes, resized.declared, strict=True):
+            tensor._declared = declared
+            tensor.shape = shape
+
+    def get_model_info(self, key: str) -> str:
+        """Text about the model: "input_shape" as ``name:1,3,-1;...`` (-1: open), "user_info" the ONNX file's
+        metadata as JSON; "" for any other key and before the model is built."""
+        check_isinstance("key", key, str)
+        return "" if self._built is None else self._built.info(key)
+
+    def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
+        """Deprecated: pick from `get_inputs`."""
+        deprecated("get_input_by_tensor_name()", "get_inputs()")
+        check_isinstance("tensor_name", tensor_name, str)
+        for tensor in self.get_inputs():
+            if tensor.name == tensor_name:
+                return tensor
+        raise runtime_error(f"get_input_by_tensor_name failed! The model has no input {tensor_name!r}.")
+
+    def get_output_by_tensor_name(self, tensor_name: str) -> TensorMeta:
+        """Deprecated: pick from `get_outputs`."""
+        deprecated("get_output_by_tensor_name()", "get_outputs()")
+        check_isinstance("tensor_name", tensor_name, str)
+        for tensor in self.get_outputs():
+            if tensor.name == tensor_name:
+                return tensor
+        raise runtime_error(f"get_output_by_tensor_name failed! The model has no output {tensor_name!r}.")
+
+
+def _length(dim: int | str | None) -> int:
+    return dim if isinstance(dim, int) else -1
+
+
+def _check_outputs(outputs: object, expected: int) -> None:
+    check_sequence("outputs", outputs)
+    assert isinstance(outputs, (list, tuple))
+    check_elements("outputs", outputs, Tensor)
+    if len(outputs) != expected:
+        raise runtime_error(f"model output len:{expected} not equal output len:{len(outputs)}!")
+
+
+def _check_dims(dims: Sequence[object]) -> None:
+    for index, shape in enumerate(dims):
+        if not isinstance(shape, (list, tuple)):
+            raise TypeError(
+                f"dims element must be list or tuple of int, but got {type(shape)} at index {index}."
+            )
+        for position, length in enumerate(shape):
+            if not isinstance(length, int):
+                raise TypeError(
+                    f"dims element's element must be int, but got {type(length)} at {index}th dims element's "
+                    f"{position}th element."
+                )

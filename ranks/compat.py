@@ -1,0 +1,159 @@
+"""Runs scripts written for mindspore_lite: their import resolves to `ranks`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from ranks.errors import ShardrunError
+
+NAME = "mindspore_lite"
+API_VERSION = "2.3.0"
+"""The version of mindspore_lite whose interface `ranks` follows, which scripts see as its `__version__`."""
+
+# The modules of mindspore_lite that scripts import from, and where their names are here.
+SUBMODULES = {
+    f"{NAME}.context": "ranks.api.context",
+    f"{NAME}.model": "ranks.api.model",
+    f"{NAME}.tensor": "ranks.api.tensor",
+}
+
+
+def install(enabled: bool | None = None) -> bool:
+    """Makes ``import mindspore_lite`` resolve to `ranks` in this process; says whether it does.
+
+    ``enabled`` None: unless the environment's SHARDRUN_MINDSPORE_LITE is "real", which leaves the import to
+    a mindspore_lite that is installed. Raises `ShardrunError` for another value of it, and where the real
+    package has been imported already.
+    """
+    if enabled is None:
+        choice = os.environ.get("SHARDRUN_MINDSPORE_LITE", "").strip().lower()
+        if choice not in {"", "ranks", "real"}:
+            raise ShardrunError(f"SHARDRUN_MINDSPORE_LITE must be 'ranks' or 'real', but is {choice[:80]!r}.")
+        enabled = choice != "real"
+    if not enabled:
+        return False
+    present = sys.modules.get(NAME)
+    if present is not None and not isinstance(present, _Stand):
+        raise ShardrunError(
+            f"{NAME} was imported from {present.__file__} before it could resolve to shardrun."
+        )
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    return True
+
+
+def uninstall() -> None:
+    """Undoes `install`."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name in (NAME, *SUBMODULES):
+        if isinstance(sys.modules.get(name), _Stand):
+            del sys.modules[name]
+
+
+class _Stand(ModuleType):
+    """Stands for a module of mindspore_lite; its names are those of a module here."""
+
+    def __init__(self, name: str, stands_for: str) -> None:
+        super().__init__(name, f"{name} as shardrun provides it.")
+        self.stands_for = stands_for
+        if name == NAME:
+            self.__path__: list[str] = []
+            self.__version__ = API_VERSION
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if f"{self.__name__}.{name}" in SUBMODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        module = importlib.import_module(self.stands_for)
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            raise AttributeError(
+                f"module {self.__name__!r} has no attribute {name!r}: shardrun, to which the import "
+                "resolves, does not have this part of mindspore_lite."
+            ) from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *importlib.import_module(self.stands_for).__all__})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != NAME and fullname not in SUBMODULES:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == NAME)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Stand(spec.name, SUBMODULES.get(spec.name, "ranks"))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: names are looked up when used."""
+
+
+def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: str | None = None) -> None:
+    """Runs the Python script at ``path`` as ``python path argv...`` does, with `install` in force.
+
+    ``target`` "cpu" runs scripts that name "gpu" or "ascend" on the CPU, None leaves that to the environment.
+    What the script raises, `SystemExit` included, comes through; `format_error` prints it without the frames
+    of this module. Raises `ShardrunError` where there is no such script.
+    """
+    script = os.fspath(path)
+    _check_script(script)
+    if target is not None:
+        if target != "cpu":
+            raise ShardrunError(
+                f"A script can be redirected to the target 'cpu' only, not to {target[:80]!r}."
+            )
+        os.environ["SHARDRUN_TARGET"] = target
+    install()
+    argv_before, path_before = sys.argv[:], sys.path[:]
+    sys.argv[:] = [script, *argv]
+    if Path(script).is_file():
+        # The first entry is the folder of what started this process; scripts expect their own there.
+        sys.path[:1] = [str(Path(script).resolve().parent)]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv[:], sys.path[:] = argv_before, path_before
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback of what a script raised, from the script's first line on, as Python prints it."""
+    return "".join(traceback.format_exception(type(error), error, _below_this_module(error.__traceback__)))
+
+
+def _below_this_module(frames: TracebackType | None) -> TracebackType | None:
+    """``frames`` after those of `run_script` and what is above it, and of runpy."""
+    below = frames
+    while frames is not None:
+        frames_before, frames = frames, frames.tb_next
+        if frames_before.tb_frame.f_code is run_script.__code__:
+            below = frames
+            while below is not None and below.tb_frame.f_globals.get("__name__") in {
+                "runpy",
+                "importlib._bootstrap",
+            }:
+                below = below.tb_next
+    return below
+
+
+def _check_script(script: str) -> None:
+    if "\0" in script or not Path(script).exists():
+        raise ShardrunError(f"There is no script {script!r}.")
+    if Path(script).is_dir() and not (Path(script) / "__main__.py").is_file():
+        raise ShardrunError(f"{script} is a folder without a __main__.py, so there is no script to run.")
+    if Path(script).is_file() and not os.access(script, os.R_OK):
+        raise ShardrunError(f"The script {script} may not be read by this user.")

@@ -1,0 +1,157 @@
+"""What the mindspore_lite package answers to CASES, as JSON on standard output.
+
+Run with the package itself to make mindspore_lite_answers.json: Python 3.7, numpy and mindspore-lite 2.0.0,
+    python mindspore_lite_answers.py > mindspore_lite_answers.json
+The tests put the same cases to `ranks` and compare.
+"""
+
+import io
+import json
+import sys
+import tempfile
+
+CASES = [
+    # Printed forms. The value of the last expression is printed.
+    "mslite.Context()",
+    "mslite.Context().target",
+    "mslite.Context().cpu",
+    "mslite.Context().gpu",
+    "mslite.Context().parallel",
+    "mslite.Model()",
+    "mslite.Tensor()",
+    "repr(mslite.DataType.FLOAT32)",
+    "[(one.name, one.value) for one in mslite.DataType]",
+    "[(one.name, one.value) for one in mslite.Format]",
+    "mslite.Format.NCHW",
+    "repr(mslite.ModelType.MINDIR)",
+    "mslite.ModelType.MINDIR_LITE",
+    "c = mslite.Context(); c.target = ['GPU']; c",
+    "c = mslite.Context(); c.target = []; c.target",
+    "c = mslite.Context(); c.target = None; c.target",
+    "c = mslite.Context(); c.target = ['Ascend', 'cpu']; c.target",
+    "c = mslite.Context(); c.cpu.precision_mode = 'preferred_fp16'; c.cpu.thread_num = 2;"
+    " c.cpu.inter_op_parallel_num = 2; c.cpu.thread_affinity_mode = 1;"
+    " c.cpu.thread_affinity_core_list = [0, 1]; c.cpu",
+    "c = mslite.Context(); c.gpu.precision_mode = 'preferred_fp16'; c.gpu.device_id = 2; c.gpu",
+    "c = mslite.Context(); c.cpu.thread_affinity_mode = 7; c.cpu.thread_affinity_mode",
+    "c = mslite.Context(); c.ascend.precision_mode",
+    "c = mslite.Context(); c.ascend.precision_mode = 'enforce_fp32'; c.ascend.precision_mode",
+    "p = mslite.Context().parallel; p.workers_num = 4;"
+    " p.config_info = {'model_file': {'mindir_path': '/home/user/model_graph.mindir'}}; p",
+    "p = mslite.Context().parallel; p.config_info = {'a': {'b': 'c'}}; p.config_info = {'a': {'b': 'd'}};"
+    " repr(p.config_info)",
+    # Tensors.
+    "t = mslite.Tensor(); t.name = 'tensor1'; t.shape = [1, 3, 2, 2]; t.format = mslite.Format.NHWC; t",
+    "t = mslite.Tensor(); t.shape = [1, -1]; t",
+    "t = mslite.Tensor(); t.dtype = mslite.DataType.INT64; t.shape = [2, 3]; t.get_data_to_numpy()",
+    "t = mslite.Tensor(); t.shape = [2, 2]; t.set_data_from_numpy(np.arange(4, dtype=np.float32));"
+    " t.get_data_to_numpy()",
+    "a = np.arange(3, dtype=np.float32); t = mslite.Tensor(); t.shape = [3]; t.set_data_from_numpy(a);"
+    " a[0] = 9; t.get_data_to_numpy()",
+    "t = mslite.Tensor(); t.shape = [2, 3]; t.set_data_from_numpy(np.ones((3, 2), np.float32));"
+    " t.get_data_to_numpy().shape",
+    *(
+        f"t = mslite.Tensor(); t.dtype = mslite.DataType.{name}; t.shape = [2, 3];"
+        " (t.dtype, t.data_size, t.element_num, str(t.get_data_to_numpy().dtype))"
+        for name in "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 FLOAT32 FLOAT64".split()
+    ),
+    "t = mslite.Tensor(); t.dtype = mslite.DataType.UNKNOWN; t.shape = [2, 3]; (t.data_size, t.element_num)",
+    "mslite.Tensor().set_data_from_numpy([1.0])",
+    "mslite.Tensor().set_data_from_numpy(np.zeros((), np.int64))",
+    "mslite.Tensor().set_data_from_numpy(np.zeros(4, np.float32))",
+    "mslite.Tensor().shape = 3",
+    "mslite.Tensor().shape = [1.0]",
+    "mslite.Tensor().shape = [1, None]",
+    "mslite.Tensor().dtype = np.float32",
+    "mslite.Tensor().name = 1",
+    "mslite.Tensor().format = 'NCHW'",
+    "mslite.Tensor().data_size = 1",
+    "mslite.Tensor().element_num = 1",
+    "mslite.Tensor(1)",
+    # Types and values of options.
+    "mslite.Context().target = 1",
+    "mslite.Context().target = 'cpu'",
+    "mslite.Context().target = ('cpu',)",
+    "mslite.Context().target = [1]",
+    "mslite.Context().target = ['cpu', None]",
+    "mslite.Context().target = ['NPU']",
+    "mslite.Context().cpu.thread_num = -1",
+    "mslite.Context().cpu.thread_num = '1'",
+    "mslite.Context().cpu.thread_num = None",
+    "mslite.Context().cpu.inter_op_parallel_num = 1.0",
+    "mslite.Context().cpu.inter_op_parallel_num = -3",
+    "mslite.Context().cpu.thread_affinity_mode = '1'",
+    "mslite.Context().cpu.thread_affinity_core_list = None",
+    "mslite.Context().cpu.thread_affinity_core_list = (0, 1)",
+    "mslite.Context().cpu.thread_affinity_core_list = ['a']",
+    "mslite.Context().cpu.precision_mode = 1",
+    "mslite.Context().cpu.precision_mode = 'fp16'",
+    "mslite.Context().gpu.precision_mode = None",
+    "mslite.Context().gpu.precision_mode = 'enforce_fp16'",
+    "mslite.Context().gpu.device_id = 'a'",
+    "mslite.Context().gpu.device_id = -1",
+    "mslite.Context().ascend.device_id = 1.5",
+    "mslite.Context().ascend.device_id = -1",
+    "mslite.Context().ascend.precision_mode = 3",
+    "mslite.Context().ascend.precision_mode = 'a'",
+    "mslite.Context().parallel.workers_num = -1",
+    "mslite.Context().parallel.workers_num = 'a'",
+    "mslite.Context().parallel.config_info = 3",
+    "mslite.Context().parallel.config_info = {1: {}}",
+    "mslite.Context().parallel.config_info = {'a': 2}",
+    "mslite.Context().parallel.config_info = {'a': {1: 'b'}}",
+    "mslite.Context().parallel.config_info = {'a': {'b': 2}}",
+    "mslite.Context().parallel.config_path = 2",
+    "mslite.Context().parallel.config_path = '/no/such/file'",
+    "mslite.Context().parallel.config_path = ''",
+    # Models.
+    "mslite.Model().get_inputs()",
+    "mslite.Model().predict(1)",
+    "mslite.Model().predict({})",
+    "mslite.Model().predict([1])",
+    "mslite.Model().predict([])",
+    "mslite.Model().resize(1, [])",
+    "mslite.Model().resize([], 1)",
+    "mslite.Model().resize([1], [[1]])",
+    "mslite.Model().resize([mslite.Tensor()], [1])",
+    "mslite.Model().resize([mslite.Tensor()], [[1, 'a']])",
+    "mslite.Model().resize([mslite.Tensor()], [])",
+    "mslite.Model().resize([], [])",
+    "mslite.Model().build_from_file(1, mslite.ModelType.MINDIR)",
+    "mslite.Model().build_from_file('m.mindir', 0)",
+    "mslite.Model().build_from_file('m.mindir', mslite.ModelType.MINDIR, 3)",
+    "mslite.Model().build_from_file('m.mindir', mslite.ModelType.MINDIR, None, 4)",
+    "mslite.Model().build_from_file('/no/such/file', mslite.ModelType.MINDIR)",
+    "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR, None, '/no/such/file')",
+    "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR)",
+    "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR_LITE, mslite.Context())",
+]
+
+
+def answer(case, mslite, np, a_file):
+    """What one case prints, or the type and message of what it raises."""
+    names = {"mslite": mslite, "np": np, "a_file": a_file}
+    *statements, last = [part.strip() for part in case.split(";")]
+    try:
+        for statement in statements:
+            exec(statement, names)
+        if " = " in last:
+            exec(last, names)
+            return "None"
+        printed = io.StringIO()
+        print(eval(last, names), file=printed, end="")
+        return printed.getvalue()
+    except Exception as error:
+        return "%s: %s" % (type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    import mindspore_lite
+    import numpy
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"no model\n")
+        file.flush()
+        answers = {case: answer(case, mindspore_lite, numpy, file.name) for case in CASES}
+    json.dump(answers, sys.stdout, indent=1, sort_keys=True)
+    print()
