@@ -19,7 +19,6 @@ from launcher.errors import ConfigError
 from launcher.files import write_file
 
 Arrays = dict[str, NDArray[Any]]
-MAX_DIM = 2**31 - 1
 MAX_HEADER = 65536
 
 
@@ -285,18 +284,3 @@ def show_shape(shape: Sequence[int | str | None], known: Mapping[str, int] | Non
         for d in shape
     ]
     return f"[{', '.join(parts)}]"
-
-
-def parse_dims(texts: Iterable[str]) -> dict[str, int]:
-    """Lengths of symbolic dimensions from ``NAME=SIZE`` texts."""
-    dims: dict[str, int] = {}
-    for text in texts:
-        name, equals, size = text.rpartition("=")
-        if not (
-            equals and name and size.isascii() and size.isdigit() and len(size) < 11 and int(size) <= MAX_DIM
-        ):
-            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_DIM}")
-        if name in dims:
-            raise ConfigError(f"--dim {text}: {name!r} is given twice")
-        dims[name] = int(size)
-    return dims

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ LAUNCHERS = ("auto", "local", "mpirun", "external")
 COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
 MAX_RANKS = 4096
 MAX_THREADS = 1024
+MAX_DIM = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -73,4 +74,24 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
             job = replace(job, ranks=None)
         elif "ranks" in flags:
             job = replace(job, rank_table=None)
-    return replace(job, **{name: value for name, value in flags.items() if name in NAMES}).check()
+    given = {name: value for name, value in flags.items() if name in NAMES}
+    if "dims" in given:
+        given["dims"] = {**job.dims, **parse_dims(given["dims"])}
+    if "inputs" in given:
+        given["inputs"] = tuple(given["inputs"])
+    return replace(job, **given).check()
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int]:
+    """Lengths of symbolic dimensions from ``NAME=SIZE`` texts."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not (
+            equals and name and size.isascii() and size.isdigit() and len(size) < 11 and int(size) <= MAX_DIM
+        ):
+            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_DIM}")
+        if name in dims:
+            raise ConfigError(f"--dim {text}: {name!r} is given twice")
+        dims[name] = int(size)
+    return dims

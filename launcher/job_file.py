@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.inputs import MAX_DIM
-from launcher.job import MAX_RANKS, MAX_THREADS
+from launcher.job import MAX_DIM, MAX_RANKS, MAX_THREADS
 
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -81,16 +80,23 @@ def read_job_file(path: Path) -> dict[str, Any]:
 
 
 def _explain(problem: ValidationError, data: Any) -> str:
-    """The first problem: the key's path, what was expected, what is there."""
+    """One problem: the key's path, what was expected, what is there."""
+    # A union has a problem per branch; the one that leads deepest is of the branch that was meant.
+    places = [_place(error["loc"], data) for error in problem.errors()]
+    where, value = max(places, key=lambda place: len(place[0]))
+    key = str(problem.errors()[0]["loc"][0])
+    return f"{where}: expected {EXPECTED[key]}, found {quote(value)}"
+
+
+def _place(steps: tuple[int | str, ...], data: Any) -> tuple[str, Any]:
+    """The JSON path that pydantic's steps lead to, and the value there; steps that name a branch are left out."""
     where, value = "$", data
-    for step in problem.errors()[0]["loc"]:
-        # pydantic also names the branch of a union; only steps that lead into the file's data count.
+    for step in steps:
         if isinstance(value, dict) and step in value:
             where, value = f"{where}.{step}", value[step]
         elif isinstance(value, list) and isinstance(step, int) and 0 <= step < len(value):
             where, value = f"{where}[{step}]", value[step]
-    key = str(problem.errors()[0]["loc"][0])
-    return f"{where}: expected {EXPECTED[key]}, found {quote(value)}"
+    return where, value
 
 
 def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+# ruff: noqa: E501 - the tables of cases stay one line each
+"""Job files and flags: what wins, where relative paths lead, and one clear sentence for everything wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import ConfigError
+from launcher.job import Job, merge
+from launcher.job_file import EXPECTED, JobFile, read_job_file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "model.onnx").touch()
+    (tmp_path / "jobs" / "hosts.json").touch()
+    return tmp_path / "jobs"
+
+
+def write(folder: Path, data: Any) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
+    return path
+
+
+def test_every_option_of_a_job_has_a_key() -> None:
+    assert set(JobFile.model_fields) == set(EXPECTED) == set(Job.__dataclass_fields__)
+
+
+def test_paths_are_relative_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {
+        "model": "model.onnx", "rank_table": "hosts.json", "output": "../out.npz", "against": "/abs/m.onnx",
+        "inputs": ["in.npz", "x=x.bin"], "dims": {"batch": 2}, "threads": 3, "repeat": 5, "verify": True,
+        "timeout": 10, "seed": 0, "launcher": "local", "collectives": "shm", "allow_replicated": False,
+    })  # fmt: skip
+    monkeypatch.chdir(folder.parent)
+    options = read_job_file(Path("jobs/job.yaml"))
+    assert options == {
+        "model": folder / "model.onnx", "rank_table": folder / "hosts.json", "output": folder / "../out.npz",
+        "against": Path("/abs/m.onnx"), "inputs": (f"{folder}/in.npz", f"x={folder}/x.bin"), "dims": {"batch": 2},
+        "threads": 3, "repeat": 5, "verify": True, "timeout": 10, "seed": 0, "launcher": "local",
+        "collectives": "shm", "allow_replicated": False,
+    }  # fmt: skip
+    write(folder, {"inputs": {"x": "x.bin", "y": "/y.npy"}})
+    assert read_job_file(folder / "job.yaml")["inputs"] == (f"x={folder}/x.bin", "y=/y.npy")
+
+
+def test_flags_win(folder: Path) -> None:
+    config = write(folder, {"model": "model.onnx", "rank_table": "hosts.json", "threads": 3, "verify": True})
+    job = merge({"threads": 4, "command": "run"}, config)
+    assert (job.threads, job.verify, job.rank_table, job.ranks) == (4, True, folder / "hosts.json", None)
+    job = merge({"ranks": 2}, config)
+    assert (job.rank_table, job.ranks) == (None, 2)
+    assert merge({"model": folder / "model.onnx"}, None).launcher == "auto"
+
+
+def test_contradictions(folder: Path) -> None:
+    model, table = folder / "model.onnx", folder / "hosts.json"
+    for flags, message in (
+        ({}, "no model"),
+        ({"model": folder / "absent.onnx"}, "absent.onnx: no such file or folder"),
+        ({"model": model, "ranks": 2, "rank_table": table}, "exclude each other"),
+        ({"model": model, "launcher": "external", "rank_table": table}, "excludes --rank-table"),
+        (
+            {"model": model, "rank_table": folder / "absent.json"},
+            "absent.json: no such file; expected a rank table",
+        ),
+        ({"model": model, "against": folder}, "no such file; expected a model"),
+        ({"model": model, "output": folder / "absent" / "out.npz"}, "absent does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            merge(flags, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("", "expected a mapping of options, found an empty file"),
+        ("- 1\n", "expected a mapping of options, found [1]"),
+        ({"rank": 2}, 'unknown key "rank"; did you mean ranks?'),
+        ({"Rank-Table": "x"}, 'unknown key "Rank-Table"; did you mean rank_table?'),
+        ({"zzz": 2}, 'unknown key "zzz"; expected one of model, ranks'),
+        ({"ranks": "2"}, '$.ranks: expected a whole number from 1 to 4096, found "2"'),
+        ({"ranks": 0}, "$.ranks: expected a whole number from 1 to 4096, found 0"),
+        ({"ranks": True}, "$.ranks: expected a whole number from 1 to 4096, found true"),
+        ({"ranks": 2.0}, "$.ranks: expected a whole number from 1 to 4096, found 2.0"),
+        ({"launcher": "slurm"}, '$.launcher: expected one of auto, local, mpirun, external, found "slurm"'),
+        ({"verify": 1}, "$.verify: expected true or false, found 1"),
+        ({"model": ["a"]}, '$.model: expected the path of a model or a slice folder, found ["a"]'),
+        ({"model": ""}, '$.model: expected the path of a model or a slice folder, found ""'),
+        ({"model": "a\0"}, "expected"),
+        (
+            {"inputs": ["a", 5]},
+            "$.inputs[1]: expected a list of FILE.npz or NAME=FILE, or a mapping of input names to files, found 5",
+        ),
+        ({"inputs": {"x": None}}, "$.inputs.x: expected a list"),
+        ({"inputs": 7}, "$.inputs: expected a list"),
+        (
+            {"dims": {"n": -1}},
+            "$.dims.n: expected a mapping of dimension names to lengths from 0 to 2147483647, found -1",
+        ),
+        ({"timeout": 0}, "$.timeout: expected a number of seconds above 0"),
+        ({"seed": 2**63}, "$.seed: expected a whole number from 0 up"),
+        ("ranks: 1\nranks: 2\n", 'line 2: the key "ranks" is given twice'),
+        ("ranks: &a 1\nseed: *a\n", "anchors and aliases are not allowed"),
+    ],
+)
+def test_errors_name_file_key_value_and_expected(folder: Path, data: Any, message: str) -> None:
+    path = write(folder, data)
+    with pytest.raises(ConfigError) as caught:
+        read_job_file(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.dictionaries(
+        st.sampled_from([*EXPECTED, "x"]),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+        | st.lists(st.text() | st.integers(), max_size=3) | st.dictionaries(st.text(), st.integers() | st.text(), max_size=3),
+        max_size=4,
+    )
+)  # fmt: skip
+def test_any_mapping_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "job.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    try:
+        options = read_job_file(path)
+    except ConfigError as error:
+        assert "expected" in str(error) or "unknown key" in str(error)
+    else:
+        assert set(options) <= set(EXPECTED)
