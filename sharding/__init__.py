@@ -1,1 +1,45 @@
-"""From one model to one model per rank: read, plan, write. Pure: no processes, no sessions, no torch, no MPI."""
+"""From one model to one model per rank: read, plan, write. No processes, no sessions, no torch, no MPI.
+
+Importing this package imports nothing heavy: a rank that only reads a manifest never loads `onnx_ir`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sharding.manifest import Manifest
+    from sharding.plan import Plan
+    from sharding.write import Progress
+
+
+def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False) -> Plan:
+    """Plans how to slice an ONNX file for ``ranks`` ranks; see `sharding.plan.plan_model`."""
+    from sharding.plan import plan_model as plan
+
+    return plan(model, ranks, allow_replicated=allow_replicated)
+
+
+def slice_model(
+    model: str | Path,
+    ranks: int,
+    output: str | Path,
+    *,
+    allow_replicated: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
+
+    ``progress`` is called with the bytes of weights written so far and in all. Raises `ModelError` for a file
+    that cannot be read, and `SliceError` for an impossible number of ranks, an output folder that holds
+    something else, or, unless ``allow_replicated``, a model of which no weight can be split.
+    """
+    from sharding.plan import plan_model as plan
+    from sharding.write import check_output, write_slices
+
+    check_output(Path(output))
+    return write_slices(plan(model, ranks, allow_replicated=allow_replicated), output, progress)
+
+
+__all__ = ["plan_model", "slice_model"]

@@ -1,4 +1,8 @@
-"""``manifest.json``, the table of contents of a slice folder: written, read strictly, checked against the files."""
+"""``manifest.json``, the table of contents of a slice folder: written, read strictly, checked against files.
+
+Imports only the standard library, for every rank reads a manifest while it starts. The format is documented
+in docs/design.md, "Manifest, version 1".
+"""
 
 from __future__ import annotations
 
@@ -174,8 +178,8 @@ def verify_shard(
     folder = Path(folder)
     if manifest.world_size != world_size:
         raise ShardError(
-            f"{folder} was sliced for world size {manifest.world_size}, but this job has world size {world_size}: "
-            f"start {manifest.world_size} ranks, or slice the model again with --ranks {world_size}."
+            f"{folder} was sliced for world size {manifest.world_size}, but this job has world size "
+            f"{world_size}: start {manifest.world_size} ranks, or slice the model with --ranks {world_size}."
         )
     if not 0 <= rank < world_size:
         raise ShardError(f"Rank {rank} has no shard in {folder}: its ranks are 0..{world_size - 1}.")

@@ -1,4 +1,4 @@
-"""Typed access to parsed JSON, where each failure is one sentence with the file, the JSON path and both values."""
+"""Typed access to parsed JSON, where each failure is a sentence with file, JSON path and both values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""What a plan costs: the bytes of weights that a rank holds, then the estimated seconds of one inference.
+
+The constants describe a CPU core and ranks of one host over shared memory, rounded: only their proportions
+matter, for they choose between plans. Lengths that are symbols count as `SYMBOL_LENGTH`, the first axis, a
+batch, as one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sharding.placement import Partial, Placement, Replicated, Split
+from sharding.steps import Step, shape_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SYMBOL_LENGTH = 64
+FLOPS_PER_SECOND = 5e10
+"""Multiply-adds of matrix products count two."""
+ELEMENTS_PER_SECOND = 1e9
+"""Of every other operator: about 8 bytes read and written per element."""
+COLLECTIVE_SECONDS = 3e-5
+"""Latency of one collective and of ending one segment and starting the next."""
+BYTES_PER_SECOND = 8e9
+"""Between two ranks of a host."""
+NODE_SECONDS = 5e-7
+"""Of a node that only selects: a local slice."""
+
+IMPOSSIBLE = math.inf
+
+
+def elements(value: ir.Value | None) -> int:
+    """Estimated elements of a value; 1 where nothing is known."""
+    count = 1
+    for axis, length in enumerate(shape_of(value) or ()):
+        count *= length if isinstance(length, int) else (1 if axis == 0 else SYMBOL_LENGTH)
+    return count
+
+
+def value_bytes(value: ir.Value) -> int:
+    """Estimated bytes of a value."""
+    size = 4 if value.dtype is None or value.dtype.name == "STRING" else value.dtype.itemsize
+    return int(elements(value) * size)
+
+
+def node_seconds(step: Step) -> float:
+    """Estimated seconds of a node on one rank that computes all of it."""
+    output = max((elements(value) for value in step.node.outputs), default=1)
+    shapes = step.view.shapes
+    if step.node.op_type in {"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "FusedMatMul"} and shapes[0]:
+        axis = 0 if step.view.attributes.get("transA") else -1
+        inner = _length(shapes[0][axis])
+        return 2.0 * output * inner / FLOPS_PER_SECOND
+    if step.node.op_type in {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"}:
+        kernel = shapes[3] if step.node.op_type == "QLinearConv" else shapes[1]
+        if kernel:
+            return 2.0 * output * math.prod(_length(axis) for axis in kernel[1:]) / FLOPS_PER_SECOND
+    return output / ELEMENTS_PER_SECOND
+
+
+def _length(axis: int | str | None) -> int:
+    return axis if isinstance(axis, int) else SYMBOL_LENGTH
+
+
+def reshard_seconds(source: Placement, target: Placement, size: int, world: int) -> float:
+    """Estimated seconds of bringing a value of ``size`` bytes (whole) from one placement to another."""
+    if source == target:
+        return 0.0
+    sent = size * (world - 1) / world / BYTES_PER_SECOND
+    if isinstance(target, Partial):
+        return IMPOSSIBLE
+    if isinstance(source, Replicated):
+        return NODE_SECONDS
+    if isinstance(source, Partial):
+        return COLLECTIVE_SECONDS + 2 * sent + (NODE_SECONDS if isinstance(target, Split) else 0.0)
+    if isinstance(target, Split) and target.axis != source.axis:
+        # Cutting and joining the parts before and after the exchange is not free.
+        return COLLECTIVE_SECONDS + sent / world + 4 * world * NODE_SECONDS
+    return COLLECTIVE_SECONDS + sent + (NODE_SECONDS * source.blocks if source.blocks > 1 else 0.0)

@@ -1,0 +1,305 @@
+"""One rank's graph: every node's chosen option written out, and reshards where placements differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.cost import reshard_seconds, value_bytes
+from sharding.placement import REPLICATED, Partial, Placement
+from sharding.reshard import DOMAIN, local_shape, reshard
+from sharding.rules.base import Dim, Option
+from sharding.steps import Step, shape_of, subgraphs
+from sharding.tensors import dtype_name
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from sharding.read import Source
+
+
+@dataclass(frozen=True)
+class HeldWeight:
+    """A weight in a rank's graph: ``name`` there, ``source`` in the model, and how it is cut."""
+
+    value: ir.Value
+    source: str
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective in the order of execution; ``shape`` and ``dtype`` are those of what each rank puts in."""
+
+    op: str
+    tensor: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass
+class RankGraph:
+    """What one rank runs."""
+
+    inputs: list[ir.Value]
+    outputs: list[ir.Value]
+    nodes: list[ir.Node]
+    weights: list[HeldWeight]
+    constants: list[ir.Value]
+    """Small values that slicing added; each has its data."""
+    collectives: list[Collective]
+
+
+def emit_rank(
+    source: Source, graph: Sequence[Step], choices: Sequence[int], rank: int, world: int
+) -> RankGraph:
+    """Builds rank ``rank``'s graph from the chosen option of each step. The same collectives, in the same
+    order, come out for every rank."""
+    emitter = RankEmitter(source, rank, world)
+    for step, choice in zip(graph, choices, strict=True):
+        emitter.step(step, step.options[choice])
+    return emitter.finish()
+
+
+class RankEmitter:
+    """Implements `sharding.rules.base.Emitter` and `sharding.reshard.CollectiveEmitter`."""
+
+    def __init__(self, source: Source, rank: int, world: int) -> None:
+        import onnx_ir as ir
+
+        self.ir = ir
+        self.rank, self.world = rank, world
+        self.source = source
+        self.version = source.model.opset_imports.get("", source.model.opset_imports.get("ai.onnx", 1))
+        self.names = all_names(source.model)
+        self.node_names: set[str] = set()
+        self.nodes: list[ir.Node] = []
+        self.collectives: list[Collective] = []
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
+        self.weights: dict[ir.Value, dict[Placement, ir.Value]] = {}
+        self.node: ir.Node | None = None
+        self.moving: ir.Value | None = None
+        self.inputs = [self._whole_copy(value) for value in source.model.graph.inputs]
+
+    def _whole_copy(self, value: ir.Value) -> ir.Value:
+        copy = self.ir.Value(name=value.name, type=value.type, shape=value.shape, doc_string=value.doc_string)
+        self.held[value] = {REPLICATED: copy}
+        return copy
+
+    # What a rule's emit may call.
+
+    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+        """The present node with these inputs; keyword arguments replace attributes."""
+        node = self.node
+        assert node is not None
+        kept = {name: item for name, item in node.attributes.items() if name not in attributes}
+        items = [*kept.values(), *self._attributes(attributes)]
+        return self._add((node.domain, node.op_type), list(inputs), items, len(node.outputs), node)
+
+    def op(
+        self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> list[Any]:
+        """A further node."""
+        return self._add((domain, op_type), list(inputs), self._attributes(attributes), outputs)
+
+    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+        """A constant; equal ones are stored once."""
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self.constants:
+            tensor = self.ir.tensor(array, name=self._fresh("shardrun/constant"))
+            self.constants[key] = self.ir.Value(
+                name=tensor.name,
+                type=self.ir.TensorType(tensor.dtype),
+                shape=self.ir.Shape(array.shape),
+                const_value=tensor,
+            )
+        return self.constants[key]
+
+    def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
+        """A collective on the value being moved; its input and output get their type and shape."""
+        assert self.moving is not None
+        output = self.op(op_type, [value], domain=DOMAIN, **attributes)[0]
+        produced = list(shape)
+        if op_type == "AllGather":
+            axis = attributes["axis"]
+            length = produced[axis]
+            assert isinstance(length, int)
+            produced[axis] = length * self.world
+        for item, axes in ((value, shape), (output, produced)):
+            item.type, item.shape = self.moving.type, self.ir.Shape(axes)
+        if value.name is None:
+            value.name = self._fresh(f"{self.moving.name}/sent")
+        output.name = self._fresh(f"{self.moving.name}/{op_type}")
+        kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
+        self.collectives.append(Collective(op_type, name, kind, tuple(shape)))
+        return output
+
+    # The graph.
+
+    def step(self, step: Step, option: Option) -> None:
+        """Writes one node as its option says."""
+        node = self.node = step.node
+        inputs = [
+            None if value is None else self.get(value, placement)
+            for value, placement in zip(step.inputs, option.inputs, strict=True)
+        ][: len(node.inputs)]
+        produced = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
+        for value, placement, local in zip(node.outputs, option.outputs, produced, strict=True):
+            self.held[value] = {placement: self._adopt(value, placement, local)}
+
+    def get(self, value: ir.Value, placement: Placement) -> ir.Value:
+        """This rank's part of a value at a placement, resharded once and then reused."""
+        if value.is_initializer():
+            return self._weight(value, placement)
+        held = self.held[value]
+        if placement not in held:
+            size = value_bytes(value)
+            start = min(held, key=lambda there: reshard_seconds(there, placement, size, self.world))
+            if isinstance(start, Partial) and placement != REPLICATED:
+                self.get(value, REPLICATED)
+                start = REPLICATED
+            shape = shape_of(value)
+            assert shape is not None, "only values of known rank are ever split or summed"
+            outer, self.moving = self.moving, value
+            moved = reshard(self, held[start], start, placement, shape)
+            self.moving = outer
+            held[placement] = self._adopt(value, placement, moved)
+        return held[placement]
+
+    def _weight(self, value: ir.Value, placement: Placement) -> ir.Value:
+        parts = self.weights.setdefault(value, {})
+        if placement not in parts:
+            shape = local_shape(shape_of(value) or (), placement, self.world)
+            parts[placement] = self.ir.Value(type=value.type, shape=self.ir.Shape(shape))
+        return parts[placement]
+
+    def _adopt(self, value: ir.Value, placement: Placement, local: ir.Value) -> ir.Value:
+        """Names this rank's part of a value: a whole one as in the model, so that subgraphs and users find it."""
+        if not value.name:  # an optional output that is left out
+            local.name = ""
+            return local
+        wanted = value.name
+        named = local.name is not None or local.producer() is None
+        if placement == REPLICATED:
+            if named and local.name != wanted and not self._renamed(local):
+                local = self.op("Identity", [local])[0]
+            local.name = wanted
+        elif not named:
+            local.name = self._fresh(f"{wanted}/{placement}")
+        shape = shape_of(value)
+        if local.producer() is not None:
+            local.type = value.type
+            local.shape = None if shape is None else self.ir.Shape(local_shape(shape, placement, self.world))
+        return local
+
+    def _renamed(self, local: ir.Value) -> bool:
+        """Whether a value has only the name that its collective gave it, which nothing else refers to."""
+        producer = local.producer()
+        return producer is not None and producer.domain == DOMAIN and len(local.uses()) == 0
+
+    def finish(self) -> RankGraph:
+        """The finished graph: outputs whole, nodes that nothing needs removed, weights named."""
+        outputs = [self.get(value, REPLICATED) for value in self.source.model.graph.outputs]
+        weights: list[HeldWeight] = []
+        for value in self.source.model.graph.initializers.values():
+            parts = self.weights.get(value, {})
+            for placement, part in sorted(parts.items(), key=lambda item: item[0] != REPLICATED):
+                first = not any(held.source == value.name for held in weights)
+                part.name = value.name if first else self._fresh(f"{value.name}/{placement}")
+                weights.append(HeldWeight(part, value.name or "", placement))
+        for node in self.nodes:
+            for output in node.outputs:
+                if output.name is None:
+                    output.name = self._fresh(f"{node.name}/output")
+        nodes = self._needed(outputs)
+        used = {value for node in nodes for value in node.inputs} | set(outputs)
+        captured = {name for node in nodes for name in _captured_names(node)}
+        return RankGraph(
+            self.inputs,
+            outputs,
+            nodes,
+            [held for held in weights if held.value in used or held.value.name in captured],
+            [value for value in self.constants.values() if value in used],
+            self.collectives,
+        )
+
+    def _needed(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
+        """Nodes that lead to an output or a collective: every rank must take part in each collective."""
+        wanted: set[Any] = set(outputs)
+        names: set[str] = set()
+        kept = []
+        for node in reversed(self.nodes):
+            collective = node.domain == DOMAIN and node.op_type in _COLLECTIVES
+            if not collective and not any(value in wanted or value.name in names for value in node.outputs):
+                continue
+            kept.append(node)
+            wanted.update(value for value in node.inputs if value is not None)
+            names.update(_captured_names(node))
+        return kept[::-1]
+
+    def _add(
+        self, kind: tuple[str, str], inputs: list[Any], attributes: list[Any], outputs: int, model: Any = None
+    ) -> list[Any]:
+        domain, op_type = kind
+        node = self.ir.Node(
+            "" if domain == "ai.onnx" else domain,
+            op_type,
+            inputs,
+            attributes,
+            overload=model.overload if model else "",
+            num_outputs=outputs,
+            name=_unused((model.name if model else None) or f"shardrun/{op_type}", self.node_names),
+            doc_string=model.doc_string if model else None,
+            metadata_props=dict(model.metadata_props) if model else None,
+        )
+        self.nodes.append(node)
+        return list(node.outputs)
+
+    def _attributes(self, attributes: dict[str, Any]) -> list[Any]:
+        plain = {
+            name: self.ir.tensor(item) if isinstance(item, np.ndarray) else item
+            for name, item in attributes.items()
+        }
+        return list(self.ir.convenience.convert_attributes(plain))
+
+    def _fresh(self, wanted: str) -> str:
+        return _unused(wanted, self.names)
+
+
+def _unused(wanted: str, names: set[str]) -> str:
+    """This name, or the first of name_1, name_2, ... that is not among ``names``, which it joins."""
+    name, number = wanted, 0
+    while name in names:
+        number += 1
+        name = f"{wanted}_{number}"
+    names.add(name)
+    return name
+
+
+_COLLECTIVES = {"AllReduce", "AllGather", "AllToAll"}
+
+
+def all_names(model: ir.Model) -> set[str]:
+    """The names of all values in a model, in its subgraphs too: what slicing adds must not clash with them."""
+    names: set[str] = set()
+    for graph in model.graphs():
+        names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
+        for node in graph:
+            names.update(value.name or "" for value in node.outputs)
+    return names
+
+
+def _captured_names(node: ir.Node) -> set[str]:
+    """Names that a node's subgraphs mention: among them those of the outer values they use."""
+    names: set[str] = set()
+    for graph in subgraphs(node):
+        names.update(value.name or "" for value in graph.outputs)
+        for inner in graph:
+            names.update(value.name or "" for value in inner.inputs if value is not None)
+            names |= _captured_names(inner)
+    return names

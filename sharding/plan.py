@@ -1,0 +1,188 @@
+"""What a slicing does: who holds what, which collectives run, what stays whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharding.emit import Collective, emit_rank
+from sharding.errors import SliceError
+from sharding.placement import REPLICATED, Placement, Split
+from sharding.read import Source, read_model
+from sharding.solve import counted_weights, solve
+from sharding.steps import Step, shape_of, steps
+from sharding.tensors import WeightTensor, dtype_name
+
+MAX_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is sliced for a world size. The fields to show are `weights`, `collectives` and `whole`."""
+
+    source: Source
+    world_size: int
+    steps: Sequence[Step]
+    choices: Sequence[int]
+    """The number of the chosen option of each step."""
+    weights: dict[str, tuple[Placement, ...]]
+    """Every weight in use and how it is held; more than one placement where uses differ."""
+    collectives: tuple[Collective, ...]
+    """Of one inference, in order."""
+    whole: dict[str, int]
+    """Operator name -> nodes that compute with a weight worth splitting and hold it whole."""
+    whole_weights: tuple[str, ...]
+    """The names of those weights."""
+
+    @property
+    def split_weights(self) -> list[str]:
+        """Names of the weights of which each rank holds a part only."""
+        return [name for name, held in self.weights.items() if REPLICATED not in held]
+
+    def rank_weight_bytes(self) -> int:
+        """Bytes of weights that each rank holds (the same for every rank, for parts are equal)."""
+        return sum(self._held_bytes(name) for name in self.weights)
+
+    def split_share(self) -> float:
+        """The part of the split weights' bytes that one rank holds; 1/world size unless held twice."""
+        names = self.split_weights
+        total = sum(self.source.weights[name].nbytes for name in names)
+        return sum(self._held_bytes(name) for name in names) / total if total else 1.0
+
+    def _held_bytes(self, name: str) -> int:
+        size = self.source.weights[name].nbytes
+        parts = [
+            size // self.world_size if isinstance(where, Split) else size for where in self.weights[name]
+        ]
+        return sum(parts)
+
+    def collective_counts(self) -> dict[str, int]:
+        """Operator -> collectives of this kind in one inference."""
+        return dict(Counter(item.op for item in self.collectives))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the command shows, as (what, value)."""
+        total = sum(weight.nbytes for name, weight in self.source.weights.items() if name in self.weights)
+        split = sum(self.source.weights[name].nbytes for name in self.split_weights)
+        counts = self.collective_counts()
+        rows = [
+            ("ranks", str(self.world_size)),
+            ("weights", f"{len(self.weights)} of {_size(total)}"),
+            ("split weights", f"{len(self.split_weights)} of {_size(split)} ({_percent(split, total)})"),
+            (
+                "each rank holds",
+                f"{_size(self.rank_weight_bytes())} ({_percent(self.rank_weight_bytes(), total)})",
+            ),
+            ("share of split weights", f"{100 * self.split_share():.1f} %"),
+            ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
+        ]
+        if self.whole:
+            rows.append(
+                ("whole operators", ", ".join(f"{count} {op}" for op, count in sorted(self.whole.items())))
+            )
+        if self.whole_weights:
+            rows.append(("whole weights", _listed(self.whole_weights)))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        return {
+            "source": self.source.file.file,
+            "world_size": self.world_size,
+            "rank_weight_bytes": self.rank_weight_bytes(),
+            "split_share": self.split_share(),
+            "weights": {
+                name: {
+                    "placement": [str(placement) for placement in held],
+                    "dtype": self.source.weights[name].dtype,
+                    "shape": list(self.source.weights[name].shape),
+                    "bytes": self.source.weights[name].nbytes,
+                }
+                for name, held in self.weights.items()
+            },
+            "collectives": [
+                {"op": item.op, "tensor": item.tensor, "dtype": item.dtype, "shape": list(item.shape)}
+                for item in self.collectives
+            ],
+            "whole": self.whole,
+            "whole_weights": list(self.whole_weights),
+        }
+
+
+def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False) -> Plan:
+    """Plans how to slice an ONNX file for a number of ranks; writes nothing.
+
+    Raises `ModelError` for a file that cannot be read, and `SliceError` for an impossible number of ranks or,
+    unless ``allow_replicated``, where no weight can be split.
+    """
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MAX_RANKS:
+        raise SliceError(
+            f"The number of ranks must be a whole number from 1 to {MAX_RANKS}, but is {ranks!r}."
+        )
+    source = read_model(model)
+    graph = steps(source, ranks)
+    choices = solve(source, graph, ranks)
+    plan = _describe(source, graph, choices, ranks)
+    if ranks > 1 and not allow_replicated and not _splits_something(plan):
+        raise SliceError(_nothing_splits(plan))
+    return plan
+
+
+def _splits_something(plan: Plan) -> bool:
+    return any(isinstance(where, Split) for name in plan.split_weights for where in plan.weights[name])
+
+
+def _describe(source: Source, graph: list[Step], choices: list[int], world: int) -> Plan:
+    first = emit_rank(source, graph, choices, 0, world)
+    held: dict[str, list[Placement]] = {}
+    for part in first.weights:
+        held.setdefault(part.source, []).append(part.placement)
+    counted = counted_weights(source)
+    whole: Counter[str] = Counter()
+    for step, choice in zip(graph, choices, strict=True):
+        placed = zip(step.inputs, step.options[choice].inputs, strict=True)
+        if any(
+            value is not None and value.is_initializer() and value.name in counted and where == REPLICATED
+            for value, where in placed
+        ):
+            whole[step.node.op_type] += 1
+    names = [name for name, where in held.items() if name in counted and REPLICATED in where]
+    if world == 1:
+        whole, names = Counter(), []
+    weights = {name: tuple(where) for name, where in held.items()}
+    return Plan(source, world, graph, choices, weights, tuple(first.collectives), dict(whole), tuple(names))
+
+
+def _nothing_splits(plan: Plan) -> str:
+    source, ranks = plan.source, plan.world_size
+    names = plan.whole_weights or tuple(plan.weights)
+    if not names:
+        return f"{source.path} has no weights, so there is nothing to split over {ranks} ranks."
+    largest: WeightTensor = max((source.weights[name] for name in names), key=lambda weight: weight.nbytes)
+    users = ", ".join(sorted(plan.whole)) or "operators without weights worth splitting"
+    return (
+        f"{source.path}: no weight can be split over {ranks} ranks (used by {users}; the largest, {largest.name!r}, is "
+        f"{largest.dtype} {list(largest.shape)}): choose a number of ranks that divides its axes, or allow every rank "
+        f"to hold the whole model with --allow-replicated."
+    )
+
+
+def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
+    """Name, element type and shape of model inputs or outputs."""
+    return [(value.name or "", dtype_name(value.dtype), shape_of(value) or ()) for value in values]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 10_000 else f"{count} bytes"
+
+
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f} %" if total else "0 %"
+
+
+def _listed(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,170 @@
+"""A model file to an `onnx_ir` graph, its weights left where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.manifest import FileEntry
+from sharding.protobuf import MalformedError, without_weights
+from sharding.tensors import WeightTensor, locate
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+
+@dataclass
+class Source:
+    """A model that was read: its graph, every constant an initializer, and its weights by name."""
+
+    path: Path
+    file: FileEntry
+    model: ir.Model
+    weights: dict[str, WeightTensor]
+
+
+def read_model(path: str | Path) -> Source:
+    """Reads an ONNX file; weights stay in their files.
+
+    Raises `ModelError`: the path is missing, a folder, empty, truncated or not ONNX; the graph is invalid; or
+    external data does not lie inside the model's folder with the length that its shape needs.
+    """
+    path = Path(path)
+    proto, file = _read_proto(path)
+    model = _deserialize(proto, path)
+    _constants_to_initializers(model)
+    from sharding.shapes import infer
+
+    infer(model, path)
+    weights = {
+        name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
+    }
+    _load_subgraph_weights(model, path)
+    return Source(path, file, model, weights)
+
+
+def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
+    import onnx
+
+    try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder; expected an ONNX file (model.onnx).")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if size == 0:
+                raise ModelError(f"{path} is empty; expected an ONNX model.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+                digest = hashlib.sha256(data).hexdigest()
+                stripped = without_weights(data)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; expected an ONNX file.") from None
+    except MalformedError as error:
+        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}.") from None
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(stripped)
+    except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
+        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+    if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
+        raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
+    return proto, FileEntry(path.name, size, digest)
+
+
+def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
+    import onnx_ir as ir
+
+    try:
+        model = ir.serde.deserialize_model(proto)
+        model.graph.sort()
+    except Exception as error:  # a hostile file can fail anywhere in here, and is always a bad model
+        raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
+    graph = model.graph
+    known: set[Any] = {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                raise ModelError(
+                    f"{path} is not valid: node {node.name or node.op_type!r} reads {value.name!r}, "
+                    f"which nothing produces."
+                )
+        known.update(node.outputs)
+    for value in graph.outputs:
+        if value not in known:
+            raise ModelError(f"{path} is not valid: nothing produces its output {value.name!r}.")
+    # Up to IR version 3 every initializer was listed as an input too; a shard's weights cannot be fed.
+    weights = set(graph.initializers.values())
+    kept = [value for value in graph.inputs if value not in weights]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    return model
+
+
+def _constants_to_initializers(model: ir.Model) -> None:
+    graph = model.graph
+    outputs = set(graph.outputs)
+    for node in list(graph):
+        if node.op_type != "Constant" or node.domain not in {"", "ai.onnx"} or node.outputs[0] in outputs:
+            continue
+        tensor = _constant_tensor(node)
+        if tensor is not None:
+            replace_by_constant(model, node.outputs[0], tensor)
+
+
+def replace_by_constant(model: ir.Model, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Turns the only output of a node into an initializer of the same name and removes the node."""
+    import onnx_ir as ir
+
+    node = value.producer()
+    assert node is not None
+    name = value.name
+    constant = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+    )
+    for user, index in list(value.uses()):
+        user.replace_input_with(index, constant)
+    model.graph.remove(node, safe=True)
+    model.graph.register_initializer(constant)
+
+
+def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    import onnx_ir as ir
+
+    for name, kind in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
+        if (attribute := node.attributes.get(name)) is not None and not attribute.is_ref():
+            return ir.tensor(np.asarray(attribute.value, kind))
+    attribute = node.attributes.get("value")
+    return None if attribute is None or attribute.is_ref() else attribute.as_tensor()
+
+
+def _data(value: ir.Value, path: Path) -> ir.TensorProtocol:
+    if value.const_value is None:
+        raise ModelError(f"{path} is not valid: weight {value.name!r} has no data.")
+    return value.const_value
+
+
+def _load_subgraph_weights(model: ir.Model, path: Path) -> None:
+    """Brings external weights of control-flow bodies into memory: bodies are copied as they are."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        if graph is model.graph:
+            continue
+        for name, value in graph.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = ir.tensor(
+                    np.array(locate(name, value.const_value, path).array()), name=name
+                )

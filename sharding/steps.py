@@ -1,0 +1,153 @@
+"""A graph as the solver sees it: one step per node, with all that the node can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sharding.placement import REPLICATED, Placement, Split
+from sharding.rules import RULES
+from sharding.rules.base import Dim, NodeView, Option
+from sharding.rules.blocks import block_counts
+from sharding.shapes import small_constant
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from sharding.read import Source
+
+
+@dataclass
+class Step:
+    """One node. ``inputs`` holds its inputs and then the outer values that its subgraphs use."""
+
+    node: ir.Node
+    view: NodeView
+    inputs: tuple[ir.Value | None, ...]
+    options: list[Option]
+    """The first one keeps everything whole."""
+
+
+def steps(source: Source, world: int) -> list[Step]:
+    """The graph's nodes in order, each with its options for this world size."""
+    graph, opsets = source.model.graph, source.model.opset_imports
+    functions = {(identifier[0], identifier[1]) for identifier in source.model.functions}
+    nodes = list(graph)
+    views = [node_view(node, opsets, world) for node in nodes]
+    found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
+    counts = block_counts(view for view, has_rule in zip(views, found, strict=True) if has_rule)
+    result = []
+    for node, plain, has_rule in zip(nodes, views, found, strict=True):
+        view = replace(plain, block_counts=counts)
+        inputs = (*node.inputs, *captured(node))
+        whole = Option((REPLICATED,) * len(inputs), (REPLICATED,) * len(node.outputs), divides_work=False)
+        options = [whole]
+        if has_rule and world > 1:
+            step_values = (*node.inputs, *node.outputs)
+            options += [
+                option
+                for option in RULES[view.domain, view.op_type](view)
+                if _usable(option, step_values, world)
+            ]
+        result.append(Step(node, view, inputs, options))
+    return result
+
+
+def _found_rule(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) -> bool:
+    if (node.domain, node.op_type) in functions or (view.domain, view.op_type) not in RULES:
+        return False
+    return not any(attribute.is_ref() for attribute in node.attributes.values()) and not captured(node)
+
+
+def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
+    """What a rule may know of this node."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return NodeView(
+        op_type=node.op_type,
+        domain=domain,
+        version=opsets.get(domain, opsets.get(node.domain, 1)),
+        world=world,
+        attributes={name: _plain(item) for name, item in node.attributes.items() if not item.is_ref()},
+        shapes=[shape_of(value) for value in node.inputs],
+        dtypes=[
+            None if v is None or v.dtype is None or v.dtype.name == "STRING" else v.dtype.numpy()
+            for v in node.inputs
+        ],
+        constants=[None if value is None else small_constant(value) for value in node.inputs],
+        present=[value is not None for value in node.inputs],
+        output_shapes=[shape_of(value) for value in node.outputs],
+    )
+
+
+def shape_of(value: ir.Value | None) -> tuple[Dim, ...] | None:
+    """A value's shape: lengths, symbols, None for an unknown axis; None where the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape.dims)
+
+
+def _plain(attribute: ir.Attr) -> Any:
+    import onnx_ir as ir
+
+    value = attribute.value
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor().numpy()
+    if attribute.type == ir.AttributeType.INT:
+        return int(value)
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def captured(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The values from outside that the subgraphs of a control-flow node use, each once."""
+    found: dict[ir.Value, None] = {}
+    for graph in subgraphs(node):
+        _collect_outer(graph, set(), found)
+    return tuple(found)
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes."""
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _collect_outer(graph: ir.Graph, known: set[Any], found: dict[ir.Value, None]) -> None:
+    inside = known | set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        inside.update(node.outputs)
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in inside:
+                found[value] = None
+        for inner in subgraphs(node):
+            _collect_outer(inner, inside, found)
+    for value in graph.outputs:
+        if value not in inside:
+            found[value] = None
+
+
+def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> bool:
+    """Whether a rule's option fits the node: what it splits or sums has a known type and known axes."""
+    placements = (*option.inputs, *option.outputs)
+    return len(placements) == len(values) and all(
+        placement == REPLICATED or _fits(placement, value, world)
+        for placement, value in zip(placements, values, strict=True)
+    )
+
+
+def _fits(placement: Placement, value: ir.Value | None, world: int) -> bool:
+    shape = shape_of(value)
+    if value is None or value.dtype is None or shape is None:
+        return False
+    if not isinstance(placement, Split):
+        return True
+    length = shape[placement.axis] if placement.axis < len(shape) else None
+    return isinstance(length, int) and length > 0 and length % (world * placement.blocks) == 0

@@ -1,0 +1,181 @@
+"""The weights of a model where they lie: nothing is loaded before it is cut, and cutting streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.placement import Placement, Split
+from sharding.protobuf import IN_MODEL_FILE
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+CHUNK_BYTES = 8 << 20
+"""Bytes that cutting holds in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes of a file that hold one tensor, little-endian and row-major as ONNX stores them."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class WeightTensor:
+    """One weight: its type and shape, and its data in a file (``extent``) or in memory (``tensor``)."""
+
+    name: str
+    tensor: ir.TensorProtocol
+    extent: Extent | None
+
+    @property
+    def dtype(self) -> str:
+        """The element type's name, such as float32 or bfloat16."""
+        return dtype_name(self.tensor.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(axis) for axis in self.tensor.shape.numpy())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor; 0 for strings, which are never stored as plain bytes."""
+        return 0 if self.is_text else int(self.tensor.nbytes)
+
+    @property
+    def is_text(self) -> bool:
+        return self.dtype == "string"
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The whole tensor; mapped from its file where it lies in one."""
+        if self.extent is None:
+            return self.tensor.numpy()
+        if self.tensor.dtype.bitwidth < 8:
+            import onnx_ir as ir
+
+            raw = np.fromfile(self.extent.path, np.uint8, self.extent.length, offset=self.extent.offset)
+            return _unpack(raw, self.tensor.dtype, self.shape, ir)
+        dtype = self.tensor.dtype.numpy()
+        if self.extent.length == 0:
+            return np.empty(self.shape, dtype)
+        raw = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset, (self.extent.length,))
+        return raw.view(dtype).reshape(self.shape)
+
+    def part(self, placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
+        """What a rank holds under this placement: a view where it is contiguous."""
+        return cut(self.array(), placement, rank, world)
+
+    def part_bytes(self, placement: Placement, rank: int, world: int) -> Iterator[bytes]:
+        """The bytes of `part`, a few megabytes at a time."""
+        array = self.part(placement, rank, world)
+        if self.tensor.dtype.bitwidth < 8:
+            import onnx_ir as ir
+
+            yield ir.Tensor(np.ascontiguousarray(array), dtype=self.tensor.dtype).tobytes()
+            return
+        yield from _chunks(array)
+
+
+def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
+    """The part of a whole array that a rank holds under a placement."""
+    if not isinstance(placement, Split):
+        return array
+    axis, blocks = placement.axis, placement.blocks
+    size = array.shape[axis] // (world * blocks)
+    index: list[slice] = [slice(None)] * array.ndim
+    pieces = []
+    for block in range(blocks):
+        start = (block * world + rank) * size
+        index[axis] = slice(start, start + size)
+        pieces.append(array[tuple(index)])
+    return pieces[0] if blocks == 1 else np.concatenate(pieces, axis)
+
+
+def _chunks(array: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """The elements in row-major order, little-endian, in pieces of about `CHUNK_BYTES`."""
+    if array.nbytes <= CHUNK_BYTES or array.ndim == 0:
+        contiguous = np.ascontiguousarray(array)
+        if contiguous.dtype.byteorder == ">":
+            contiguous = contiguous.astype(contiguous.dtype.newbyteorder("<"))
+        yield contiguous.tobytes()
+        return
+    row_bytes = array.nbytes // len(array)
+    if row_bytes > CHUNK_BYTES:
+        for row in array:
+            yield from _chunks(row)
+        return
+    step = max(1, CHUNK_BYTES // row_bytes)
+    for start in range(0, len(array), step):
+        yield from _chunks(array[start : start + step])
+
+
+def _unpack(
+    raw: np.ndarray[Any, Any], dtype: ir.DataType, shape: tuple[int, ...], ir: Any
+) -> np.ndarray[Any, Any]:
+    return ir.PackedTensor(raw, dtype, shape=ir.Shape(shape)).numpy()
+
+
+def dtype_name(dtype: ir.DataType | None) -> str:
+    """The name that manifests use for an element type: numpy's, else ONNX's in lower case."""
+    if dtype is None:
+        return "unknown"
+    names = {"FLOAT": "float32", "DOUBLE": "float64"}
+    return names.get(dtype.name, dtype.name.lower())
+
+
+def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTensor:
+    """Finds where a weight's bytes lie, and checks that they can be there.
+
+    Raises `ModelError` for a location outside the model's folder (absolute, with ``..``, or a link that leads
+    out), a file that is missing or too short, or a length that is not the shape's.
+    """
+    import onnx_ir as ir
+
+    if not isinstance(tensor, ir.ExternalTensor):
+        return WeightTensor(name, tensor, None)
+    what = f"{model_path}: weight {name!r}"
+    if any(not isinstance(axis, int) or axis < 0 for axis in tensor.shape.dims):
+        raise ModelError(f"{what} has the impossible shape {list(tensor.shape.dims)}.")
+    location = str(tensor.location)
+    path = model_path if location == IN_MODEL_FILE else _external_path(model_path, location, what)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(
+            f"{what} lies in {path}, which cannot be read ({error.strerror}): put the model's external "
+            f"data file beside it."
+        ) from None
+    offset, needed = tensor.offset or 0, int(tensor.nbytes)
+    length = needed if tensor.length is None else tensor.length
+    if length != needed:
+        raise ModelError(f"{what} needs {needed} bytes for its type and shape, but its length is {length}.")
+    if offset < 0 or offset + length > size:
+        raise ModelError(
+            f"{what} lies at bytes {offset}..{offset + length} of {path}, which has only {size}: it is truncated."
+        )
+    return WeightTensor(name, tensor, Extent(path, offset, length))
+
+
+def _external_path(model_path: Path, location: str, what: str) -> Path:
+    folder = model_path.parent
+    advice = "only files in the model's folder are read."
+    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelError(f"{what} lies in {location!r}, which is not a path inside {folder}: {advice}")
+    path = folder / location
+    resolved, root = path.resolve(), folder.resolve()
+    if not resolved.is_relative_to(root):
+        raise ModelError(
+            f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: {advice}"
+        )
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{what} lies in {path}, which is not a file.")
+    return path

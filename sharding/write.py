@@ -1,0 +1,268 @@
+"""One rank model per rank, written into a slice folder: weights are cut while they stream to disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from sharding import manifest as manifests
+from sharding.emit import HeldWeight, RankGraph, emit_rank
+from sharding.errors import ShardError, SliceError
+from sharding.manifest import FileEntry, Manifest, RankEntry
+from sharding.placement import REPLICATED, Placement
+from sharding.plan import Plan, model_tensors
+from sharding.reshard import DOMAIN
+from sharding.shapes import SMALL_ELEMENTS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of weights written so far and in all."""
+INLINE_BYTES = 1024
+"""Weights up to this size stay in the model file: shapes and axes must be there for ONNX Runtime to read them."""
+ALIGNMENT = 64
+PAGE = 4096
+"""Weights of `PAGE_BYTES` and more start on a page, so that mapped parts share no page with a neighbour."""
+PAGE_BYTES = 1 << 16
+CREATED_BY = "shardrun 0.1.0"
+
+
+def write_slices(plan: Plan, output: str | Path, progress: Progress | None = None) -> Manifest:
+    """Writes rank models, their weights and the manifest; ``output`` appears at once, complete, or not at all.
+
+    A slice folder that is already there is replaced. Raises `SliceError` if ``output`` is anything else, or
+    cannot be written.
+    """
+    output = Path(output)
+    total = plan.rank_weight_bytes() * plan.world_size
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    with _new_folder(output, total) as folder:
+        entries = tuple(_write_rank(plan, rank, folder, advance) for rank in range(plan.world_size))
+        result = _manifest(plan, entries)
+        manifests.write_manifest(folder, result)
+    return result
+
+
+class _HashedFile:
+    """A file written once from start to end, hashed on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.digest, self.size = path, hashlib.sha256(), 0
+        self.file: BinaryIO = path.open("wb")
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.size += len(data)
+
+    def align(self, alignment: int) -> int:
+        """Pads to a multiple; the offset reached."""
+        self.write(bytes(-self.size % alignment))
+        return self.size
+
+    def close(self) -> FileEntry:
+        self.file.close()
+        return FileEntry(self.path.name, self.size, self.digest.hexdigest())
+
+
+def _write_rank(plan: Plan, rank: int, folder: Path, advance: Callable[[int], None]) -> RankEntry:
+    graph = emit_rank(plan.source, plan.steps, plan.choices, rank, plan.world_size)
+    data = _HashedFile(folder / f"rank_{rank}.data")
+    try:
+        for held in graph.weights:
+            _store(plan, rank, held, data, advance)
+    finally:
+        entry = data.close()
+    weight_bytes = sum(
+        int(held.value.const_value.nbytes) for held in graph.weights if held.value.const_value is not None
+    )
+    model = _HashedFile(folder / f"rank_{rank}.onnx")
+    try:
+        model.write(_serialize(plan, rank, graph))
+    finally:
+        files = [model.close()]
+    if entry.bytes:
+        files.append(entry)
+    else:
+        data.path.unlink()
+    return RankEntry(rank, f"rank_{rank}.onnx", weight_bytes, tuple(files))
+
+
+def _store(
+    plan: Plan, rank: int, held: HeldWeight, data: _HashedFile, advance: Callable[[int], None]
+) -> None:
+    """Writes a rank's part of one weight and points the rank's graph to it."""
+    import onnx_ir as ir
+
+    weight, name = plan.source.weights[held.source], held.value.name or ""
+    shape = held.value.shape
+    assert shape is not None
+    length = weight.nbytes // plan.world_size if held.placement != REPLICATED else weight.nbytes
+    integers = weight.tensor.dtype.is_integer() and weight.tensor.size <= SMALL_ELEMENTS
+    if weight.is_text or length <= INLINE_BYTES or (integers and weight.extent is None):
+        if weight.extent is None and held.placement == REPLICATED:
+            tensor: ir.TensorProtocol = weight.tensor
+            held.value.const_value = _renamed(tensor, name)
+        else:
+            part = weight.part(held.placement, rank, plan.world_size)
+            held.value.const_value = ir.Tensor(part.copy(), dtype=weight.tensor.dtype, name=name)
+        advance(length)
+        return
+    offset = data.align(PAGE if length >= PAGE_BYTES else ALIGNMENT)
+    for block in weight.part_bytes(held.placement, rank, plan.world_size):
+        data.write(block)
+        advance(len(block))
+    held.value.const_value = ir.ExternalTensor(
+        data.path.name, offset, data.size - offset, weight.tensor.dtype, shape=ir.Shape(shape.dims), name=name
+    )
+
+
+def _renamed(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    import onnx_ir as ir
+
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
+
+
+def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
+    import onnx_ir as ir
+
+    model = plan.source.model
+    source = model.graph
+    opsets = dict(source.opset_imports)
+    if rank_graph.collectives:
+        opsets.setdefault(DOMAIN, 1)
+    graph = ir.Graph(
+        rank_graph.inputs,
+        rank_graph.outputs,
+        nodes=rank_graph.nodes,
+        initializers=[*(held.value for held in rank_graph.weights), *rank_graph.constants],
+        opset_imports=opsets,
+        name=source.name,
+        doc_string=source.doc_string,
+        metadata_props=dict(source.metadata_props),
+    )
+    metadata = dict(model.metadata_props)
+    metadata.update({"shardrun.rank": str(rank), "shardrun.world_size": str(plan.world_size)})
+    result = ir.Model(
+        graph,
+        # Weights that are no inputs need IR version 4.
+        ir_version=max(model.ir_version, 4),
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=list(model.functions.values()),
+        metadata_props=metadata,
+    )
+    data: bytes = ir.serde.serialize_model(result).SerializeToString(deterministic=True)
+    return data
+
+
+def _manifest(plan: Plan, entries: tuple[RankEntry, ...]) -> Manifest:
+    weights = {
+        name: manifests.WeightEntry(str(_widest(held)), weight.dtype, weight.shape, weight.nbytes)
+        for name, held in plan.weights.items()
+        for weight in [plan.source.weights[name]]
+    }
+    graph = plan.source.model.graph
+    return Manifest(
+        source=plan.source.file,
+        world_size=plan.world_size,
+        ranks=entries,
+        weights=weights,
+        collectives=tuple(
+            manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape)
+            for item in plan.collectives
+        ),
+        inputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(graph.inputs)),
+        outputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(graph.outputs)),
+        whole=dict(sorted(plan.whole.items())),
+        created_by=CREATED_BY,
+    )
+
+
+def _widest(held: tuple[Placement, ...]) -> Placement:
+    return REPLICATED if REPLICATED in held else held[0]
+
+
+@contextmanager
+def _new_folder(output: Path, needed: int) -> Iterator[Path]:
+    """A temporary folder beside ``output`` that takes its place when the block ends, and vanishes if it fails."""
+    check_output(output)
+    target = output.resolve() if output.is_symlink() else output.absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise SliceError(f"{output} needs {needed} bytes, but only {free} are free on its disk.")
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f".{target.name[:100]}-", suffix=".partial", dir=target.parent)
+        )
+    except OSError as error:
+        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+    try:
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o777 & ~mask)
+        yield temporary
+        _replace(temporary, target)
+    except OSError as error:
+        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        temporary.rename(target)
+        return
+    old = temporary.with_name(temporary.name + ".old")
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_output(output: Path) -> None:
+    """Raises `SliceError` unless ``output`` is free to be written: absent, empty, or an earlier slice folder."""
+    try:
+        if not output.exists():
+            return
+        if not output.is_dir():
+            raise SliceError(f"{output} is a file; choose another --output folder.")
+        if not any(output.iterdir()):
+            return
+    except OSError as error:
+        raise SliceError(f"{output} cannot be read: {error.strerror or error}.") from None
+    try:
+        known = manifests.read_manifest(output)
+    except ShardError:
+        raise SliceError(
+            f"{output} holds other files than a slice; choose another --output folder, or empty this one."
+        ) from None
+    ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
+    others = sorted(path.name for path in output.iterdir() if path.name not in ours)
+    if others:
+        raise SliceError(
+            f"{output} holds other files than its slice ({', '.join(others[:3])}); choose another --output folder."
+        )
