@@ -1,1 +1,85 @@
-"""Collective backends."""
+"""Collective backends, and the choice among them.
+
+A backend is a module with ``connect(identity, timeout, ...) -> Communicator`` and one line in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from ranks.collectives.base import Communicator
+from ranks.errors import CollectiveError
+from ranks.identity import Identity
+
+__all__ = ["BACKENDS", "Communicator", "choose", "connect", "default_timeout"]
+
+# Name -> module and what its `connect` is told besides identity and time-out.
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "shm": ("ranks.collectives.shm", {}),
+    "mpi": ("ranks.collectives.mpi", {}),
+    "gloo": ("ranks.collectives.torch_dist", {"backend": "gloo"}),
+    "nccl": ("ranks.collectives.torch_dist", {"backend": "nccl"}),
+    "hccl": ("ranks.collectives.torch_dist", {"backend": "hccl"}),
+}
+_DEVICE_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+
+
+def connect(
+    identity: Identity, name: str = "auto", timeout: float | None = None, device: str = "cpu"
+) -> Communicator:
+    """The communicator of this rank's group, connected to all other ranks.
+
+    ``name`` is a key of `BACKENDS` or "auto"; ``device`` is where the buffers lie: "cpu", "cuda" or "npu". A
+    world of one rank gets a trivial one. Waits up to ``timeout`` seconds (default: ``SHARDRUN_TIMEOUT``,
+    300) for the others. Raises `CollectiveError`, `CollectiveTimeoutError` or `PeerLostError`; `DeviceError`
+    where a device or its software is missing.
+    """
+    seconds = default_timeout() if timeout is None else float(timeout)
+    if name != "auto" and name not in BACKENDS:
+        raise CollectiveError(
+            f"There are no collectives named {name!r}; the names are auto, {', '.join(BACKENDS)}."
+        )
+    if device not in ("cpu", *_DEVICE_BACKENDS):
+        raise CollectiveError(f"Collectives have no device {device!r}; the devices are cpu, cuda and npu.")
+    if identity.world_size == 1:
+        from ranks.collectives.single import SingleCommunicator
+
+        return SingleCommunicator(seconds)
+    chosen = choose(identity, device) if name == "auto" else name
+    needed = {backend: place for place, backend in _DEVICE_BACKENDS.items()}.get(chosen, "cpu")
+    if needed != device:
+        raise CollectiveError(
+            f"The {chosen} collectives work on buffers of device {needed}, but this group's are on {device}."
+        )
+    module, extra = BACKENDS[chosen]
+    communicator: Communicator = importlib.import_module(module).connect(identity, seconds, **extra)
+    return communicator
+
+
+def choose(identity: Identity, device: str = "cpu") -> str:
+    """The backend for a group: every rank of it comes to the same one.
+
+    NCCL or HCCL for buffers on devices; shared memory where all ranks are on one host; MPI under an MPI
+    launcher; else Gloo.
+    """
+    if device != "cpu":
+        return _DEVICE_BACKENDS[device]
+    if identity.shares_host:
+        return "shm"
+    return "mpi" if identity.source.startswith(("OMPI_", "PMI_", "SLURM_")) else "gloo"
+
+
+def default_timeout() -> float:
+    """Seconds a collective waits for a peer: ``SHARDRUN_TIMEOUT``, or 300."""
+    text = os.environ.get("SHARDRUN_TIMEOUT", "").strip()
+    if not text:
+        return 300.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise CollectiveError(f"SHARDRUN_TIMEOUT must be a number of seconds above 0, but is {text[:80]!r}.")
+    return seconds

@@ -13,8 +13,8 @@ class Communicator(ABC):
 
     Buffers are C-contiguous numpy arrays for CPU backends and torch tensors on the rank's device for NCCL and
     HCCL. Every rank must make the same calls in the same order with equal dtypes and shapes. Each call raises
-    `CollectiveTimeoutError` when a peer does not come within ``timeout`` seconds and `PeerLostError` as soon as
-    a peer is known to be dead.
+    `CollectiveTimeoutError` when a peer does not come within ``timeout`` seconds and `PeerLostError` as soon
+    as a peer is known to be dead.
     """
 
     name: str

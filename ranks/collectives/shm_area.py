@@ -1,0 +1,156 @@
+"""The memory that the ranks of one host share: one nameless memory file, mapped by each.
+
+    control   for every rank a line of counters; for every ordered pair of ranks two
+    slots     for every rank two halves of `SLOT` bytes, which successive phases use in turn
+    mail      for every ordered pair of ranks two pieces of `MAIL` bytes
+    arenas    for every rank `ARENA` bytes, from which it allocates buffers that its peers read and write
+    directly
+
+The file is sparse: only pages that were touched cost memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from ranks.collectives.arrays import Array
+from ranks.errors import CollectiveError
+
+SLOT = 1 << 20
+MAIL = 1 << 16
+ARENA = 1 << 30
+LINE = 16  # words of 8 bytes: two cache lines, since neighbours are fetched in pairs
+_PAGE = 4096
+_ALIGNMENT = 128
+
+
+def area_bytes(size: int) -> int:
+    """Bytes of the shared file of ``size`` ranks."""
+    return _control_bytes(size) + size * 2 * SLOT + size * size * 2 * MAIL + size * ARENA
+
+
+def create(size: int) -> int:
+    """A new memory file for ``size`` ranks, sealed against truncation; its descriptor."""
+    try:
+        descriptor = os.memfd_create("shardrun-collectives", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, area_bytes(size))
+            fcntl.fcntl(
+                descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise CollectiveError(f"Shared memory for {size} ranks cannot be made: {error.strerror}.") from error
+    return descriptor
+
+
+class Area:
+    """The shared memory as one rank sees it."""
+
+    def __init__(self, descriptor: int, rank: int, size: int) -> None:
+        found = os.fstat(descriptor).st_size
+        if found != area_bytes(size):
+            raise CollectiveError(
+                f"The shared memory of {size} ranks must have {area_bytes(size)} bytes, but has {found}: "
+                "start every rank with the same version of shardrun."
+            )
+        try:
+            self._map = mmap.mmap(descriptor, found)
+        except OSError as error:
+            raise CollectiveError(
+                f"Shared memory of {found >> 20} MiB of addresses cannot be mapped ({error.strerror}): "
+                "raise the limit `ulimit -v`, or use other collectives (SHARDRUN_COLLECTIVES=gloo)."
+            ) from error
+        self.rank = rank
+        self.size = size
+        view = memoryview(self._map)
+        self.words = view[: _control_bytes(size)].cast("Q")
+        self._view = view
+        self._bytes: Array = np.frombuffer(view, np.uint8)
+        self._slots = _control_bytes(size)
+        self._mail = self._slots + size * 2 * SLOT
+        self._arenas = self._mail + size * size * 2 * MAIL
+        self._address: int = self._bytes.__array_interface__["data"][0]
+        self._free: list[tuple[int, int]] = [(0, ARENA)]  # (offset, bytes), sorted
+        self._returned: deque[tuple[int, int]] = deque()
+
+    def line(self, rank: int) -> int:
+        """Index in `words` of a rank's line: counter, published offset, whether it has left."""
+        return rank * LINE
+
+    def mail_line(self, sender: int, receiver: int) -> int:
+        """Index in `words` of a pair's line, which the sender writes; the receiver writes the next one."""
+        return (self.size + (sender * self.size + receiver) * 2) * LINE
+
+    def slot(self, rank: int, half: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The start of one of a rank's halves, as an array."""
+        return self._at(self._slots + (rank * 2 + half) * SLOT, shape, dtype)
+
+    def mail(self, sender: int, receiver: int, half: int, count: int) -> Array:
+        """The first ``count`` bytes of one of a pair's pieces."""
+        offset = self._mail + ((sender * self.size + receiver) * 2 + half) * MAIL
+        return self._bytes[offset : offset + count]
+
+    def arena(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """What lies at ``offset`` of a rank's arena."""
+        return self._at(self._arenas + rank * ARENA + offset, shape, dtype)
+
+    def offset_of(self, array: Array) -> int | None:
+        """Where in this rank's arena ``array`` lies, or None where it is ordinary memory."""
+        start = array.__array_interface__["data"][0] - self._address - self._arenas - self.rank * ARENA
+        return start if start >= 0 and start + array.nbytes <= ARENA else None
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array in this rank's arena, or in ordinary memory where the arena is full.
+
+        Its bytes are used again only when the array and all views of it are gone.
+        """
+        while self._returned:
+            self._give_back(*self._returned.popleft())
+        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        taken = (count // _ALIGNMENT + 1) * _ALIGNMENT
+        for i, (offset, free) in enumerate(self._free):
+            if free >= taken:
+                self._free[i : i + 1] = [(offset + taken, free - taken)] if free > taken else []
+                break
+        else:
+            return np.empty(shape, dtype)
+        start = self._arenas + self.rank * ARENA + offset
+        # From a slice of the mapping, not of an array: so numpy keeps `owner` alive as the base of all its
+        # views.
+        owner: Array = np.frombuffer(self._view[start : start + taken], np.uint8)
+        # A finalizer may run anywhere, even inside this method: it only notes the block.
+        weakref.finalize(owner, self._returned.append, (offset, taken)).atexit = False
+        return owner[:count].view(dtype).reshape(shape)
+
+    def _give_back(self, offset: int, taken: int) -> None:
+        start = self._arenas + self.rank * ARENA + offset
+        first, last = -(-start // _PAGE) * _PAGE, (start + taken) // _PAGE * _PAGE
+        if last - first >= 1 << 20:
+            self._map.madvise(mmap.MADV_REMOVE, first, last - first)
+        blocks = sorted([*self._free, (offset, taken)])
+        self._free = blocks[:1]
+        for block, count in blocks[1:]:
+            before, length = self._free[-1]
+            if before + length == block:
+                self._free[-1] = (before, length + count)
+            else:
+                self._free.append((block, count))
+
+    def _at(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return self._bytes[start : start + count].view(dtype).reshape(shape)
+
+
+def _control_bytes(size: int) -> int:
+    lines = size + 2 * size * size
+    return -(-lines * LINE * 8 // _PAGE) * _PAGE

@@ -1,0 +1,44 @@
+"""The group of one rank: every collective is a copy or nothing at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ranks.collectives.base import Communicator
+from ranks.errors import CollectiveError
+
+
+class SingleCommunicator(Communicator):
+    """A world of size 1, on numpy arrays and on torch tensors alike."""
+
+    name = "single"
+
+    def __init__(self, timeout: float = 300.0) -> None:
+        self.rank = 0
+        self.size = 1
+        self.timeout = timeout
+
+    def all_reduce(self, buffer: Any) -> None:
+        """Does nothing: the sum over one rank is there already."""
+
+    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
+        out[...] = buffer
+
+    def all_to_all(self, buffer: Any, out: Any) -> None:
+        out[...] = buffer
+
+    def broadcast(self, buffer: Any, root: int = 0) -> None:
+        if root != 0:
+            raise CollectiveError(f"broadcast from rank {root} in a world of one rank: the root must be 0.")
+
+    def send(self, buffer: Any, peer: int) -> None:
+        raise CollectiveError(f"send to rank {peer} in a world of one rank: there is no other rank.")
+
+    def recv(self, buffer: Any, peer: int) -> None:
+        raise CollectiveError(f"recv from rank {peer} in a world of one rank: there is no other rank.")
+
+    def barrier(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""

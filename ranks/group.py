@@ -1,0 +1,53 @@
+"""This process's group: made once, from the environment, when something first needs it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from ranks.collectives import connect
+from ranks.collectives.base import Communicator
+from ranks.errors import CollectiveError
+from ranks.identity import Identity, identify
+
+_joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
+
+
+def join(
+    identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
+) -> Communicator:
+    """The communicator of this process's group for buffers on ``device``, connected on the first call.
+
+    ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
+    must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
+    raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
+    """
+    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
+    known = _joined.get(device)
+    if known is not None:
+        was, used, communicator = known
+        if identity is not None and (identity.rank, identity.world_size) != (was.rank, was.world_size):
+            raise CollectiveError(
+                f"This process is rank {was.rank} of {was.world_size} already and cannot also be rank "
+                f"{identity.rank} "
+                f"of {identity.world_size}: leave the group first."
+            )
+        if collectives not in {None, "auto", used}:
+            raise CollectiveError(
+                f"This process's group uses the {used} collectives already, not {collectives}."
+            )
+        return communicator
+    who = identify(identity)
+    communicator = connect(who, name, device=device)
+    _joined[device] = who, communicator.name, communicator
+    return communicator
+
+
+def leave() -> None:
+    """Closes this process's groups; the next `join` connects anew. Safe to call without a group."""
+    while _joined:
+        _joined.popitem()[1][2].close()
+
+
+atexit.register(leave)
+os.register_at_fork(after_in_child=_joined.clear)
