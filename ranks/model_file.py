@@ -1,0 +1,160 @@
+"""Finds and reads the model that a rank runs: a slice folder, a rank model, or a plain ONNX file."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ranks.errors import ModelError, ShardError
+from ranks.tensors import Dim, element_dtype
+from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
+
+if TYPE_CHECKING:
+    import onnx
+
+_COLLECTIVE_NAMES = (b"AllReduce", b"AllGather", b"AllToAll", b"shardrun")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A model file, and the manifest that it belongs to if it is one of a slice folder."""
+
+    path: Path
+    manifest: Manifest | None
+    rank: int | None = None
+    """The rank that the manifest says this file is of; None for a folder, of which each rank takes its
+    own."""
+
+    def verify(self, rank: int, world_size: int, *, hashes: bool = True) -> Path:
+        """The model file that this rank may run. Raises `ShardError` where the manifest says otherwise."""
+        if self.manifest is None:
+            return self.path
+        folder = self.path if self.rank is None else self.path.parent
+        if self.rank is not None and self.rank != rank and self.manifest.world_size == world_size:
+            raise ShardError(
+                f"{self.path} is the shard of rank {self.rank}, but this process is rank {rank}."
+            )
+        entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
+        return folder / entry.model
+
+
+def find(path: str | Path) -> Shard:
+    """Looks at a path. Raises `ModelError` if nothing is there, `ShardError` for a folder that is no slice
+    folder."""
+    path = Path(path)
+    if path.is_dir():
+        return Shard(path, read_manifest(path))
+    if not path.is_file():
+        state = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise ModelError(f"The model {path} {state}.")
+    if (path.parent / FILE_NAME).is_file():
+        manifest = read_manifest(path.parent)
+        for entry in manifest.ranks:
+            if entry.model == path.name:
+                return Shard(path, manifest, entry.rank)
+    return Shard(path, None)
+
+
+def may_have_collectives(path: Path) -> bool:
+    """Whether a collective's name occurs in the file; much quicker than parsing it."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return any(data.find(name) >= 0 for name in _COLLECTIVE_NAMES)
+    except ValueError:
+        raise ModelError(f"The model {path} is empty.") from None
+    except OSError as error:
+        raise ModelError(f"The model {path} cannot be read: {error}.") from None
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """Parses a model without its external data, and checks that these are where it says. Raises
+    `ModelError`."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's own error is not a ValueError, and onnx's readers raise many
+        raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(f"{path} is not an ONNX model: it has no nodes and no outputs.")
+    _check_external_data(model, path)
+    return model
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all initializers."""
+    return sum(_tensor_bytes(tensor) for tensor in model.graph.initializer)
+
+
+def resize(model: onnx.ModelProto, dims: Mapping[str, Sequence[Dim]], path: Path) -> None:
+    """Gives inputs new dimensions, and forgets the shapes that followed from the old ones."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name: value for value in model.graph.input if value.name not in initializers}
+    for name, shape in dims.items():
+        if name not in inputs:
+            raise ModelError(
+                f"{path} has no input {name!r} to resize; it has {', '.join(map(repr, inputs))}."
+            )
+        tensor = inputs[name].type.tensor_type
+        if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+            raise ModelError(
+                f"Input {name!r} of {path} has {len(tensor.shape.dim)} axes and cannot be resized to "
+                f"{list(shape)}."
+            )
+        tensor.shape.Clear()
+        for dim in shape:
+            axis = tensor.shape.dim.add()
+            if isinstance(dim, str):
+                axis.dim_param = dim
+            elif dim is not None and dim >= 0:
+                axis.dim_value = dim
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    dtype = element_dtype(tensor.data_type)
+    return 0 if dtype.hasobject else count * dtype.itemsize
+
+
+def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
+    """Refuses external data outside the model's folder, missing, or shorter than the model says.
+
+    Such data are mapped into memory, where reading past a file's end would kill the process.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        where = f"The weight {tensor.name!r} of {path}"
+        location = fields.get("location", "")
+        if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+            raise ModelError(f"{where} refers to the file {location!r}, which is not in the model's folder.")
+        try:
+            offset = int(fields.get("offset") or 0)
+            length = int(fields.get("length") or _tensor_bytes(tensor))
+        except ValueError:
+            raise ModelError(f"{where} has an offset or length that is not a number.") from None
+        if location not in sizes:
+            try:
+                sizes[location] = (path.parent / location).stat().st_size
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
+        expected = _tensor_bytes(tensor)
+        if expected and length != expected:
+            raise ModelError(f"{where} takes {expected} bytes, but the model says it has {length}.")
+        if offset < 0 or length < 0 or offset + length > sizes[location]:
+            raise ModelError(
+                f"{where} ends at byte {offset + length} of {location!r}, which has {sizes[location]} bytes: "
+                f"the file "
+                f"is truncated or belongs to another model."
+            )

@@ -1,0 +1,378 @@
+"""Runs the segments of a cut model and the collectives between them.
+
+The first run with some input shapes lets ONNX Runtime allocate every value and so learns their shapes. From
+the second run on, the values lie in buffers that stay where they are: each session is bound once to the
+buffers it reads and writes, collectives work in place on them, and a run is nothing but "run session, run
+collectives" in turn. Buffers are used again within a run when their value has been read for the last time.
+
+Where a segment's output shapes depend on its input's values (as those of NonZero do), the plan ends before
+that segment, and ONNX Runtime allocates from there on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ranks.buffers import HostMemory, Memory, Pool, Shape, nbytes
+from ranks.collectives.base import Communicator
+from ranks.cut import Collective, Cut
+from ranks.errors import ModelError
+from ranks.session import reason
+
+MAX_PLANS = 8
+"""Sets of input shapes whose buffers are kept; the longest unused goes first."""
+MAX_KNOWN_SHAPES = 256
+"""Sets of input shapes whose values' shapes are remembered."""
+
+Values = dict[str, Any]
+
+
+@dataclass
+class Plan:
+    """Sessions bound to buffers, for one set of input shapes."""
+
+    values: Values
+    steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]]
+    levels: int
+    """How many levels, from the first, run as planned; the others run with shapes unknown."""
+
+
+class Program:
+    """A cut model's sessions, ready to run; not safe for calls from several threads at once."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sessions: Sequence[ort.InferenceSession | None],
+        elements: Mapping[str, int | None],
+        memory: Memory,
+        communicator: Communicator | None,
+        *,
+        small: frozenset[str] = frozenset(),
+    ) -> None:
+        """``elements``: each value's ONNX element type, None where its size is not fixed.
+
+        ``small``: values that stay on the host even where ``memory`` is a GPU's.
+        """
+        self._cut = cut
+        self._sessions = sessions
+        self._elements = elements
+        self._communicator = communicator
+        self._host: Memory = memory if isinstance(memory, HostMemory) else HostMemory(None)
+        self._memory = memory
+        self._small = small
+        self._life = _Lifetimes(cut)
+        self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
+        self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
+        self._planned_levels = self._fixed_levels()
+        self.communication_seconds = 0.0
+
+    def run(self, feeds: Sequence[Any]) -> list[Any]:
+        """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
+        key = tuple([array.shape for array in feeds])
+        plan = self._plans.get(key)
+        if plan is None:
+            if key not in self._shapes:
+                return self._first_run(key, feeds)
+            plan = self._add_plan(key)
+        else:
+            self._plans.move_to_end(key)
+        values = plan.values
+        for name, array in zip(self._cut.inputs, feeds, strict=True):
+            self._place(name).load(values[name], array)
+        level = 0
+        seconds = 0.0
+        clock = time.perf_counter
+        for run, exchanges in plan.steps:
+            if run is not None:
+                try:
+                    run()
+                except Exception as error:
+                    return self._leave_plan(plan, level, error)
+            if exchanges:
+                start = clock()
+                for exchange in exchanges:
+                    exchange()
+                seconds += clock() - start
+            level += 1
+        self.communication_seconds += seconds
+        if level < len(self._sessions):
+            values = dict(values)
+            self._run_free(values, level, {})
+        return self._results(values)
+
+    # shapes unknown
+
+    def _first_run(self, key: tuple[Shape, ...], feeds: Sequence[Any]) -> list[Any]:
+        values: Values = {}
+        for name, array in zip(self._cut.inputs, feeds, strict=True):
+            memory = self._place(name)
+            if self._elements[name] is None:
+                values[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array, dtype=object))
+                continue
+            values[name] = memory.allocate(array.shape, self._elements[name] or 0)
+            memory.load(values[name], array)
+        shapes: dict[str, Shape] = {}
+        self._run_free(values, 0, shapes)
+        self._shapes[key] = shapes
+        if len(self._shapes) > MAX_KNOWN_SHAPES:
+            self._shapes.popitem(last=False)
+        return self._results(values)
+
+    def _run_free(self, values: Values, start: int, shapes: dict[str, Shape]) -> None:
+        """Runs from level ``start`` on with buffers that ONNX Runtime allocates; notes the shapes found."""
+        for level in range(start, len(self._sessions)):
+            session = self._sessions[level]
+            if session is not None:
+                self._run_segment(session, level, values)
+            self._note_shapes(self._life.produced[level], values, shapes)
+            for name in self._life.dead_before_exchange[level]:
+                values.pop(name, None)
+            began = time.perf_counter()
+            for collective in self._cut.collectives[level]:
+                self._exchange_free(collective, values)
+            self.communication_seconds += time.perf_counter() - began
+            self._note_shapes(self._life.received[level], values, shapes)
+            for name in self._life.dead_after[level]:
+                values.pop(name, None)
+
+    def _note_shapes(self, names: Sequence[str], values: Values, shapes: dict[str, Shape]) -> None:
+        for name in names:
+            if self._elements[name] is not None:
+                shapes[name] = self._place(name).shape(values[name])
+
+    def _run_segment(self, session: ort.InferenceSession, level: int, values: Values) -> None:
+        segment = self._cut.segments[level]
+        binding = session.io_binding()
+        for name in segment.inputs:
+            if self._elements[name] is None:
+                binding.bind_ortvalue_input(name, values[name])
+            else:
+                self._bind(binding.bind_input, name, values[name])
+        for name in segment.outputs:
+            memory = self._place(name)
+            binding.bind_output(name, memory.device, memory.device_id)
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:
+            raise _run_error(error) from None
+        for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
+            values[name] = value if self._elements[name] is None else self._place(name).adopt(value)
+
+    def _exchange_free(self, collective: Collective, values: Values) -> None:
+        # Never in place: what ONNX Runtime allocated may be a constant of the model.
+        source = values[collective.input] if collective.input else None
+        target = None
+        if collective.output:
+            shape = self._output_shape(collective, self._memory.shape(source) if source is not None else ())
+            element = self._elements[collective.output] or 0
+            target = self._memory.allocate(shape, element, exchanged=True)
+            values[collective.output] = target
+        for step in self._exchange(collective, source, target, in_place=False):
+            step()
+
+    # shapes known
+
+    def _add_plan(self, key: tuple[Shape, ...]) -> Plan:
+        while len(self._plans) >= MAX_PLANS:
+            self._plans.popitem(last=False)
+        shapes = dict(self._shapes[key])
+        shapes.update(zip(self._cut.inputs, key, strict=True))
+        levels = self._planned_levels
+        values = self._allocate(shapes, levels)
+        steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]] = []
+        for level in range(levels):
+            segment, session = self._cut.segments[level], self._sessions[level]
+            run = None
+            if session is not None:
+                binding = session.io_binding()
+                for name in segment.inputs:
+                    self._bind(binding.bind_input, name, values[name])
+                for name in segment.outputs:
+                    self._bind(binding.bind_output, name, values[name])
+                run = partial(session.run_with_iobinding, binding)
+            exchanges: list[Callable[[], Any]] = []
+            for c in self._cut.collectives[level]:
+                source = values[c.input] if c.input else None
+                target = values[c.output] if c.output else None
+                exchanges += self._exchange(c, source, target, in_place=c.output in self._life.in_place)
+            steps.append((run, exchanges))
+        plan = self._plans[key] = Plan(values, steps, levels)
+        return plan
+
+    def _allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
+        """Buffers for all values of the first ``levels`` levels; values that do not live together share
+        memory."""
+        life = self._life
+        pools: dict[tuple[bool, bool], Pool] = {}
+        values: Values = {}
+        taken: dict[str, tuple[Pool, tuple[int, Any]]] = {}
+
+        def add(name: str, *, keep: bool = False) -> None:
+            memory, exchanged, element = self._place(name), name in life.exchanged, self._elements[name] or 0
+            pool = pools.setdefault((memory is self._memory, exchanged), Pool(memory, exchanged=exchanged))
+            taken[name] = pool, pool.take(nbytes(shapes[name], element))
+            values[name] = memory.view(taken[name][1][1], shapes[name], element)
+            if keep:
+                del taken[name]
+
+        for name in self._cut.inputs:
+            add(name, keep=True)
+        for level in range(levels):
+            for name in life.produced[level]:
+                add(name)
+            for name in life.dead_before_exchange[level]:
+                self._release(taken, name)
+            for c in self._cut.collectives[level]:
+                if c.output in life.in_place:
+                    assert c.input and c.output
+                    values[c.output] = values[c.input]
+                    taken[c.output] = taken.pop(c.input)
+                elif c.output:
+                    add(c.output)
+            for name in life.dead_after[level]:
+                self._release(taken, name)
+        return values
+
+    @staticmethod
+    def _release(taken: dict[str, tuple[Pool, tuple[int, Any]]], name: str) -> None:
+        if name in taken:
+            pool, block = taken.pop(name)
+            pool.give(block)
+
+    def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Any]:
+        """A segment failed in its plan: if its output shapes are others this time, no plan can hold them."""
+        values = dict(plan.values)
+        shapes: dict[str, Shape] = {}
+        self._run_free(values, level, shapes)  # raises what is not about shapes
+        if all(plan_shape == shapes.get(name) for name, plan_shape in self._planned_shapes(plan, level)):
+            raise _run_error(error)
+        self._planned_levels = min(self._planned_levels, level)
+        self._plans.clear()
+        return self._results(values)
+
+    def _planned_shapes(self, plan: Plan, level: int) -> list[tuple[str, Shape]]:
+        return [(name, self._place(name).shape(plan.values[name])) for name in self._life.produced[level]]
+
+    # both
+
+    def _exchange(
+        self, c: Collective, source: Any, target: Any, *, in_place: bool
+    ) -> list[Callable[[], Any]]:
+        """The calls that a collective takes, bound to its buffers."""
+        group = self._communicator
+        assert group is not None
+        calls: list[Callable[[], Any]] = []
+        if c.op in ("AllReduce", "Broadcast"):
+            if not in_place:
+                calls.append(partial(self._memory.copy, target, source))
+            if c.op == "AllReduce":
+                calls.append(partial(group.all_reduce, target))
+            else:
+                calls.append(partial(group.broadcast, target, c.attributes["root"]))
+        elif c.op == "AllGather":
+            axis = c.attributes["axis"] % max(1, len(self._memory.shape(source)))
+            calls.append(partial(group.all_gather, source, target, axis))
+        elif c.op == "AllToAll":
+            calls.append(partial(group.all_to_all, source, target))
+        elif c.op == "Send":
+            calls.append(partial(group.send, source, c.attributes["peer"]))
+        else:
+            calls.append(partial(group.recv, target, c.attributes["peer"]))
+        return calls
+
+    def _output_shape(self, c: Collective, shape: Shape) -> Shape:
+        size = self._communicator.size if self._communicator else 1
+        if c.op == "Recv":
+            return tuple(c.attributes["shape"])
+        if c.op == "AllGather":
+            axis = c.attributes["axis"]
+            if not -len(shape) <= axis < len(shape):
+                raise ModelError(f"AllGather of {c.input!r} has axis {axis}, but its shape is {list(shape)}.")
+            axis %= len(shape)
+            return (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
+        if c.op == "AllToAll" and (not shape or shape[0] % size):
+            raise ModelError(
+                f"AllToAll of {c.input!r}: axis 0 of its shape {list(shape)} must be a multiple of {size}."
+            )
+        return shape
+
+    def _place(self, name: str) -> Memory:
+        return self._host if name in self._small or self._elements[name] is None else self._memory
+
+    def _bind(self, bind: Callable[..., None], name: str, buffer: Any) -> None:
+        memory = self._place(name)
+        shape = list(memory.shape(buffer))
+        bind(name, memory.device, memory.device_id, self._elements[name], shape, memory.address(buffer))
+
+    def _results(self, values: Values) -> list[Any]:
+        return [
+            values[name].numpy() if self._elements[name] is None else self._place(name).fetch(values[name])
+            for name in self._cut.outputs
+        ]
+
+    def _fixed_levels(self) -> int:
+        """The levels, from the first, in which every value lies in a plain block of memory."""
+        if any(self._elements[name] is None for name in self._cut.inputs):
+            return 0
+        for level, names in enumerate(self._life.produced):
+            if any(self._elements[name] is None for name in names):
+                return level
+        return len(self._sessions)
+
+
+@dataclass
+class _Lifetimes:
+    """From when to when each value is needed, level by level. Inputs and outputs of the model are kept
+    throughout."""
+
+    cut: Cut
+    produced: list[list[str]] = field(init=False)
+    """By a level's segment."""
+    received: list[list[str]] = field(init=False)
+    """By a level's collectives."""
+    dead_before_exchange: list[list[str]] = field(init=False)
+    dead_after: list[list[str]] = field(init=False)
+    exchanged: set[str] = field(init=False)
+    in_place: set[str | None] = field(init=False)
+    """Outputs of collectives that can replace their input in its buffer."""
+
+    def __post_init__(self) -> None:
+        cut = self.cut
+        self.produced = [list(segment.outputs) for segment in cut.segments]
+        self.exchanged = {n for level in cut.collectives for c in level for n in (c.input, c.output) if n}
+        last: dict[str, tuple[int, int]] = {}
+        for level, (segment, collectives) in enumerate(zip(cut.segments, cut.collectives, strict=True)):
+            last.update((name, (level, 0)) for name in segment.inputs)
+            last.update((name, (level, 0)) for name in segment.outputs)
+            last.update((name, (level, 1)) for c in collectives for name in (c.input, c.output) if name)
+        computed = {name for names in self.produced for name in names}
+        computed |= {c.output for level in cut.collectives for c in level if c.output}
+        kept = {*cut.inputs, *cut.outputs}
+        self.in_place = set()
+        for level, collectives in enumerate(cut.collectives):
+            readers = [c.input for c in collectives]
+            for c in collectives:
+                alone = readers.count(c.input) == 1 and last.get(c.input or "") == (level, 1)
+                variable = c.input in computed and c.input not in kept
+                if c.op in ("AllReduce", "Broadcast") and alone and variable:
+                    self.in_place.add(c.output)
+        count = len(cut.segments)
+        self.received = [[c.output for c in level if c.output] for level in cut.collectives]
+        self.dead_before_exchange = [[] for _ in range(count)]
+        self.dead_after = [[] for _ in range(count)]
+        for name, (level, phase) in last.items():
+            if name not in kept:
+                (self.dead_after if phase else self.dead_before_exchange)[level].append(name)
+
+
+def _run_error(error: Exception) -> ModelError:
+    return ModelError(f"ONNX Runtime could not run the model: {reason(error)}")

@@ -1,0 +1,145 @@
+"""What a model's inputs and outputs are, and whether given arrays fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranks.errors import ShardrunError
+
+Dim = int | str | None
+OBJECT = np.dtype(object)
+
+ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
+    "float": (1, "float32"),
+    "uint8": (2, "uint8"),
+    "int8": (3, "int8"),
+    "uint16": (4, "uint16"),
+    "int16": (5, "int16"),
+    "int32": (6, "int32"),
+    "int64": (7, "int64"),
+    "string": (8, "object"),
+    "bool": (9, "bool"),
+    "float16": (10, "float16"),
+    "double": (11, "float64"),
+    "uint32": (12, "uint32"),
+    "uint64": (13, "uint64"),
+    "complex64": (14, "complex64"),
+    "complex128": (15, "complex128"),
+    "bfloat16": (16, "bfloat16"),
+    "float8e4m3fn": (17, "float8_e4m3fn"),
+    "float8e4m3fnuz": (18, "float8_e4m3fnuz"),
+    "float8e5m2": (19, "float8_e5m2"),
+    "float8e5m2fnuz": (20, "float8_e5m2fnuz"),
+}
+"""ONNX Runtime's name of an element type -> its number in ONNX's ``TensorProto.DataType`` and its numpy
+name."""
+
+_NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
+
+
+def element_number(ort_type: str) -> int | None:
+    """``tensor(float)`` -> 1; None for what is no tensor of a type in `ELEMENT_TYPES`."""
+    if not (ort_type.startswith("tensor(") and ort_type.endswith(")")):
+        return None
+    found = ELEMENT_TYPES.get(ort_type[7:-1])
+    return found[0] if found else None
+
+
+def element_dtype(number: int | None) -> np.dtype[Any]:
+    """The numpy type of an ONNX element type; ``object`` for strings and what numpy has no type for."""
+    name = _NAMES.get(number or 0)
+    if name is None:
+        return OBJECT
+    numpy_name = ELEMENT_TYPES[name][1]
+    if numpy_name.startswith(("bfloat", "float8")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, numpy_name))
+    return np.dtype(numpy_name)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A model input or output. An axis is a length, a symbol, or None; ``dtype`` is object for strings and
+    for what is no tensor (whose ``shape`` is empty)."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[Dim, ...]
+    is_tensor: bool = True
+
+    def __str__(self) -> str:
+        axes = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{'string' if self.dtype == OBJECT else self.dtype}[{axes}]"
+
+
+def spec_of(argument: Any) -> TensorSpec:
+    """The spec of a session's ``NodeArg``."""
+    number = element_number(argument.type)
+    is_tensor = argument.type.startswith("tensor(")
+    shape = (
+        tuple(
+            dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else None
+            for dim in argument.shape
+        )
+        if is_tensor
+        else ()
+    )
+    return TensorSpec(argument.name, element_dtype(number), shape, is_tensor)
+
+
+def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
+    """The feeds in the order of the inputs, each one checked and C-contiguous.
+
+    Raises `ShardrunError` with one sentence that names the input, what was expected and what was found.
+    """
+    arrays = []
+    for spec in specs:
+        try:
+            array = feeds[spec.name]
+        except KeyError:
+            raise ShardrunError(
+                f"Input {spec.name!r} is missing: the model expects {_listing(specs)}, but was given "
+                f"{', '.join(map(repr, feeds)) or 'nothing'}."
+            ) from None
+        arrays.append(_checked(spec, array))
+    if len(feeds) > len(specs):
+        known = {spec.name for spec in specs}
+        unknown = next(name for name in feeds if name not in known)
+        raise ShardrunError(f"The model has no input {unknown!r}; it expects {_listing(specs)}.")
+    return arrays
+
+
+def _checked(spec: TensorSpec, array: Any) -> Any:
+    if not spec.is_tensor:
+        return array
+    if not isinstance(array, np.ndarray):
+        raise ShardrunError(
+            f"Input {spec.name!r} must be a numpy array of {spec}, but is {type(array).__name__}."
+        )
+    if array.dtype != spec.dtype and not (spec.dtype == OBJECT and array.dtype.kind in "UST"):
+        raise ShardrunError(
+            f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "
+            f"array.astype({str(spec.dtype)!r})."
+        )
+    shape = array.shape
+    if len(shape) != len(spec.shape):
+        raise ShardrunError(
+            f"Input {spec.name!r} must have {len(spec.shape)} axes ({spec}), but has {len(shape)}: "
+            f"{list(shape)}."
+        )
+    for axis, (found, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
+        if found != wanted and isinstance(wanted, int):
+            raise ShardrunError(
+                f"Axis {axis} of input {spec.name!r} must have length {wanted} ({spec}), but has {found}: "
+                f"{list(shape)}."
+            )
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _listing(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name!r} {spec}" for spec in specs) or "no inputs"
