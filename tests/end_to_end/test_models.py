@@ -31,7 +31,7 @@ class Sliced(NamedTuple):
 
 @pytest.fixture(scope="module", params=GRID, ids=lambda case: f"{case[0]}-{case[1]}")
 def sliced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sliced]:
-    """A model sliced once for all tests of that model and number of ranks; removed after them: it is large."""
+    """A model sliced once for all tests of that model and number of ranks; removed after them."""
     name, ranks = request.param
     model = models.get(name)
     folder = tmp_path_factory.mktemp("slices") / f"{name}-{ranks}"
@@ -80,7 +80,7 @@ def test_every_rank_holds_its_share(sliced: Sliced) -> None:
     "sliced", [("bert_base", 2), ("gpt2", 2)], indirect=True, ids=["bert_base-2", "gpt2-2"]
 )
 def test_transformers_reduce_twice_a_layer_and_halve_their_weights(sliced: Sliced) -> None:
-    """Megatron-LM's plan: in each of 12 layers one AllReduce after attention, one after the feed-forward part."""
+    """Megatron-LM's plan: in each of 12 layers one AllReduce after attention, one after the MLP."""
     operators = [collective.op for collective in sliced.manifest.collectives]
     assert operators.count("AllReduce") == 24
     source = sum(weight.bytes for weight in sliced.manifest.weights.values())

@@ -1,0 +1,96 @@
+"""The examples in README.md and docs/ run, in the order they stand, and print what the text says they print.
+
+In a fenced block marked `console`, lines that begin with `$ ` are commands and the rest is their output; a
+line of only `...` stands for any lines. Numbers are compared by place, not by value. `python` blocks are run
+as programs. Blocks of any other kind are not run. The folder holds `model.onnx`, the sentence encoder.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.end_to_end.processes import run_clean
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: Path, *kinds: str) -> list[tuple[str, str]]:
+    """The fenced blocks of these kinds, in order: (kind, text)."""
+    return [(kind, text) for kind, text in FENCE.findall(document.read_text("utf-8")) if kind in kinds]
+
+
+def shape_of(text: str) -> list[str]:
+    """Lines of output without what may differ from machine to machine: numbers, widths, rules of tables."""
+    lines = []
+    for raw in text.splitlines():
+        line = re.sub(r"-?\d[\d.,]*(e[-+]?\d+)?", "#", raw)
+        line = re.sub(r"# (ms|µs|s|B|kB|MB|GB)\b", "# unit", line)
+        line = re.sub(r"[-─━]{2,}", "--", line)
+        if line := " ".join(line.split()):
+            lines.append(line)
+    return lines
+
+
+def matches(expected: str, found: str) -> bool:
+    parts = [
+        "".join(re.escape(line) + "\n" for line in shape_of(part))
+        for part in re.split(r"(?m)^\.\.\.$", expected)
+    ]
+    return re.fullmatch("(?:.*\n)*".join(parts), "".join(line + "\n" for line in shape_of(found))) is not None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, and the environment's commands on PATH."""
+    folder = tmp_path_factory.mktemp("documents")
+    shutil.copy(models.get("minilm").path, folder / "model.onnx")
+    commands = folder / "bin"
+    commands.mkdir()
+    # The command as pip would make it, also where the project is not installed.
+    (commands / "shardrun").write_text(
+        f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n"
+    )
+    (commands / "shardrun").chmod(0o755)
+    (commands / "python").symlink_to(sys.executable)
+    return folder
+
+
+@pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])
+def test_examples_do_what_the_document_says(document: Path, place: Path) -> None:
+    environment = {
+        "PATH": f"{place / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "120",
+    }
+    for kind, text in blocks(document, "console", "python"):
+        if kind == "python":
+            done = run_clean([sys.executable, "-c", text], cwd=place, environment=environment)
+            assert done.returncode == 0, f"{text}\n{done.stderr}"
+            continue
+        for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            done = run_clean(["bash", "-c", command], cwd=place, environment=environment)
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+            assert matches(expected, done.stdout), f"{command}\nsays:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text("utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), (
+                f"{document.name} links to {target}, which is not there"
+            )
+
+
+def test_comparison_of_outputs_can_fail() -> None:
+    assert matches("a 1.5 ms\n...\nb\n", "a 230 µs\nx\ny\nb\n")
+    assert matches("weights  3\n----  --\n", "weights 12\n------  ---\n")
+    assert not matches("a\nb\n", "a\nc\n")
+    assert not matches("a\n", "a\nb\n")
