@@ -18,7 +18,18 @@ class LaunchError(ShardrunError):
 
 
 class RankFailedError(ShardrunError):
-    """A rank ended or failed while it was needed; the message starts with the first cause."""
+    """A rank ended or failed while it was needed; the message starts with the first cause.
+
+    ``rank`` and ``host`` say which, where one rank is the cause; ``details`` is its traceback, if it had one.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, host: str | None = None, details: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.details = details
 
 
 class VerifyError(ShardrunError):

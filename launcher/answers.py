@@ -1,0 +1,30 @@
+"""What the ranks of a serving group answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ranks import wire
+
+
+@dataclass
+class Answers:
+    """The answers to the request in progress; guarded by the job's ``changed``."""
+
+    request: int = 0
+    result: wire.Message | None = None
+    failed: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def begin(self, request: int) -> None:
+        """A new request: nothing is answered yet."""
+        self.request, self.result, self.failed = request, None, {}
+
+    def take(self, rank: int, message: wire.Message) -> None:
+        """An answer; one to an earlier request is dropped."""
+        if message.fields.get("request") != self.request:
+            return
+        if message.kind is wire.Kind.RESULT and rank == 0:
+            self.result = message
+        elif message.kind is wire.Kind.FAILED:
+            self.failed[rank] = message.fields

@@ -1,0 +1,119 @@
+"""What a launcher is: one class with one job, to start these ranks and to say when each ended and how.
+
+Watching, output, time-outs, the first cause and clean-up are common code above it (`launcher.watch`). A new
+launcher is one module and one line in `LAUNCHERS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.rank_table import RankTable
+
+LAUNCHERS = {
+    "local": "launcher.local:LocalLauncher",
+    "mpirun": "launcher.mpirun:MpirunLauncher",
+}
+
+StreamName = Literal["stdout", "stderr"]
+
+
+#: The rank of an `Ended` whose launching program says how the first rank ended, but not which one it was.
+SOME_RANK = -1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process ended. ``rank`` None: the launching program itself. ``code``: negative for a signal, None
+    unknown."""
+
+    rank: int | None
+    code: int | None
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A file descriptor to read output from; ``rank`` None: of several ranks, told apart by
+    `Handle.attribute`."""
+
+    descriptor: int
+    rank: int | None
+    name: StreamName
+
+
+class Handle(ABC):
+    """Ranks that were started. ``pipes`` belong to the reader, who closes them at their end."""
+
+    pipes: list[Pipe]
+
+    def __init__(self) -> None:
+        self.pipes = []
+        self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+
+    def wait(self) -> Ended | None:
+        """Blocks for the next end of a process; None once everything has ended."""
+        return self._ended.get()
+
+    def attribute(self, line: str) -> tuple[int | None, str]:
+        """The rank that wrote a line of a pipe without a rank, and the line without the launching
+        program's mark."""
+        return None, line
+
+    def heard(self, line: str) -> Ended | None:
+        """The end of a rank, if this line of the launching program's own completes what it says of one."""
+        return None
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Asks everything to end (SIGTERM); safe to call at any time."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends everything that this handle can reach (SIGKILL); safe to call at any time."""
+
+    def close(self) -> None:  # noqa: B027 - most launchers leave nothing behind
+        """Removes what starting made (files); called when everything has ended."""
+
+
+class Launcher(ABC):
+    """Starts ranks in one way."""
+
+    name: str
+    #: Whether ranks may be on other hosts, so that the control socket must be reachable over the network.
+    spans_hosts: bool = False
+
+    @abstractmethod
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> Handle:
+        """Starts ``world_size`` processes of ``ranks.boot`` with the arguments ``program``.
+
+        ``environment`` is set in each of them on top of the caller's own; ``table`` says on which hosts
+        they run. Raises `LaunchError` when they cannot be started.
+        """
+
+
+def choose(name: str, table: RankTable | None = None) -> Launcher:
+    """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several."""
+    if name == "auto":
+        name = "mpirun" if table is not None and len(table.hosts) > 1 else "local"
+    try:
+        module, _, attribute = LAUNCHERS[name].partition(":")
+    except KeyError:
+        raise ConfigError(
+            f"There is no launcher {name!r}: choose one of auto, {', '.join(LAUNCHERS)}."
+        ) from None
+    launcher: Launcher = getattr(importlib.import_module(module), attribute)()
+    return launcher

@@ -1,0 +1,98 @@
+"""From what is known about ended ranks to the first cause, as sentences."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.base import Ended
+from launcher.errors import LaunchError, RankFailedError
+
+_HINTS = {
+    signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so).",
+    signal.SIGTERM: "Someone, or the job system at its time limit, asked it to end.",
+    signal.SIGSEGV: "A native library crashed: see its last lines, and try one rank alone.",
+    signal.SIGABRT: "A native library gave up: see its last lines.",
+    signal.SIGBUS: "A mapped file was cut short, or shared memory (/dev/shm) is full.",
+    signal.SIGILL: "A native library was built for another processor.",
+}
+
+
+@dataclass
+class Trouble:
+    """What is known of one rank that did not end well, in the order of the first sign of it."""
+
+    rank: int
+    host: str
+    error: dict[str, Any] | None = None
+    ended: Ended | None = None
+
+    @property
+    def secondary(self) -> bool:
+        """Whether the rank itself says that another one was the cause."""
+        return self.error is not None and bool(self.error.get("secondary"))
+
+    @property
+    def told(self) -> bool:
+        """Whether it is known how or why it ended."""
+        return self.error is not None or (self.ended is not None and self.ended.code is not None)
+
+
+def first(troubles: Sequence[Trouble]) -> Trouble | None:
+    """The first cause: the earliest trouble that is not only the echo of another rank's."""
+    return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
+
+
+def error_of(trouble: Trouble, tail: Sequence[str]) -> RankFailedError:
+    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error."""
+    where = f"rank {trouble.rank} on host {trouble.host}"
+    if trouble.error is not None:
+        message = str(trouble.error.get("message"))
+        if not trouble.error.get("expected"):
+            message = f"{trouble.error.get('type')}: {message}"
+        return RankFailedError(
+            f"{where}: {message}",
+            rank=trouble.rank,
+            host=trouble.host,
+            details=str(trouble.error.get("traceback", "")),
+        )
+    code = trouble.ended.code if trouble.ended is not None else None
+    sentence, hint = f"{where} {how(code)}", ""
+    if code is not None and code < 0:
+        hint = _HINTS.get(_signal(code) or signal.SIGHUP, "")
+    elif code is not None:
+        sentence += " without an error message"
+    message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
+    if tail:
+        message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
+    return RankFailedError(message, rank=trouble.rank, host=trouble.host)
+
+
+def launcher_error(
+    name: str, code: int | None, tail: Sequence[str], started: bool
+) -> RankFailedError | LaunchError:
+    """The error to raise when the launching program itself ended and no rank was the cause."""
+    when = "while the ranks were running" if started else "before the ranks had started"
+    message = f"{name} {how(code)} {when}."
+    if tail:
+        message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
+    return RankFailedError(message) if started else LaunchError(message)
+
+
+def how(code: int | None) -> str:
+    """``exited with code 3``, ``was killed by SIGKILL``."""
+    if code is None:
+        return "ended without saying why"
+    if code < 0:
+        number = _signal(code)
+        return f"was killed by {number.name if number else f'signal {-code}'}"
+    return f"exited with code {code}"
+
+
+def _signal(code: int) -> signal.Signals | None:
+    try:
+        return signal.Signals(-code)
+    except ValueError:
+        return None

@@ -1,0 +1,217 @@
+"""The launcher's side of the control channel: a socket that only this job's ranks get past."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import LaunchError
+from ranks import wire
+from ranks.control import tune_tcp
+
+_HELLO_SECONDS = 10
+_MAX_HELLO = 4096
+_MAX_STRANGERS = 256
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
+
+
+@dataclass
+class Peer:
+    """A rank that said hello. ``pid`` is what the rank says; ``process`` a pidfd where it is on this host."""
+
+    rank: int
+    host: str
+    pid: int
+    stream: wire.Stream
+    process: int | None = None
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(
+        self, kind: wire.Kind, fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Sends one message; raises `OSError` when the rank is gone."""
+        with self.sending:
+            self.stream.send(wire.Message(kind, fields or {}, tensors or {}))
+
+
+class Listener:
+    """Listens for the ranks of one job and hands on what they send; each callback runs in that rank's own
+    thread.
+
+    On one host it is an abstract Unix socket, which leaves no file behind however this process ends and
+    where the kernel says who connects; for several hosts it is TCP on the address that faces them. Whoever
+    does not say hello with the job's secret within 10 s is dropped and costs nothing more.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        hosts: Sequence[str],
+        on_hello: Callable[[Peer], None],
+        on_message: Callable[[Peer, wire.Message], None],
+        on_lost: Callable[[Peer], None],
+    ) -> None:
+        self.secret = secrets.token_hex(16)
+        self._world_size = world_size
+        self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
+        self._known: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._strangers = threading.Semaphore(_MAX_STRANGERS)
+        self._socket, self.address = _listen_tcp(hosts) if hosts else _listen_unix()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
+        _listeners.add(self)
+        threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                if self._socket.fileno() < 0:
+                    return
+                time.sleep(0.05)  # out of descriptors, for now
+                continue
+            if not self._strangers.acquire(blocking=False):
+                sock.close()
+                continue
+            self._open.add(sock)
+            try:
+                threading.Thread(target=self._serve, args=(sock,), name="shardrun rank", daemon=True).start()
+            except RuntimeError:  # the interpreter is ending, or there are no more threads
+                self._strangers.release()
+                sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        stream = wire.Stream(sock)
+        try:
+            peer = self._admit(stream)
+        except (OSError, wire.WireError):
+            peer = None
+        finally:
+            self._strangers.release()
+        if peer is None:
+            stream.close()
+            return
+        self._on_hello(peer)
+        try:
+            while True:
+                self._on_message(peer, stream.receive())
+        except (OSError, wire.WireError):
+            self._on_lost(peer)
+
+    def _admit(self, stream: wire.Stream) -> Peer | None:
+        sock = stream.socket
+        pid = None
+        if sock.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
+            pid, uid, _ = _CREDENTIALS.unpack(
+                sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            if uid != os.getuid():
+                return None
+        elif sock.family != socket.AF_UNIX:
+            tune_tcp(sock)
+        stream.deadline = time.monotonic() + _HELLO_SECONDS
+        hello = stream.receive(max_header=_MAX_HELLO, max_payload=0)
+        stream.deadline = None
+        fields = hello.fields
+        job, rank, host = fields.get("job"), fields.get("rank"), fields.get("host")
+        if hello.kind is not wire.Kind.HELLO or not isinstance(job, str):
+            return None
+        if not hmac.compare_digest(job.encode(), self.secret.encode()):
+            return None
+        if type(rank) is not int or not 0 <= rank < self._world_size or not isinstance(host, str):
+            return None
+        said = fields.get("pid")
+        peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
+        with self._lock:
+            if rank in self._known or self._socket.fileno() < 0:
+                return None
+            self._known[rank] = peer
+        if pid:
+            # Kept from now on, so that a later signal can never reach another process that got the same
+            # number.
+            with contextlib.suppress(OSError, AttributeError):
+                peer.process = os.pidfd_open(pid)
+        return peer
+
+    def close(self) -> None:
+        """Stops listening and closes every connection, which ends ranks that are still there."""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            peers = list(self._known.values())
+        for peer in peers:
+            peer.stream.close()
+
+    def forget(self) -> None:
+        """In a forked child: drops the copies of our sockets, or the parent's death would go unnoticed."""
+        for sock in list(self._open):
+            sock.close()
+
+
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for listener in list(_listeners):
+        listener.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    if sys.platform != "linux":
+        raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"@shardrun-{secrets.token_hex(8)}"
+    sock.bind("\0" + name[1:])
+    sock.listen(128)
+    return sock, f"unix:{name}"
+
+
+def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
+    """A listening socket on this machine's address on the way to the ranks' hosts."""
+    address = "127.0.0.1"
+    family = socket.AF_INET
+    for host in hosts:
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        except OSError as error:
+            raise LaunchError(
+                f"The host {host!r} of the rank table cannot be found "
+                f"({error.strerror or error}): correct its name, or "
+                "give its address as server_ip."
+            ) from None
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(place)  # UDP: sends nothing, only asks for the route
+            except OSError as error:
+                raise LaunchError(
+                    f"There is no route to host {host!r} ({error.strerror or error})."
+                ) from None
+            address = probe.getsockname()[0]
+        if not address.startswith("127.") and address != "::1":
+            break
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+    except OSError as error:
+        sock.close()
+        raise LaunchError(
+            f"The control socket cannot listen on {address}: {error.strerror or error}."
+        ) from None
+    sock.listen(128)
+    return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"

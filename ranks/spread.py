@@ -1,0 +1,73 @@
+"""Passing a message from rank 0 to the other ranks by collective, as the same frame that a socket carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranks import wire
+from ranks.collectives.base import Communicator
+
+# The first broadcast has this many bytes always, so that a small message takes one collective and no rank
+# has to be told a length first.
+BLOCK = 16 << 10
+
+
+class Spreader:
+    """Rank 0 gives a message, every rank gets it."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._on_device = communicator.name in {"nccl", "hccl"}
+        self._block = np.zeros(BLOCK, np.uint8)
+
+    def spread(self, message: wire.Message | None) -> wire.Message:
+        """Rank 0's ``message`` (the others pass None). A collective: every rank must call it."""
+        if self._communicator.size == 1 and message is not None:
+            return message
+        if message is not None:
+            self._give(message)
+            return message
+        return self._take()
+
+    def _give(self, message: wire.Message) -> None:
+        pieces = [np.frombuffer(piece, np.uint8) for piece in wire.encode(message)]
+        position = 0
+        for piece in pieces:
+            if position < BLOCK:
+                head = piece[: BLOCK - position]
+                self._block[position : position + len(head)] = head
+            position += len(piece)
+        self._broadcast(self._block)
+        position = 0
+        for piece in pieces:
+            if position + len(piece) > BLOCK:
+                self._broadcast(piece[max(0, BLOCK - position) :])
+            position += len(piece)
+
+    def _take(self) -> wire.Message:
+        self._broadcast(self._block)
+        position = 0
+
+        def fill(target: memoryview, first: bool = False) -> None:
+            nonlocal position
+            inline = min(len(target), max(0, BLOCK - position))
+            target[:inline] = self._block[position : position + inline].data
+            if inline < len(target):
+                self._broadcast(np.frombuffer(target[inline:], np.uint8))
+            position += len(target)
+
+        return wire.read_frame(fill)
+
+    def _broadcast(self, data: np.ndarray[Any, Any]) -> None:
+        if not self._on_device:
+            self._communicator.broadcast(data)
+            return
+        import torch
+
+        buffer = self._communicator.allocate(data.shape, data.dtype)
+        buffer.copy_(torch.from_numpy(data))
+        self._communicator.broadcast(buffer)
+        if self._communicator.rank:
+            data[...] = buffer.cpu().numpy()
