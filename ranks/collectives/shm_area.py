@@ -12,6 +12,7 @@ The file is sparse: only pages that were touched cost memory.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import weakref
@@ -116,7 +117,7 @@ class Area:
         """
         while self._returned:
             self._give_back(*self._returned.popleft())
-        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        count = math.prod(shape) * dtype.itemsize
         taken = (count // _ALIGNMENT + 1) * _ALIGNMENT
         for i, (offset, free) in enumerate(self._free):
             if free >= taken:
@@ -147,7 +148,7 @@ class Area:
                 self._free.append((block, count))
 
     def _at(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        count = math.prod(shape) * dtype.itemsize
         return self._bytes[start : start + count].view(dtype).reshape(shape)
 
 
