@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ranks.api import config
-from ranks.api.content import Content, content_of
+from ranks.api.built import Built
+from ranks.api.content import content_of
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
 from ranks.api.targets import Placement, place, warn_once
-from ranks.api.types import DataType, ModelType, from_numpy
+from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Communicator
     from ranks.executor import RankModel
     from ranks.identity import Identity
 
 MOST_THREADS = 1024
-
-_CONTENT_OF_TYPE: dict[ModelType, Content] = {
-    ModelType.MINDIR: "mindir",
-    ModelType.MINDIR_LITE: "mindir_lite",
-    ModelType.ONNX: "onnx",
-}
 
 
 @dataclass(frozen=True)
@@ -43,8 +36,8 @@ class Recipe:
     cores: tuple[int, ...]
     identity: Identity | None
 
-    def load(self, dims: Mapping[str, Sequence[int]] | None = None) -> RankModel:
-        """Loads the model; ``dims`` are new shapes by input name."""
+    def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
+        """Loads the model; ``dims`` are other shapes than the file's, by input name."""
         from ranks import executor
 
         with _on_cores(self.cores):
@@ -58,108 +51,21 @@ class Recipe:
                 dims=dims,
             )
 
-    def _group(self) -> Any:
-        """The group that the script itself named; None leaves it to the environment, where one is needed."""
+    def _group(self) -> Communicator | None:
+        """The group that the script named, if the model needs one; None leaves it to the environment."""
         if self.identity is None or self.identity.world_size == 1:
             return None
-        from ranks import group
+        from ranks import group, model_file
+        from ranks.cut import has_collectives
 
+        shard = model_file.find(self.path)
+        if shard.manifest is None:
+            # A plain model under a rank table runs by itself: waiting for peers would be for nothing.
+            if not model_file.may_have_collectives(shard.path):
+                return None
+            if not has_collectives(model_file.read(shard.path)):
+                return None
         return group.join(self.identity)
-
-
-class Built:
-    """A loaded model with what `Model` needs at hand on every prediction."""
-
-    def __init__(self, recipe: Recipe, model: RankModel) -> None:
-        self.recipe = recipe
-        self.model = model
-        self.run = model.run
-        self.inputs = model.inputs
-        self.outputs = model.outputs
-        self.input_names = tuple(spec.name for spec in model.inputs)
-        self.named_outputs: list[tuple[str, DataType]] = [
-            (spec.name, from_numpy(spec.dtype)) for spec in model.outputs
-        ]
-        self.declared: list[tuple[int | None, ...]] = [
-            tuple(dim if isinstance(dim, int) else None for dim in spec.shape) for spec in model.inputs
-        ]
-
-    def open_shape(self, index: int) -> tuple[int, ...]:
-        """The shape of input ``index``, -1 for open dimensions."""
-        return tuple(-1 if dim is None else dim for dim in self.declared[index])
-
-    def resized(self, shapes: Sequence[tuple[int, ...]]) -> Built:
-        """The model for inputs of these shapes: itself where it takes them already, else loaded anew.
-
-        Raises `ShardrunError` where it cannot take them; ``self`` is as before then.
-        """
-        if len(shapes) != len(self.inputs):
-            raise ShardrunError(
-                f"the model has {len(self.inputs)} inputs, but {len(shapes)} shapes were given."
-            )
-        changed = False
-        for spec, declared, shape in zip(self.inputs, self.declared, shapes, strict=True):
-            if len(shape) != len(declared):
-                raise ShardrunError(
-                    f"input {spec.name!r} has {len(declared)} dimensions, but the new shape "
-                    f"{list(shape)} has {len(shape)}."
-                )
-            if min(shape, default=0) < 0:
-                raise ShardrunError(
-                    f"the new shape {list(shape)} of input {spec.name!r} is negative in a dimension: "
-                    "resize needs every length."
-                )
-            changed |= any(length not in {None, new} for length, new in zip(declared, shape, strict=True))
-        if not changed:
-            return self
-        names = self.input_names
-        try:
-            model = self.recipe.load(dict(zip(names, shapes, strict=True)))
-        except ModelError as error:
-            raise ModelError(
-                f"the graph does not allow the shapes {_listed(names, shapes)}: {error}"
-            ) from error
-        resized = Built(self.recipe, model)
-        try:
-            resized._try(shapes)
-        except ShardrunError as error:
-            model.close()
-            raise ModelError(
-                f"the graph does not allow the shapes {_listed(names, shapes)}: {error}"
-            ) from error
-        except BaseException:
-            model.close()
-            raise
-        return resized
-
-    def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Runs the model on zeros: the only proof that no constant in the graph needs the old shapes."""
-        if all(spec.is_tensor and not spec.dtype.hasobject for spec in self.inputs):
-            self.run(
-                {
-                    spec.name: np.zeros(shape, spec.dtype)
-                    for spec, shape in zip(self.inputs, shapes, strict=True)
-                }
-            )
-
-    def info(self, key: str) -> str:
-        """`Model.get_model_info`."""
-        if key == "input_shape":
-            shapes = (self.open_shape(index) for index in range(len(self.inputs)))
-            return ";".join(
-                f"{name}:{','.join(map(str, shape))}"
-                for name, shape in zip(self.input_names, shapes, strict=True)
-            )
-        if key == "user_info" and self.recipe.path.is_file():
-            import onnx
-
-            metadata = onnx.load(self.recipe.path, load_external_data=False).metadata_props
-            return json.dumps({entry.key: entry.value for entry in metadata}) if metadata else ""
-        return ""
-
-    def close(self) -> None:
-        """Frees the model."""
-        self.model.close()
 
 
 def build(path: str, model_type: ModelType, context: Context, config_path: str, config_dict: object) -> Built:
@@ -175,14 +81,15 @@ def build(path: str, model_type: ModelType, context: Context, config_path: str, 
         if threads is not None and threads > MOST_THREADS:
             warn_once("threads", f"thread_num {threads} is too many, {os.cpu_count() or 1} are used.")
             threads = os.cpu_count() or 1
-        recipe = Recipe(
-            Path(path),
-            place(context, options.engine_cache),
-            threads,
-            tuple(context.cpu.thread_affinity_core_list),
-            _explicit_identity(context, options.rank_table_file),
-        )
-        return Built(recipe, recipe.load())
+        identity = _explicit_identity(context, options.rank_table_file)
+        if threads is None and identity is not None:
+            from ranks.session import default_threads
+
+            threads = default_threads(identity.local_size or identity.world_size)
+        placement = place(context, options.engine_cache)
+        cores = tuple(context.cpu.thread_affinity_core_list)
+        recipe = Recipe(Path(path), placement, threads, cores, identity)
+        return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
 
@@ -198,6 +105,13 @@ def _check_content(path: Path, model_type: ModelType) -> None:
         raise ModelError(
             f"{path} is {title}, which cannot be read yet: export the model to ONNX, "
             "for example with mindspore.export(..., file_format='ONNX')."
+        )
+    if content == "unknown":
+        size = path.stat().st_size
+        raise ModelError(
+            f"{path} is no model: its {size} bytes are not those of an ONNX file."
+            if size
+            else f"{path} is an empty file, not a model."
         )
     if content == "onnx" and model_type is ModelType.MINDIR_LITE:
         warn_once(f"type:{path}", f"{path} is read as ONNX, which it is, and not as {model_type}.")
@@ -250,7 +164,3 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _listed(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
-    return ", ".join(f"{name!r} {list(shape)}" for name, shape in zip(names, shapes, strict=True))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ranks.api.build import Built, build
+from ranks.api.build import build
+from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
@@ -119,6 +120,7 @@ class Model:
             check_sequence("inputs", inputs)
         built = self._built
         if built is None:
+            check_elements("inputs", inputs, (Tensor, np.ndarray))
             raise runtime_error(
                 "predict failed! Error is the model is not built: call build_from_file first."
             )

@@ -53,7 +53,20 @@ CASES = [
     *(
         f"t = mslite.Tensor(); t.dtype = mslite.DataType.{name}; t.shape = [2, 3];"
         " (t.dtype, t.data_size, t.element_num, str(t.get_data_to_numpy().dtype))"
-        for name in "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 FLOAT32 FLOAT64".split()
+        for name in (
+            "BOOL",
+            "INT8",
+            "INT16",
+            "INT32",
+            "INT64",
+            "UINT8",
+            "UINT16",
+            "UINT32",
+            "UINT64",
+            "FLOAT16",
+            "FLOAT32",
+            "FLOAT64",
+        )
     ),
     "t = mslite.Tensor(); t.dtype = mslite.DataType.UNKNOWN; t.shape = [2, 3]; (t.data_size, t.element_num)",
     "mslite.Tensor().set_data_from_numpy([1.0])",
@@ -142,7 +155,7 @@ def answer(case, mslite, np, a_file):
         print(eval(last, names), file=printed, end="")
         return printed.getvalue()
     except Exception as error:
-        return "%s: %s" % (type(error).__name__, error)
+        return f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
