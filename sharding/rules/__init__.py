@@ -1,6 +1,7 @@
 """Operator rules, one module per operator family; importing this package registers them all in ``RULES``."""
 
 from sharding.rules import along_axis as along_axis
+from sharding.rules import contrib as contrib
 from sharding.rules import conv as conv
 from sharding.rules import einsum as einsum
 from sharding.rules import elementwise as elementwise

@@ -108,13 +108,8 @@ def floating(dtype: np.dtype[Any] | None) -> bool:
 
 
 def summable(dtype: np.dtype[Any] | None) -> bool:
-    """Whether values of this type can be held as summands."""
-    return dtype is not None and (dtype.kind in "iu" or floating(dtype))
-
-
-def known(shape: Shape | None) -> bool:
-    """Whether every axis length is a number."""
-    return shape is not None and all(isinstance(length, int) for length in shape)
+    """Whether values of this type can be held as summands: what every collective can add."""
+    return dtype is not None and (dtype.name in ("int32", "int64") or floating(dtype))
 
 
 def same_shape(a: Shape | None, b: Shape | None) -> bool:

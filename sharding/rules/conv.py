@@ -58,9 +58,8 @@ def _bias_once(e: Emitter, values: Values) -> list[Any]:
 
 def _whole_groups(node: NodeView, group: int, in_axis: int) -> list[Option]:
     """Each rank computes its own groups."""
-    channels, first = dim(node.shapes[0], 1), dim(node.shapes[1], 0)
-    if not isinstance(channels, int):
-        channels = first if in_axis == 0 else None
+    first, second = dim(node.shapes[1], 0), dim(node.shapes[1], 1)
+    channels = first if in_axis == 0 else second * group if isinstance(second, int) else None
     options = []
     for blocks in node.blocks(channels):
         if group % (node.world * blocks) == 0 and node.divisible(first, blocks):

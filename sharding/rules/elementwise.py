@@ -138,9 +138,9 @@ def variadic_sum(node: NodeView) -> list[Option]:
 @rule("Mul", "Div")
 def scaling(node: NodeView) -> list[Option]:
     """As ``broadcasting``; scales summands."""
-    options = broadcasting(node)
     if node.version < 7:
         return []
+    options = broadcasting(node)
     if node.op_type == "Mul":
         return options + partial_option(node, (0,)) + partial_option(node, (1,))
     return options + (partial_option(node, (0,)) if floating(node.dtypes[0]) else [])
@@ -149,11 +149,10 @@ def scaling(node: NodeView) -> list[Option]:
 @rule("Add", "Sub")
 def adding(node: NodeView) -> list[Option]:
     """As ``broadcasting``; adds summands to summands, and a whole value to summands on the first rank."""
-    options = broadcasting(node)
-    if node.version < 7 or not all(summable(dtype) for dtype in node.dtypes):
-        return options
-    options += partial_option(node, (0, 1))
-    for index in (0, 1):
+    if node.version < 7:
+        return []
+    options = broadcasting(node) + partial_option(node, (0, 1))
+    for index in (0, 1) if all(summable(dtype) for dtype in node.dtypes) else ():
         # Where summands are broadcast, the other ranks could not pass theirs on as they are.
         if same_shape(shape_of(node, index), shape_like(node)):
             emit = partial(_add_on_first_rank, index, node.op_type == "Sub" and index == 1)

@@ -23,8 +23,9 @@ def gather(node: NodeView) -> list[Option]:
     if table is None or indices is None:
         return []
     axis = axis_attribute(node, 0, len(table))
+    # Integers of one axis are shape arithmetic.
     if axis is None or (len(table) == 1 and node.dtypes[0] is not None and node.dtypes[0].kind in "iu"):
-        return []  # shape arithmetic
+        return []
     options = []
     for split in splits(node, table):
         if split.axis != axis:
@@ -54,15 +55,17 @@ def _emit_masked(node: NodeView, rows: int, trailing: int, e: Emitter, values: V
     high = e.op("Less", [number(rows - 1), local])[0]
     outside = e.op("Or", [low, high])[0]
     found = e.copy([values[0], e.op("Where", [outside, number(0), local])[0]])[0]
-    for _ in range(trailing):
-        outside = _append_axis(node.version, e, outside)
+    if trailing:
+        outside = _append_axes(node, e, outside, trailing)
     return e.op("Where", [outside, e.constant(np.zeros((), dtype=node.dtypes[0])), found])
 
 
-def _append_axis(version: int, e: Emitter, value: Any) -> Any:
-    if version < 13:
-        return e.op("Unsqueeze", [value], axes=[-1])[0]
-    return e.op("Unsqueeze", [value, int64(e, [-1])])[0]
+def _append_axes(node: NodeView, e: Emitter, value: Any, count: int) -> Any:
+    rank = len(node.shapes[1] or ())
+    axes = list(range(rank, rank + count))
+    if node.version < 13:
+        return e.op("Unsqueeze", [value], axes=axes)[0]
+    return e.op("Unsqueeze", [value, int64(e, axes)])[0]
 
 
 @rule("GatherElements")

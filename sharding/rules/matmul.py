@@ -13,37 +13,47 @@ from sharding.rules.common import Values, absent, dim, first_rank_only, option, 
 @rule("MatMul")
 def matmul(node: NodeView) -> list[Option]:
     """numpy.matmul: [..., m, k] x [..., k, n], leading axes broadcast, one-dimensional operands allowed."""
+    return product(node)
+
+
+def product(node: NodeView, transposed_a: bool = False, transposed_b: bool = False) -> list[Option]:
+    """The options of ``matmul``, the last two axes of an operand being exchanged where it is transposed."""
     a, b = node.shapes
     if a is None or b is None or not a or not b:
         return []
     rank = max(len(a), len(b))
     # Where an operand is one-dimensional its axis is k and the result lacks that side's axis.
     out_rank = rank - (len(a) == 1) - (len(b) == 1)
+    a_k, a_m = _matrix_axes(len(a), transposed_a)
+    b_n, b_k = _matrix_axes(len(b), transposed_b)
+    if len(b) == 1:
+        b_k = 0
     options: list[Option] = []
     if len(b) > 1:
-        for blocks in node.blocks(b[-1]):
-            options.append(option(node, {1: Split(len(b) - 1, blocks)}, Split(out_rank - 1, blocks)))
+        for blocks in node.blocks(b[b_n]):
+            options.append(option(node, {1: Split(b_n, blocks)}, Split(out_rank - 1, blocks)))
     if summable(node.dtypes[0]):
-        row_axis = max(len(b) - 2, 0)
-        for blocks in node.blocks(_length(a[-1], b[row_axis])):
-            parts = {0: Split(len(a) - 1, blocks), 1: Split(row_axis, blocks)}
-            options.append(option(node, parts, PARTIAL))
+        for blocks in node.blocks(_length(a[a_k], b[b_k])):
+            options.append(option(node, {0: Split(a_k, blocks), 1: Split(b_k, blocks)}, PARTIAL))
     if len(a) > 1:
-        for blocks in node.blocks(a[-2]):
-            out_axis = out_rank - 1 - (len(b) > 1)
-            options.append(option(node, {0: Split(len(a) - 2, blocks)}, Split(out_axis, blocks)))
+        for blocks in node.blocks(a[a_m]):
+            options.append(option(node, {0: Split(a_m, blocks)}, Split(out_rank - 1 - (len(b) > 1), blocks)))
     for axis in range(rank - 2):
-        aligned = {i: axis - rank + len(shape) for i, shape in enumerate((a, b))}
-        owners = {i: own for i, own in aligned.items() if own >= 0 and len(node.shapes[i] or ()) > 2}
-        lengths = {dim(node.shapes[i], own) for i, own in owners.items()} - {1}
-        if len(lengths) != 1:
+        aligned = {i: axis - rank + len(shape) for i, shape in enumerate((a, b)) if len(shape) > 2}
+        lengths = {i: dim(node.shapes[i], own) for i, own in aligned.items() if own >= 0}
+        longer = set(lengths.values()) - {1}
+        if len(longer) != 1:
             continue
-        for blocks in node.blocks(lengths.pop()):
-            batch: dict[int, Placement] = {
-                i: Split(own, blocks) for i, own in owners.items() if dim(node.shapes[i], own) != 1
-            }
+        for blocks in node.blocks(longer.pop()):
+            batch = {i: Split(aligned[i], blocks) for i, length in lengths.items() if length != 1}
             options.append(option(node, batch, Split(axis, blocks)))
     return options
+
+
+def _matrix_axes(rank: int, transposed: bool) -> tuple[int, int]:
+    """The axes of the columns and of the rows; both are axis 0 of a vector."""
+    last, before = rank - 1, max(rank - 2, 0)
+    return (before, last) if transposed else (last, before)
 
 
 def _length(a: Dim, b: Dim) -> Dim:

@@ -1,0 +1,132 @@
+"""Every operator rule is proved: each option is run on 2, 3 and 4 ranks and compared with the whole."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Set
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import sharding.rules
+from sharding.rules import RULES
+from tests.sharding.proof import Case, kind, prove
+from tests.sharding.rule_cases import CASES
+
+WORLDS = (2, 3, 4)
+
+PARTIAL = frozenset({"partial->partial"})
+BLOCKS = frozenset({"blocks->blocks"})
+SUMMING = frozenset({"split->partial", "blocks->partial"})
+
+EXTRA: dict[str, Set[str]] = {
+    # Linear operators pass summands on.
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Sum", "Where", "Identity", "Neg", "Cast"), PARTIAL),
+    **dict.fromkeys(("Pad", "AveragePool", "GlobalAveragePool", "GridSample", "CumSum", "Trilu"), PARTIAL),
+    **dict.fromkeys(("Transpose", "Squeeze", "Unsqueeze", "GatherElements", "GatherND"), PARTIAL | BLOCKS),
+    # Contractions make summands.
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"), SUMMING | BLOCKS),
+    **dict.fromkeys(("FusedMatMul", "MatMulInteger"), frozenset({"split->partial"})),
+    **dict.fromkeys(("ReduceSum", "ReduceMean"), SUMMING | PARTIAL),
+    **dict.fromkeys(("ReduceL1", "ReduceSumSquare"), SUMMING),
+    "Gather": {"split->partial"} | PARTIAL | BLOCKS,
+    # Joining and cutting make blocks and take them.
+    "Concat": {"split->blocks"} | BLOCKS | PARTIAL,
+    "Tile": {"split->blocks"} | BLOCKS | PARTIAL,
+    "Split": {"blocks->split"} | BLOCKS | PARTIAL,
+    "Slice": {"blocks->split"} | BLOCKS | PARTIAL,
+    "Reshape": {"blocks->split", "split->blocks"} | BLOCKS | PARTIAL,
+    "Flatten": {"split->blocks"} | PARTIAL,
+    "DepthToSpace": {"blocks->split"} | PARTIAL,
+    "SpaceToDepth": {"split->blocks"} | PARTIAL,
+    "Expand": {"whole->split", "whole->blocks"} | PARTIAL,
+    # A shape is known to all ranks, whatever of the value they hold.
+    "Shape": {"blocks->whole", "partial->whole", "split->whole"},
+    "Size": {"partial->whole", "split->whole"},
+}
+"""The kinds of options that must have been run, besides split->split."""
+
+
+def _by_operator() -> dict[tuple[str, str], list[Case]]:
+    cases: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in CASES:
+        cases[case.domain, case.op_type].append(case)
+    return cases
+
+
+BY_OPERATOR = _by_operator()
+
+
+@pytest.mark.parametrize("operator", sorted(RULES), ids=lambda key: ".".join(filter(None, key)))
+def test_every_option_is_exact(operator: tuple[str, str]) -> None:
+    proved = {
+        kind(option) for case in BY_OPERATOR[operator] for world in WORLDS for option in prove(case, world)
+    }
+    required = set(EXTRA.get(operator[1], ()))
+    if operator[1] not in ("Shape", "Size"):
+        required = required | {"split->split"}
+    assert required <= proved, f"not exercised: {required - proved}"
+    assert proved - required <= BLOCKS, f"kinds of options that this test does not name: {proved - required}"
+
+
+def test_no_case_is_of_an_unknown_operator() -> None:
+    assert set(BY_OPERATOR) == set(RULES)
+
+
+REFUSALS = ("return []", "return None", "return None, None", "continue")
+"""Lines that offer nothing may stay unexecuted; whatever makes or emits an option may not."""
+
+
+def test_the_cases_run_every_line_of_the_rules() -> None:
+    folder = Path(sharding.rules.__file__).parent
+    missing = _function_lines(folder) - _executed_lines(folder)
+    sources: dict[str, list[str]] = {name: Path(name).read_text().splitlines() for name, _ in missing}
+    unproved = [
+        f"{Path(name).name}:{line}: {sources[name][line - 1].strip()}"
+        for name, line in sorted(missing)
+        if sources[name][line - 1].strip() not in REFUSALS
+    ]
+    assert not unproved, "\n".join(unproved)
+
+
+def _executed_lines(folder: Path) -> set[tuple[str, int]]:
+    executed: set[tuple[str, int]] = set()
+
+    def trace_line(frame: FrameType, event: str, argument: Any) -> Any:
+        executed.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace_line
+
+    def trace_call(frame: FrameType, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).parent == folder:
+            return trace_line(frame, event, argument)
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace_call)
+    try:
+        for case in CASES:
+            for world in WORLDS:
+                prove(case, world)
+    finally:
+        sys.settrace(before)
+    return executed
+
+
+def _function_lines(folder: Path) -> set[tuple[str, int]]:
+    lines = set()
+    for path in folder.glob("*.py"):
+        if path.stem in ("base", "blocks"):
+            continue
+        for code in _functions(compile(path.read_text(), str(path), "exec")):
+            lines |= {(str(path), line) for _, _, line in code.co_lines() if line}
+    return lines
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _functions(constant)
