@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError, VerifyError
 
-COMMANDS = ("table",)
+COMMANDS = ("slice", "run", "scripts", "table", "exec")
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -62,22 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        return _report(error)
+        return report(error)
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
 
 
-def _report(error: BaseException) -> int:
-    """Prints what ended the command and returns its exit code."""
+def report(error: BaseException, where: str = "") -> int:
+    """Prints what ended the command, on which rank, and returns its exit code."""
     if isinstance(error, Terminated):
         return _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):
-        return _say(f"error: {error}", exit_code(error))
+        return _say(f"error: {where}{error}", exit_code(error))
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return _say(f"internal error: {text} (run with --debug for the traceback)", EXIT_FAILED)
+    return _say(f"internal error: {where}{text} (run with --debug for the traceback)", EXIT_FAILED)
 
 
 def exit_code(error: ShardrunError) -> int:

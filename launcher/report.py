@@ -6,9 +6,10 @@ Tables and progress bars use rich on a terminal only; elsewhere tables are plain
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 FIRST_VALUES = 50
 Progress = Callable[[int, int], None]
@@ -33,15 +34,18 @@ def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], align: str, *, title: str | None = None
 ) -> None:
     """Prints a table on standard output."""
-    if not sys.stdout.isatty():
-        print((f"{title}\n" if title else "") + format_table(columns, rows, align), end="")
+    if title:
+        print(title)
+    if not is_terminal(sys.stdout):
+        print(format_table(columns, rows, align), end="")
         return
+    sys.stdout.flush()
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     for column, side in zip(columns, align, strict=True):
         table.add_column(column, justify="right" if side == "r" else "left", overflow="fold")
     for row in rows:
@@ -49,12 +53,17 @@ def print_table(
     Console().print(table)
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at this stream. Open MPI gives every rank a pseudo-terminal that nobody sees."""
+    return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+
+
 def print_outputs(outputs: Mapping[str, Any]) -> None:
     """Prints every output array as MindSpore Lite's tutorials do: name, bytes, elements, first 50 values."""
     for name, array in outputs.items():
         print(
             f"tensor's name is:{name} data size is:{array.nbytes} tensor elements num is:{array.size}\n"
-            f"output data is: {''.join(f'{value} ' for value in array.reshape(-1)[:FIRST_VALUES])}"
+            f"output data is: {''.join(str(value) + ' ' for value in array.reshape(-1)[:FIRST_VALUES])}"
         )
 
 
@@ -79,7 +88,7 @@ def human_seconds(seconds: float) -> str:
 def progress(description: str) -> Iterator[Progress | None]:
     """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
     standard error is no terminal. It appears only after one second."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield None
         return
     import time

@@ -1,0 +1,105 @@
+"""``shardrun exec``: run a script written for mindspore_lite."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from launcher.commands.options import ABSENT, add_launching, add_ranks
+
+HELP = "run a Python script written for mindspore_lite"
+DESCRIPTION = """\
+Runs a Python script whose `import mindspore_lite` resolves to shardrun: in this process or, with --ranks, on
+several ranks. Arguments after the script are the script's own, and its exit code is the command's."""
+EPILOG = """\
+examples:
+  shardrun exec infer.py --model_path model.onnx
+  shardrun exec --ranks 2 --launcher mpirun infer_distributed.py model
+  shardrun exec --target cpu infer_ascend.py --device_id 0
+  mpirun -n 2 shardrun exec infer_distributed.py model
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_ranks(parser)
+    add_launching(parser)
+    parser.add_argument(
+        "--target", choices=("cpu",), default=ABSENT,
+        help="run on the CPU what names gpu or ascend, to try a job before it is submitted",
+    )  # fmt: skip
+    parser.add_argument("script", metavar="SCRIPT.py")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="the script's own")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the script; returns its exit code."""
+    from launcher.errors import ConfigError
+
+    given = vars(args)
+    launcher = given.get("launcher", "auto")
+    several = "ranks" in given or "rank_table" in given
+    if several and launcher == "external":
+        raise ConfigError(
+            "--launcher external excludes --ranks and --rank-table: whoever starts the ranks says them"
+        )
+    if several or launcher not in {"auto", "external"}:
+        return _on_ranks(args)
+    return _here(args)
+
+
+def _on_ranks(args: argparse.Namespace) -> int:
+    from launcher.group import run_program
+
+    given = vars(args)
+    names = ("ranks", "rank_table", "launcher", "collectives", "threads", "timeout")
+    options = {name: given[name] for name in names if name in given}
+    environment = {"SHARDRUN_TARGET": given["target"]} if "target" in given else {}
+    run_program(["exec", args.script, *args.arguments], **options, environment=environment)
+    return 0
+
+
+def _here(args: argparse.Namespace) -> int:
+    """In this process, which may be one rank of a group that something else started."""
+    import os
+
+    from ranks.compat import format_error, run_script
+    from ranks.errors import ShardrunError
+
+    given = vars(args)
+    for name in ("collectives", "threads", "timeout"):
+        if name in given:
+            os.environ[f"SHARDRUN_{name.upper()}"] = f"{given[name]}"
+    try:
+        run_script(args.script, args.arguments, given.get("target"))
+    except SystemExit as leaving:
+        return _script_exit(leaving.code)
+    except ShardrunError:
+        raise
+    except Exception as error:
+        # The script's own mistake: its traceback, as Python itself would print it.
+        print(format_error(error), end="", file=sys.stderr)
+        return _leave(1)
+    return 0
+
+
+def _script_exit(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return _leave(code & 0xFF) if code else 0
+    print(code, file=sys.stderr)
+    return _leave(1)
+
+
+def _leave(code: int) -> int:
+    """Ends a rank at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
+    import os
+
+    from ranks.identity import identify
+
+    if identify().world_size > 1:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    return code

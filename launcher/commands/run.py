@@ -1,0 +1,53 @@
+"""``shardrun run``: run a model on several ranks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launcher.commands.options import ABSENT, add_data, add_launching, add_ranks, add_slicing
+
+HELP = "run a model, or its slices, on several ranks"
+DESCRIPTION = """\
+Runs a model on several ranks and prints the first values of every output. A model file is sliced first, into
+a cache, so that a second run starts at once. Started by mpirun, srun or a script (or with --launcher
+external), the process is one rank of the job; else it starts the ranks itself."""
+EPILOG = """\
+examples:
+  shardrun run model.onnx --ranks 2
+  shardrun run model.onnx --ranks 2 --launcher mpirun --input x.npz --output y.npz --repeat 10
+  shardrun run slices --input x=x.bin --dim batch=4 --verify --against model.onnx
+  shardrun run --config job.yaml --threads 4
+  mpirun -n 2 shardrun run slices
+
+exit codes:
+  0 done; 1 a rank failed; 2 wrong usage, configuration or input; 3 --verify found a difference
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "model", metavar="MODEL.onnx|DIR", type=Path, nargs="?", default=ABSENT,
+        help="a model, or a folder made by `shardrun slice`",
+    )  # fmt: skip
+    add_ranks(parser)
+    add_launching(parser)
+    add_slicing(parser)
+    add_data(parser, "--output")
+    parser.add_argument(
+        "--config", metavar="JOB.yaml", type=Path, help="options from a job file; flags win over it"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job as this process's place in it demands."""
+    from launcher.job import merge
+    from launcher.run import external_identity, run_group, run_rank
+
+    job = merge(vars(args), args.config)
+    identity = external_identity(job)
+    if identity is not None:
+        return run_rank(job, identity)
+    run_group(job)
+    return 0

@@ -1,0 +1,70 @@
+"""``shardrun scripts``: shell scripts that start the ranks by hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.commands.options import ABSENT, add_data, add_ranks, add_runtime, add_slicing
+
+HELP = "write one shell script per rank"
+DESCRIPTION = """\
+Writes one runnable shell script per rank, which sets the rank's environment and starts it, and run_all.sh,
+which starts those of one host, waits for them, and ends the others when one fails. A model file is sliced
+into the folder."""
+EPILOG = """\
+examples:
+  shardrun scripts model.onnx --ranks 2 --output job
+  job/run_all.sh
+  shardrun scripts slices --rank-table hosts.json --output job --input x=x.bin --repeat 10
+  job/rank_0.sh                        (and every other rank, each in its own shell)
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("model", metavar="MODEL.onnx|DIR", type=Path)
+    parser.add_argument(
+        "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
+    )
+    add_ranks(parser)
+    add_runtime(parser)
+    add_slicing(parser)
+    add_data(parser, "--save")
+    parser.add_argument(
+        "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Slices if need be and writes the scripts."""
+    from launcher.job import merge
+    from launcher.model import is_slices, open_slices, world_size
+    from launcher.report import progress
+    from launcher.scripts import write_scripts
+
+    job = merge(vars(args), getattr(args, "config", None))
+    assert job.model is not None
+    ranks = world_size(job)
+    if is_slices(job.model):
+        manifest = open_slices(job.model, ranks)
+        table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
+    else:
+        from sharding import slice_model
+
+        args.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
+            slices = Path(scratch) / "slices"
+            with progress(f"slicing {job.model.name}") as update:
+                slice_model(
+                    job.model, ranks or 1, slices, allow_replicated=job.allow_replicated, progress=update
+                )
+            table = write_scripts(job, args.folder, sys.executable, replace_model=slices)
+    hosts = (
+        "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"
+    )
+    print(f"wrote {args.folder}: rank_0.sh to rank_{table.world_size - 1}.sh; {hosts}")
+    return 0

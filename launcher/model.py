@@ -1,0 +1,68 @@
+"""``MODEL|DIR`` of the command line: a slice folder as it is, or a model that is sliced into the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+from launcher.job import Job
+
+if TYPE_CHECKING:
+    from sharding.manifest import Manifest
+
+
+def is_slices(path: Path) -> bool:
+    """Whether the path is meant as a slice folder; any folder is (the manifest says if it is none)."""
+    return path.is_dir()
+
+
+def world_size(job: Job) -> int | None:
+    """The number of ranks that the job asks for; None if it does not say."""
+    if job.rank_table is not None:
+        from launcher.rank_table import load_rank_table
+
+        return load_rank_table(job.rank_table).world_size
+    return job.ranks
+
+
+def open_slices(folder: Path, ranks: int | None) -> Manifest:
+    """The manifest of a slice folder; raises `ConfigError` if it is for another number of ranks."""
+    from sharding.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    if ranks is not None and ranks != manifest.world_size:
+        raise ConfigError(
+            f"{folder} was sliced for {manifest.world_size} ranks, but {ranks} are asked for: leave out "
+            f"--ranks, or slice the model with --ranks {ranks}"
+        )
+    return manifest
+
+
+def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
+    """The slice folder to run and its manifest; a model file is sliced into the cache first, if need be."""
+    model = job.model
+    assert model is not None
+    if is_slices(model):
+        return model, open_slices(model, ranks)
+    if ranks is None:
+        raise ConfigError(
+            f"{model} is not sliced yet: say over how many ranks with --ranks N or --rank-table FILE"
+        )
+    from launcher.cache import sliced
+    from launcher.report import progress
+    from sharding.manifest import read_manifest
+
+    with progress(f"slicing {model.name}") as update:
+        folder = sliced(model, ranks, allow_replicated=job.allow_replicated, progress=update)
+    return folder, read_manifest(folder)
+
+
+def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
+    """The unsliced model to compare with."""
+    from launcher.verify import find_source
+
+    assert job.model is not None
+    source = manifest.source
+    own = None if is_slices(job.model) else job.model
+    return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)

@@ -1,0 +1,216 @@
+"""``shardrun run``: the job's inputs through a group that this process starts, or through this one rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError
+from launcher.job import Job
+from launcher.model import resolve, source_of, world_size
+
+if TYPE_CHECKING:
+    from ranks.identity import Identity
+    from sharding.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+Arrays = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """What one run gave: outputs by name, seconds of every repetition, and facts for the summary."""
+
+    outputs: Arrays
+    seconds: list[float]
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def external_identity(job: Job) -> Identity | None:
+    """Which rank this process is, if something else started it; None if the job starts its own ranks."""
+    if job.launcher not in {"auto", "external"}:
+        return None
+    from ranks.identity import identify
+
+    identity = identify()
+    if job.launcher == "auto" and (identity.world_size == 1 or job.rank_table is not None):
+        return None
+    if job.ranks is not None and job.ranks != identity.world_size:
+        raise ConfigError(
+            f"--ranks {job.ranks} contradicts the environment ({identity.source}): this process is rank "
+            f"{identity.rank} of {identity.world_size}; leave out --ranks, or give --launcher local or mpirun"
+        )
+    return identity
+
+
+def run_group(job: Job) -> None:
+    """Starts a group, runs the inputs through it, and prints what came out."""
+    folder, manifest = resolve(job, world_size(job))
+    source = source_of(job, folder, manifest) if job.verify else None
+    feeds = read_inputs(job, manifest)
+    from launcher.group import start
+    from launcher.rank_table import load_rank_table
+
+    table = load_rank_table(job.rank_table) if job.rank_table else None
+    began = time.perf_counter()
+    with start(
+        folder,
+        ranks=manifest.world_size,
+        launcher=job.launcher,
+        rank_table=table,
+        collectives=job.collectives,
+        threads=job.threads,
+        timeout=job.timeout,
+    ) as group:
+        loaded = time.perf_counter() - began
+        result = repeat(job, lambda: dict(group.predict(feeds)))
+        result.facts |= {"collectives by": group.stats[0].backend, "start and load": seconds(loaded)}
+    finish(job, manifest, feeds, result, source)
+
+
+def run_rank(job: Job, identity: Identity) -> int:
+    """This process as one rank that something else started; rank 0 prints. Returns the exit code, or does not
+    return at all if the run fails."""
+    folder, manifest = resolve(job, identity.world_size)
+    source = source_of(job, folder, manifest) if job.verify and identity.rank == 0 else None
+    # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
+    feeds = read_inputs(job, manifest) if identity.rank == 0 else None
+    os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
+    from ranks import executor, group
+    from ranks.spread import Spreader
+    from ranks.wire import Kind, Message
+
+    try:
+        began = time.perf_counter()
+        communicator = group.join(identity, None if job.collectives == "auto" else job.collectives)
+        model = executor.load(folder, communicator=communicator, threads=job.threads)
+        loaded = time.perf_counter() - began
+        given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
+        everyone = Spreader(communicator).spread(given).tensors
+        result = repeat(
+            job, lambda: dict(zip((s.name for s in model.outputs), model.run(everyone), strict=True))
+        )
+        result.facts |= {"collectives by": communicator.name, "join and load": seconds(loaded)}
+        model.close()
+        group.leave()
+        if feeds is not None:
+            finish(job, manifest, feeds, result, source)
+    except BaseException as error:
+        _leave_now(error, identity)
+    return 0
+
+
+def _leave_now(error: BaseException, identity: Identity) -> None:
+    """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
+    from launcher.cli import report
+
+    code = report(error, f"rank {identity.rank} on host {identity.host}: " if identity.world_size > 1 else "")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # nobody reads it any more
+    os._exit(code)
+
+
+def read_inputs(job: Job, manifest: Manifest) -> Arrays:
+    """The job's input arrays, as the manifest describes inputs."""
+    from launcher.inputs import make_inputs
+
+    feeds, made = make_inputs(manifest.inputs, job.inputs, dims=job.dims, seed=job.seed)
+    if made and job.inputs:
+        kind = "ones" if job.seed is None else "random numbers"
+        log.warning("no --input gives %s: %s are used", ", ".join(made), kind)
+    return feeds
+
+
+def repeat(job: Job, run: Callable[[], Arrays]) -> Result:
+    """Runs ``job.repeat`` times; the outputs are those of the last."""
+    from launcher.report import progress
+
+    times: list[float] = []
+    outputs: Arrays = {}
+    with progress("running") as update:
+        for done in range(job.repeat):
+            began = time.perf_counter()
+            outputs = run()
+            times.append(time.perf_counter() - began)
+            if update is not None:
+                update(done + 1, job.repeat)
+    return Result(outputs, times)
+
+
+def finish(
+    job: Job, manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path | None
+) -> None:
+    """Prints the outputs and the summary, writes the outputs' file, and compares with the unsliced model."""
+    from launcher.report import print_outputs, print_table
+
+    print_outputs(result.outputs)
+    print()
+    print_table(["", "value"], summary(manifest, result), "ll")
+    if job.output is not None:
+        from launcher.inputs import save_outputs
+
+        save_outputs(job.output, result.outputs)
+        print(f"wrote {job.output}")
+    if source is not None:
+        compare(manifest, feeds, result, source)
+
+
+def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
+    """What is worth knowing of a run, as (what, value)."""
+    import statistics
+    from collections import Counter
+
+    from launcher.report import human_bytes
+
+    held = [rank.weight_bytes for rank in manifest.ranks]
+    # Of many ranks, the least and the most.
+    each = ", ".join(map(human_bytes, held if len(held) <= 8 else sorted({min(held), max(held)})))
+    whole = human_bytes(sum(weight.bytes for weight in manifest.weights.values()))
+    counts = Counter(collective.op for collective in manifest.collectives)
+    times = result.seconds
+    latency = seconds(statistics.median(times))
+    if len(times) > 1:
+        latency += f" (median of {len(times)}; first {seconds(times[0])})"
+    return [
+        ("ranks", str(manifest.world_size)),
+        ("weights per rank", f"{each} of {whole}"),
+        ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"),
+        *result.facts.items(),
+        ("latency", latency),
+    ]
+
+
+def compare(manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path) -> None:
+    """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance."""
+    from launcher.report import print_table
+    from launcher.verify import check, compare_outputs, run_reference
+
+    reference = run_reference(source, feeds)
+    weights = {weight.dtype for weight in manifest.weights.values()}
+    comparisons = compare_outputs(result.outputs, reference, weights)
+    rows = [
+        [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS", c.note]
+        for c in comparisons
+    ]
+    print()
+    title = f"against {source.name} in plain ONNX Runtime (largest |difference| / largest |value|)"
+    print_table(["output", "relative error", "tolerance", "", ""], rows, "lrrll", title=title)
+    sys.stdout.flush()
+    check(comparisons, source)
+
+
+def seconds(value: float) -> str:
+    """A duration, readable."""
+    from launcher.report import human_seconds
+
+    return human_seconds(value)
