@@ -11,7 +11,8 @@ import math
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split
-from sharding.steps import Step, shape_of
+from sharding.steps import Step
+from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

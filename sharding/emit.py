@@ -12,8 +12,9 @@ from sharding.cost import reshard_seconds, value_bytes
 from sharding.placement import REPLICATED, Partial, Placement
 from sharding.reshard import DOMAIN, local_shape, reshard
 from sharding.rules.base import Dim, Option
-from sharding.steps import Step, shape_of, subgraphs
+from sharding.steps import Step
 from sharding.tensors import dtype_name
+from sharding.values import shape_of, subgraphs
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,8 +13,9 @@ from sharding.errors import SliceError
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.read import Source, read_model
 from sharding.solve import counted_weights, solve
-from sharding.steps import Step, shape_of, steps
+from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
+from sharding.values import shape_of
 
 MAX_RANKS = 4096
 

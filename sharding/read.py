@@ -13,7 +13,9 @@ import numpy as np
 from sharding.errors import ModelError
 from sharding.manifest import FileEntry
 from sharding.protobuf import MalformedError, without_weights
+from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
+from sharding.values import replace_by_constant
 
 if TYPE_CHECKING:
     import onnx
@@ -40,8 +42,6 @@ def read_model(path: str | Path) -> Source:
     proto, file = _read_proto(path)
     model = _deserialize(proto, path)
     _constants_to_initializers(model)
-    from sharding.shapes import infer
-
     infer(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
@@ -116,23 +116,7 @@ def _constants_to_initializers(model: ir.Model) -> None:
             continue
         tensor = _constant_tensor(node)
         if tensor is not None:
-            replace_by_constant(model, node.outputs[0], tensor)
-
-
-def replace_by_constant(model: ir.Model, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Turns the only output of a node into an initializer of the same name and removes the node."""
-    import onnx_ir as ir
-
-    node = value.producer()
-    assert node is not None
-    name = value.name
-    constant = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
-    for user, index in list(value.uses()):
-        user.replace_input_with(index, constant)
-    model.graph.remove(node, safe=True)
-    model.graph.register_initializer(constant)
+            replace_by_constant(graph, node.outputs[0], tensor)
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:

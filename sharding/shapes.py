@@ -1,43 +1,38 @@
-"""Shapes of all values, and the small constants behind them: inference and folding in turns."""
+"""Shapes of all values, and the small constants behind them.
+
+The onnx library infers most; it loses the thread where a shape is computed in a way it does not follow (before
+opset 13 it follows little). A second pass in the order of the nodes then folds what is constant, follows partly
+known shape arithmetic (`sharding.shape_values`) and infers again what depends on it.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.read import replace_by_constant
+from sharding import shape_values
+from sharding.fold import evaluate, small_constant
+from sharding.rules.base import Dim
+from sharding.shape_values import Known
+from sharding.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 logger = logging.getLogger(__name__)
 
-SMALL_ELEMENTS = 1024
-"""Constants up to this many elements are folded and shown to rules: shapes, axes, pads, split sizes."""
-_ROUNDS = 4
-_RANDOM = {
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-}
-
 
 def infer(model: ir.Model, path: Path) -> None:
-    """Infers shapes, folds constant shape arithmetic, and repeats while that finds more."""
-    for _ in range(_ROUNDS):
-        _infer_shapes(model, path)
-        if not _fold(model):
-            break
+    """Gives every value of the main graph the best known type and shape, and folds constant shape arithmetic."""
+    _infer_all(model, path)
+    _Completion(model).run()
 
 
-def _infer_shapes(model: ir.Model, path: Path) -> None:
+def _infer_all(model: ir.Model, path: Path) -> None:
     import onnx
     import onnx_ir as ir
 
@@ -47,137 +42,166 @@ def _infer_shapes(model: ir.Model, path: Path) -> None:
         inferred = onnx.shape_inference.infer_shapes(
             proto, check_type=False, strict_mode=False, data_prop=True
         )
-        found = {info.name: info for info in [*inferred.graph.value_info, *inferred.graph.output]}
     except Exception as error:  # inference is a help: without it fewer operators can be split
         logger.warning("%s: shapes could not be inferred (%s); fewer operators will be split.", path, error)
         return
+    found = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
     for node in model.graph:
         for value in node.outputs:
-            info = found.get(value.name)
-            if info is None or not info.type.HasField("tensor_type"):
-                continue
-            tensor_type = info.type.tensor_type
-            if value.type is None and tensor_type.elem_type:
-                value.type = ir.TensorType(ir.DataType(tensor_type.elem_type))
-            if tensor_type.HasField("shape"):
-                value.shape = _merge(value.shape, ir.serde.deserialize_type_proto_for_shape(info.type))
+            if value.name in found:
+                _merge(value, found[value.name])
 
 
-def _merge(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
-    """The more exact of each axis: a length before a symbol before nothing."""
+def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
+    """Adds to a value what inference found; whether that changed anything. Of each axis the more exact is kept:
+    a length before a symbol before nothing."""
     import onnx_ir as ir
 
-    if old is None or new is None or len(old) != len(new):
-        return old if new is None else new
-    axes = []
-    for before, after in zip(old.dims, new.dims, strict=True):
-        known = [axis for axis in (before, after) if isinstance(axis, int)]
-        named = [axis for axis in (before, after) if not isinstance(axis, int) and axis.value is not None]
-        axes.append((known or named or [None])[0])
-    return ir.Shape(axes)
+    if not found.HasField("tensor_type"):
+        return False
+    before = (value.dtype, shape_of(value))
+    if value.type is None and found.tensor_type.elem_type:
+        value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
+    if found.tensor_type.HasField("shape"):
+        axes = [
+            axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
+            for axis in found.tensor_type.shape.dim
+        ]
+        old = before[1]
+        if old is not None and len(old) == len(axes):
+            axes = [_more_exact(a, b) for a, b in zip(old, axes, strict=True)]
+        if old is None or len(old) == len(axes):
+            value.shape = ir.Shape(axes)
+    return before != (value.dtype, shape_of(value))
 
 
-def _fold(model: ir.Model) -> bool:
-    """Replaces nodes whose small inputs are all constants by their value; whether there was one."""
-    outputs, folded = set(model.graph.outputs), False
-    for node in list(model.graph):
-        if len(node.outputs) != 1 or node.outputs[0] in outputs or node.domain not in {"", "ai.onnx"}:
-            continue
-        tensor = _shape_value(node) if node.op_type == "Shape" else _evaluate(model, node)
-        if tensor is not None:
-            replace_by_constant(model, node.outputs[0], tensor)
-            folded = True
-    return folded
+def _more_exact(a: Dim, b: Dim) -> Dim:
+    return next((axis for axis in (a, b) if isinstance(axis, int)), a if a is not None else b)
 
 
-def _shape_value(node: ir.Node) -> ir.TensorProtocol | None:
-    import onnx_ir as ir
+class _Completion:
+    """The second pass over the nodes."""
 
-    source = node.inputs[0]
-    if source is None or source.shape is None:
-        return None
-    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    end = node.attributes["end"].as_int() if "end" in node.attributes else None
-    dims = list(source.shape.dims)[start:end]
-    if not all(isinstance(axis, int) for axis in dims):
-        return None
-    return ir.tensor(np.asarray(dims, np.int64))
-
-
-def _evaluate(model: ir.Model, node: ir.Node) -> ir.TensorProtocol | None:
-    import onnx_ir as ir
-
-    if (
-        not node.inputs
-        or node.op_type in _RANDOM
-        or any(_has_graph(attribute) for attribute in node.attributes.values())
-    ):
-        return None
-    arrays: dict[str, Any] = {}
-    for value in node.inputs:
-        if value is None:
-            continue
-        array = small_constant(value)
-        if array is None:
-            return None
-        arrays[value.name or ""] = array
-    size = _output_size(node)
-    if size is None or size > SMALL_ELEMENTS:
-        return None
-    try:
-        result = _run(node, arrays, model)
-    except Exception as error:  # an operator that the evaluator lacks simply stays in the graph
-        logger.debug("%s stays: %s", node.name, error)
-        return None
-    if not isinstance(result, np.ndarray | np.generic) or np.size(result) > SMALL_ELEMENTS:
-        return None
-    return ir.tensor(np.asarray(result))
-
-
-def _output_size(node: ir.Node) -> int | None:
-    """Elements of the output; None where unknown, for an Expand or Range may be huge."""
-    shape = node.outputs[0].shape
-    if shape is None or not all(isinstance(axis, int) for axis in shape.dims):
-        grows = node.op_type in {
-            "Expand",
-            "Range",
-            "ConstantOfShape",
-            "Tile",
-            "Pad",
-            "OneHot",
-            "Resize",
-            "NonZero",
+    def __init__(self, model: ir.Model) -> None:
+        self.model, self.graph = model, model.graph
+        self.outputs = set(self.graph.outputs)
+        self.opsets = {
+            ("" if domain == "ai.onnx" else domain): v for domain, v in model.opset_imports.items()
         }
-        return None if grows else 0
-    return math.prod(axis for axis in shape.dims if isinstance(axis, int))
+        self.known: dict[ir.Value, Known] = {}
+        self.changed: set[ir.Value] = set()
+
+    def run(self) -> None:
+        for node in list(self.graph):
+            if (
+                node.domain in {"", "ai.onnx"}
+                and not any(True for _ in subgraphs(node))
+                and not self._fold(node)
+            ):
+                self._follow(node)
+
+    def _fold(self, node: ir.Node) -> bool:
+        """Replaces a node of constant value; whether it did."""
+        import onnx_ir as ir
+
+        if len(node.outputs) != 1 or node.outputs[0] in self.outputs:
+            return False
+        tensor = evaluate(node, self.opsets.get("", 1))
+        if tensor is None:
+            elements = self._elements(node)
+            if elements is None or not all(type(item) is int for item in elements.flat):
+                return False
+            output = node.outputs[0]
+            dtype = ir.DataType.INT64 if output.dtype is None else output.dtype
+            if not dtype.is_integer():
+                return False
+            tensor = ir.tensor(np.asarray(elements.tolist(), dtype.numpy()))
+        replace_by_constant(self.graph, node.outputs[0], tensor)
+        return True
+
+    def _elements(self, node: ir.Node) -> Known | None:
+        attributes = {
+            name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()
+        }
+        if node.op_type == "Shape":
+            shape = shape_of(node.inputs[0])
+            part = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            return None if part is None else shape_values.known(part)
+        return shape_values.evaluate(node.op_type, attributes, [self._known(value) for value in node.inputs])
+
+    def _known(self, value: ir.Value | None) -> Known | None:
+        if value is None:
+            return None
+        if value in self.known:
+            return self.known[value]
+        constant = small_constant(value)
+        if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iub":
+            return None
+        return shape_values.known(constant)
+
+    def _follow(self, node: ir.Node) -> None:
+        """Learns what a node that stays says of its outputs."""
+        if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
+            self.known[node.outputs[0]] = elements
+        vague = any(value.name and (value.shape is None or value.dtype is None) for value in node.outputs)
+        if not vague and not any(value in self.changed for value in node.inputs):
+            return
+        self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+
+    def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
+        inferred = self._reshaped(node)
+        if inferred is None:
+            inferred = _infer_one(node, self.opsets, self.model.ir_version)
+        found = inferred.get(value.name or "")
+        return found is not None and _merge(value, found)
+
+    def _reshaped(self, node: ir.Node) -> dict[str, onnx.TypeProto] | None:
+        """The output of operators whose second or only input is a shape that is partly known."""
+        import onnx
+
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source.dtype is None:
+            return None
+        axes: Any = None
+        if node.op_type == "Reshape" and len(node.inputs) > 1:
+            target = self._known(node.inputs[1])
+            if target is not None and target.ndim == 1:
+                allow_zero = "allowzero" in node.attributes and bool(node.attributes["allowzero"].value)
+                axes = shape_values.reshape_target(shape_of(source), target, allow_zero=allow_zero)
+            elif (rank := _vector_length(node.inputs[1])) is not None:
+                axes = (None,) * rank
+        if axes is None or node.outputs[0].name is None:
+            return None
+        return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
 
 
-def _run(node: ir.Node, arrays: dict[str, Any], model: ir.Model) -> Any:
-    """Evaluates one node with onnx's reference implementation."""
+def _vector_length(value: ir.Value | None) -> int | None:
+    shape = shape_of(value)
+    return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def _infer_one(node: ir.Node, opsets: dict[str, int], ir_version: int) -> dict[str, onnx.TypeProto]:
+    """The types of one node's outputs, from what is known of its inputs."""
     import onnx
     import onnx_ir as ir
-    from onnx.reference import ReferenceEvaluator
 
-    proto = ir.serde.serialize_node(node)
-    inputs = [onnx.helper.make_empty_tensor_value_info(name) for name in arrays]
-    output = onnx.helper.make_empty_tensor_value_info(proto.output[0])
-    graph = onnx.helper.make_graph([proto], "constant", inputs, [output])
-    opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
-    evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
-    return next(iter(evaluator.run(None, arrays)))
-
-
-def small_constant(value: ir.Value) -> np.ndarray[Any, Any] | None:
-    """The value of a small in-memory initializer; None for anything else."""
-    import onnx_ir as ir
-
-    tensor = value.const_value
-    if tensor is None or isinstance(tensor, ir.ExternalTensor) or not value.is_initializer():
-        return None
-    return tensor.numpy() if tensor.size <= SMALL_ELEMENTS else None
-
-
-def _has_graph(attribute: ir.Attr) -> bool:
-    import onnx_ir as ir
-
-    return attribute.is_ref() or attribute.type in {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
+    types, data = {}, {}
+    for value in node.inputs:
+        if value is None or value.name is None:
+            continue
+        if value.dtype is None:
+            return {}
+        types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape_of(value))
+        if (constant := small_constant(value)) is not None:
+            data[value.name] = onnx.numpy_helper.from_array(np.asarray(constant), value.name)
+    try:
+        version = opsets.get("", 1)
+        schema = onnx.defs.get_schema(node.op_type, version, "")
+        imports = [onnx.helper.make_opsetid("", version)]
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, None, imports, ir_version
+        )
+    except Exception as error:  # an operator that onnx does not know, or cannot infer, keeps what is known
+        logger.debug("%s: %s", node.name, error)
+        return {}
+    return dict(found)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sharding.fold import small_constant
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.rules import RULES
-from sharding.rules.base import Dim, NodeView, Option
+from sharding.rules.base import NodeView, Option
 from sharding.rules.blocks import block_counts
-from sharding.shapes import small_constant
+from sharding.values import captured, plain_attribute, shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -68,7 +68,9 @@ def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
         domain=domain,
         version=opsets.get(domain, opsets.get(node.domain, 1)),
         world=world,
-        attributes={name: _plain(item) for name, item in node.attributes.items() if not item.is_ref()},
+        attributes={
+            name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()
+        },
         shapes=[shape_of(value) for value in node.inputs],
         dtypes=[
             None if v is None or v.dtype is None or v.dtype.name == "STRING" else v.dtype.numpy()
@@ -78,60 +80,6 @@ def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
         present=[value is not None for value in node.inputs],
         output_shapes=[shape_of(value) for value in node.outputs],
     )
-
-
-def shape_of(value: ir.Value | None) -> tuple[Dim, ...] | None:
-    """A value's shape: lengths, symbols, None for an unknown axis; None where the rank is unknown."""
-    if value is None or value.shape is None:
-        return None
-    return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape.dims)
-
-
-def _plain(attribute: ir.Attr) -> Any:
-    import onnx_ir as ir
-
-    value = attribute.value
-    if attribute.type == ir.AttributeType.TENSOR:
-        return attribute.as_tensor().numpy()
-    if attribute.type == ir.AttributeType.INT:
-        return int(value)
-    return list(value) if isinstance(value, list | tuple) else value
-
-
-def captured(node: ir.Node) -> tuple[ir.Value, ...]:
-    """The values from outside that the subgraphs of a control-flow node use, each once."""
-    found: dict[ir.Value, None] = {}
-    for graph in subgraphs(node):
-        _collect_outer(graph, set(), found)
-    return tuple(found)
-
-
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs in a node's attributes."""
-    import onnx_ir as ir
-
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
-def _collect_outer(graph: ir.Graph, known: set[Any], found: dict[ir.Value, None]) -> None:
-    inside = known | set(graph.inputs) | set(graph.initializers.values())
-    for node in graph:
-        inside.update(node.outputs)
-    for node in graph:
-        for value in node.inputs:
-            if value is not None and value not in inside:
-                found[value] = None
-        for inner in subgraphs(node):
-            _collect_outer(inner, inside, found)
-    for value in graph.outputs:
-        if value not in inside:
-            found[value] = None
 
 
 def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> bool:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO
 from sharding import manifest as manifests
 from sharding.emit import HeldWeight, RankGraph, emit_rank
 from sharding.errors import ShardError, SliceError
+from sharding.fold import SMALL_ELEMENTS
 from sharding.manifest import FileEntry, Manifest, RankEntry
 from sharding.placement import REPLICATED, Placement
 from sharding.plan import Plan, model_tensors
 from sharding.reshard import DOMAIN
-from sharding.shapes import SMALL_ELEMENTS
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,0 +1,105 @@
+"""Evaluates nodes whose inputs are all small constants, with onnx's reference implementation."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+logger = logging.getLogger(__name__)
+
+SMALL_ELEMENTS = 1024
+"""Constants up to this many elements are folded and shown to rules: shapes, axes, pads, split sizes."""
+_RANDOM = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
+_GROWS = {"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "OneHot", "Resize", "NonZero"}
+
+
+def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
+    import onnx_ir as ir
+
+    if (
+        not node.inputs
+        or node.op_type in _RANDOM
+        or any(_has_graph(attribute) for attribute in node.attributes.values())
+    ):
+        return None
+    arrays: dict[str, Any] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        array = small_constant(value)
+        if array is None:
+            return None
+        arrays[value.name or ""] = array
+    size = _output_size(node)
+    if size is None or size > SMALL_ELEMENTS:
+        return None
+    try:
+        result = _run(node, arrays, opset)
+    except Exception as error:  # an operator that the evaluator lacks simply stays in the graph
+        logger.debug("%s stays: %s", node.name, error)
+        return None
+    if not isinstance(result, np.ndarray | np.generic) or np.size(result) > SMALL_ELEMENTS:
+        return None
+    return ir.tensor(np.asarray(result))
+
+
+def _output_size(node: ir.Node) -> int | None:
+    """Elements of the output; None where unknown, for an Expand or Range may be huge."""
+    shape = node.outputs[0].shape
+    if shape is None or not all(isinstance(axis, int) for axis in shape.dims):
+        grows = node.op_type in {
+            "Expand",
+            "Range",
+            "ConstantOfShape",
+            "Tile",
+            "Pad",
+            "OneHot",
+            "Resize",
+            "NonZero",
+        }
+        return None if grows else 0
+    return math.prod(axis for axis in shape.dims if isinstance(axis, int))
+
+
+def _run(node: ir.Node, arrays: dict[str, Any], opset: int) -> Any:
+    """Evaluates one node with onnx's reference implementation."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    proto = ir.serde.serialize_node(node)
+    inputs = [onnx.helper.make_empty_tensor_value_info(name) for name in arrays]
+    output = onnx.helper.make_empty_tensor_value_info(proto.output[0])
+    graph = onnx.helper.make_graph([proto], "constant", inputs, [output])
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+    return next(iter(evaluator.run(None, arrays)))
+
+
+def small_constant(value: ir.Value) -> np.ndarray[Any, Any] | None:
+    """The value of a small in-memory initializer; None for anything else."""
+    import onnx_ir as ir
+
+    tensor = value.const_value
+    if tensor is None or isinstance(tensor, ir.ExternalTensor) or not value.is_initializer():
+        return None
+    return tensor.numpy() if tensor.size <= SMALL_ELEMENTS else None
+
+
+def _has_graph(attribute: ir.Attr) -> bool:
+    import onnx_ir as ir
+
+    return attribute.is_ref() or attribute.type in {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}

@@ -1,0 +1,201 @@
+"""What is known of small integer values before a model runs: the shape arithmetic of exporters.
+
+The value of ``Shape`` of [batch, 12, 64] is the vector (batch, 12, 64): partly a symbol. These vectors are
+followed through the operators that exporters use on shapes, so that the target of a Reshape is known where it
+can be. Elements are int (known), str (a symbol, never negative) or None (unknown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sharding.rules.base import Dim
+
+Known = np.ndarray[Any, Any]
+"""Object array of at most one axis."""
+MAX_ELEMENTS = 64
+
+
+def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
+    """An object array of these elements."""
+    array = np.asarray(elements)
+    result = np.empty(array.shape, object)
+    result[...] = array.tolist() if array.ndim else array.item()
+    return result
+
+
+def evaluate(op_type: str, attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Known | None:
+    """The known elements of an operator's only output; None where nothing is known of it."""
+    operation = _OPERATIONS.get(op_type)
+    if operation is None or not inputs or inputs[0] is None:
+        return None
+    try:
+        result = operation(attributes, inputs)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None  # an invalid model, or symbols where numbers are wanted: nothing is known
+    if result is None or np.ndim(result) > 1 or np.size(result) > MAX_ELEMENTS:
+        return None
+    return known(result) if not isinstance(result, np.ndarray) or result.dtype != object else result
+
+
+def reshape_target(shape: Sequence[Dim] | None, target: Known, *, allow_zero: bool) -> tuple[Dim, ...]:
+    """The output shape of Reshape: 0 copies the input's axis unless ``allow_zero``, -1 takes what is left."""
+    axes: list[Dim] = list(target)
+    for index, length in enumerate(axes):
+        if length == 0 and not allow_zero:
+            axes[index] = shape[index] if shape is not None and index < len(shape) else None
+    if -1 in axes:
+        axes[axes.index(-1)] = _left_over(shape, [length for length in axes if length != -1])
+    return tuple(None if isinstance(length, int) and length < 0 else length for length in axes)
+
+
+def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:
+    """What remains of a shape's elements for one axis: a number, a symbol alone, or unknown."""
+    if shape is None or None in taken:
+        return None
+    rest = list(shape)
+    for symbol in [length for length in taken if isinstance(length, str)]:
+        if symbol not in rest:
+            return None
+        rest.remove(symbol)
+    count = 1
+    for length in taken:
+        count *= length if isinstance(length, int) else 1
+    symbols = [length for length in rest if not isinstance(length, int)]
+    total = 1
+    for length in rest:
+        total *= length if isinstance(length, int) else 1
+    if not symbols and count and total % count == 0:
+        return total // count
+    return symbols[0] if len(symbols) == 1 and total == count else None
+
+
+def _gather(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    data, indices = inputs
+    if data is None or indices is None or data.ndim != 1 or attributes.get("axis", 0) not in {0, -1}:
+        return None
+    return data[np.asarray(indices.tolist(), np.int64)]
+
+
+def _slice(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    data = inputs[0]
+    if data is None or data.ndim != 1:
+        return None
+    if "starts" in attributes:
+        start, end, step = attributes["starts"][0], attributes["ends"][0], 1
+    else:
+        if any(item is None for item in inputs[1:]):
+            return None
+        start, end = (_number(item) for item in inputs[1:3])
+        step = _number(inputs[4]) if len(inputs) > 4 else 1
+    return data[slice(start, end, step)]
+
+
+def _number(value: Known | None) -> int:
+    assert value is not None
+    number = value.reshape(-1)[0]
+    if not isinstance(number, int):
+        raise TypeError
+    return number
+
+
+def _concat(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    if any(item is None or item.ndim != 1 for item in inputs):
+        return None
+    return np.concatenate([item for item in inputs if item is not None])
+
+
+def _unsqueeze(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    return inputs[0].reshape(1) if inputs[0] is not None and inputs[0].ndim == 0 else None
+
+
+def _squeeze(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    return inputs[0].reshape(()) if inputs[0] is not None and inputs[0].size == 1 else None
+
+
+def _reshape(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    data, target = inputs[0], inputs[1] if len(inputs) > 1 else None
+    if data is None or target is None or target.size > 1:
+        return None
+    return data.reshape(-1) if target.size else data.reshape(())
+
+
+def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def apply(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+        a, b = inputs
+        if a is None or b is None:
+            return None
+        pairs = np.broadcast(a, b)
+        result = np.empty(pairs.shape, object)
+        result.reshape(-1)[:] = [operation(x, y) for x, y in pairs]
+        return result
+
+    return apply
+
+
+def _add(x: Any, y: Any) -> Any:
+    if x == 0 or y == 0:
+        return y if x == 0 else x
+    return x + y if isinstance(x, int) and isinstance(y, int) else None
+
+
+def _subtract(x: Any, y: Any) -> Any:
+    if y == 0:
+        return x
+    return x - y if isinstance(x, int) and isinstance(y, int) else None
+
+
+def _multiply(x: Any, y: Any) -> Any:
+    if x == 1 or y == 1:
+        return y if x == 1 else x
+    return x * y if isinstance(x, int) and isinstance(y, int) else None
+
+
+def _divide(x: Any, y: Any) -> Any:
+    if y == 1:
+        return x
+    # ONNX divides integers towards zero; Python's // agrees where both are positive.
+    return x // y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
+
+
+def _equal(x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int):
+        return x == y
+    number = x if isinstance(x, int) else y
+    symbol = y if isinstance(x, int) else x
+    return False if isinstance(symbol, str) and isinstance(number, int) and number < 0 else None
+
+
+def _where(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    condition, a, b = inputs
+    if condition is None or a is None or b is None:
+        return None
+    pairs = np.broadcast(condition, a, b)
+    result = np.empty(pairs.shape, object)
+    result.reshape(-1)[:] = [None if c is None else (x if c else y) for c, x, y in pairs]
+    return result
+
+
+def _same(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    return inputs[0]
+
+
+_OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any]] = {
+    "Add": _elementwise(_add),
+    "Cast": _same,
+    "Concat": _concat,
+    "Div": _elementwise(_divide),
+    "Equal": _elementwise(_equal),
+    "Gather": _gather,
+    "Identity": _same,
+    "Mul": _elementwise(_multiply),
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Sub": _elementwise(_subtract),
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}

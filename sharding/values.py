@@ -1,0 +1,80 @@
+"""Small helpers on `onnx_ir` values and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def shape_of(value: ir.Value | None) -> tuple[Dim, ...] | None:
+    """A value's shape: lengths, symbols, None for an unknown axis; None where the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape.dims)
+
+
+def plain_attribute(attribute: ir.Attr) -> Any:
+    """An attribute as a plain Python value; tensors as numpy arrays."""
+    import onnx_ir as ir
+
+    value = attribute.value
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor().numpy()
+    if attribute.type == ir.AttributeType.INT:
+        return int(value)
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes."""
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def captured(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The values from outside that the subgraphs of a control-flow node use, each once."""
+    found: dict[ir.Value, None] = {}
+    for graph in subgraphs(node):
+        _collect_outer(graph, set(), found)
+    return tuple(found)
+
+
+def _collect_outer(graph: ir.Graph, known: set[Any], found: dict[ir.Value, None]) -> None:
+    inside = known | set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        inside.update(node.outputs)
+    for node in graph:
+        found.update((value, None) for value in node.inputs if value is not None and value not in inside)
+        for inner in subgraphs(node):
+            _collect_outer(inner, inside, found)
+    found.update((value, None) for value in graph.outputs if value not in inside)
+
+
+def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Turns the only output of a node into an initializer of the same name and removes the node."""
+    import onnx_ir as ir
+
+    node = value.producer()
+    assert node is not None
+    constant = ir.Value(
+        name=value.name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+    for user, index in list(value.uses()):
+        user.replace_input_with(index, constant)
+    graph.remove(node, safe=True)
+    graph.register_initializer(constant)
