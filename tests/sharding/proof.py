@@ -1,9 +1,9 @@
 """Proves operator rules by execution.
 
 Every option that a rule returns for a concrete node is a claim: inputs cut so, run so on each rank, give
-outputs that put together so are those of the whole node. ``prove`` runs the whole node and every rank's copy of every
-option with ONNX Runtime and compares. Cutting and joining are written here anew, from the definition of the
-placements alone.
+outputs that put together so are those of the whole node. ``prove`` runs the whole node and every rank's copy
+of every option with ONNX Runtime and compares. Cutting and joining are written here anew, from the definition
+of the placements alone.
 """
 
 from __future__ import annotations
