@@ -124,7 +124,7 @@ def load(
     shard = model_file.find(path)
     devices.require(providers[0], device_id)
     if communicator is None and shard.manifest is not None:
-        communicator = _join()
+        communicator = _join(providers[0])
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
     file = shard.verify(rank, size, hashes=check)
     config = SessionConfig(
@@ -140,7 +140,7 @@ def load(
             model_file.resize(model, dims, file)
         if _has_collectives(model):
             if communicator is None:
-                communicator = _join()
+                communicator = _join(providers[0])
                 if communicator.size == 1:
                     raise ShardError(
                         f"{file} has collectives, so it is one rank's part of a model, but this process runs "
@@ -227,10 +227,11 @@ def _load_cut(
     return RankModel(file, inputs, outputs, program=program, stats=stats)
 
 
-def _join() -> Communicator:
+def _join(provider: str) -> Communicator:
     from ranks import group
 
-    return group.join()
+    device = devices.DEVICES.get(provider)
+    return group.join(device=device.buffers if device else "cpu")
 
 
 def _local_size(communicator: Communicator | None) -> int:
