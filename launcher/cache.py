@@ -88,7 +88,8 @@ def _slice_into(
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
         slice_model(model, ranks, work / "slices", allow_replicated=allow_replicated, progress=progress)
-        if place.exists():  # damaged, else we would not be here
+        if place.exists():  # else we would not be here
+            log.warning("%s was damaged and is made again", place)
             shutil.rmtree(place)
         try:
             (work / "slices").rename(place)
@@ -113,7 +114,7 @@ def _is_complete(place: Path) -> bool:
                 if (place / entry.file).stat().st_size != entry.bytes:
                     return False
     except (ShardrunError, OSError) as problem:
-        log.warning("%s is damaged and is made again: %s", place, problem)
+        log.info("%s is damaged: %s", place, problem)
         return False
     return True
 

@@ -24,9 +24,9 @@ class Job:
     ranks: int | None = None
     rank_table: Path | None = None
     launcher: str = "auto"
-    collectives: str = "auto"
+    collectives: str | None = None
     threads: int | None = None
-    timeout: float = 300.0
+    timeout: float | None = None
     allow_replicated: bool = False
     inputs: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)

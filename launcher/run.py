@@ -55,7 +55,7 @@ def run_group(job: Job) -> None:
     folder, manifest = resolve(job, world_size(job))
     source = source_of(job, folder, manifest) if job.verify else None
     feeds = read_inputs(job, manifest)
-    from launcher.group import start
+    from launcher.group import TIMEOUT, start
     from launcher.rank_table import load_rank_table
 
     table = load_rank_table(job.rank_table) if job.rank_table else None
@@ -65,9 +65,9 @@ def run_group(job: Job) -> None:
         ranks=manifest.world_size,
         launcher=job.launcher,
         rank_table=table,
-        collectives=job.collectives,
+        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
         threads=job.threads,
-        timeout=job.timeout,
+        timeout=job.timeout or TIMEOUT,
     ) as group:
         loaded = time.perf_counter() - began
         result = repeat(job, lambda: dict(group.predict(feeds)))
@@ -82,14 +82,15 @@ def run_rank(job: Job, identity: Identity) -> int:
     source = source_of(job, folder, manifest) if job.verify and identity.rank == 0 else None
     # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
     feeds = read_inputs(job, manifest) if identity.rank == 0 else None
-    os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
+    if job.timeout is not None:
+        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     from ranks import executor, group
     from ranks.spread import Spreader
     from ranks.wire import Kind, Message
 
     try:
         began = time.perf_counter()
-        communicator = group.join(identity, None if job.collectives == "auto" else job.collectives)
+        communicator = group.join(identity, job.collectives)
         model = executor.load(folder, communicator=communicator, threads=job.threads)
         loaded = time.perf_counter() - began
         given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None

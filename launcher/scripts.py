@@ -125,12 +125,6 @@ def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list
     path = python_path({})
     if path:
         exports += f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-    for name, value in (
-        ("SHARDRUN_THREADS", job.threads),
-        ("SHARDRUN_TIMEOUT", job.timeout),
-        ("SHARDRUN_COLLECTIVES", job.collectives),
-    ):
-        exports += f"export {name}={value}\n" if value is not None else ""
     arguments = ['"$here/slices"' if own_model else quote_path(job.model), *_arguments(job)]
     texts = []
     for device in table.devices:
@@ -179,7 +173,13 @@ def _arguments(job: Job) -> list[str]:
         arguments += ["--input", absolute(text) if whole else f"{name}={absolute(file)}"]
     for name, size in job.dims.items():
         arguments += ["--dim", f"{name}={size}"]
-    for flag, value in (("--seed", job.seed), ("--repeat", job.repeat if job.repeat > 1 else None)):
+    for flag, value in (
+        ("--collectives", job.collectives),
+        ("--threads", job.threads),
+        ("--timeout", job.timeout),
+        ("--seed", job.seed),
+        ("--repeat", job.repeat if job.repeat > 1 else None),
+    ):
         arguments += [flag, str(value)] if value is not None else []
     if job.verify:
         arguments += ["--verify"]

@@ -1,0 +1,77 @@
+"""What the tests of the command share: a tiny model, and running the command as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 90
+
+
+def save_mlp(path: Path, seed: int = 0, *, width: int = 64, external: bool = False) -> Path:
+    """A model of two MatMuls with weights of 8 * ``width`` and ``width`` * 6: y[batch, 6] of x[batch, 8]."""
+    random = np.random.default_rng(seed)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(random.standard_normal(shape, np.float32), name)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w0"], ["h0"], "first"),
+            helper.make_node("Add", ["h0", "b0"], ["h1"]),
+            helper.make_node("Relu", ["h1"], ["h2"]),
+            helper.make_node("MatMul", ["h2", "w1"], ["y"], "second"),
+        ],
+        "mlp",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 6])],
+        [weight("w0", 8, width), weight("b0", width), weight("w1", width, 6)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    if external:
+        onnx.save(model, path, save_as_external_data=True, location=path.name + ".data", size_threshold=0)
+    else:
+        onnx.save(model, path)
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment for a command: ours on the path, no leftovers of a launcher around the tests."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_", "PMI", "SHARDRUN_"))
+        and name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    }
+    # Open MPI refuses root unless told so, and binds two ranks to one core each.
+    mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**environ, "PYTHONPATH": str(ROOT), **mpi, **more}
+
+
+def shardrun(
+    *arguments: Any, cwd: Path, seconds: float = SECONDS, before: Sequence[str] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``shardrun ARGUMENTS`` (after the words ``before``, such as mpirun's) in ``cwd``."""
+    return subprocess.run(
+        [*before, sys.executable, "-m", "launcher.cli", *map(str, arguments)],
+        cwd=cwd, env=environment(SHARDRUN_CACHE=str(cwd / "cache"), **environ), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=seconds, check=False,
+    )  # fmt: skip
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The words before a command that start it on ``ranks`` ranks; mpirun of PATH or beside this Python."""
+    import shutil
+
+    beside = Path(sys.executable).parent / "mpirun"
+    program = shutil.which("mpirun") or str(beside)
+    return [program, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]

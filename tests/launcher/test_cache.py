@@ -1,0 +1,198 @@
+"""The cache of sliced models: hits, changes, damage, crashes, several processes at once, closed disks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import sharding
+from launcher import cache
+from launcher.errors import ConfigError
+from sharding.errors import ModelError, SliceError
+from sharding.manifest import read_manifest
+from tests.launcher.cli_tools import environment, save_mlp
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def slicings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that grows by one with each real slicing."""
+    done: list[Any] = []
+    original = sharding.slice_model
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        done.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(sharding, "slice_model", counted)
+    return done
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_CACHE", "/a")
+    assert cache.cache_folder() == Path("/a")
+    monkeypatch.delenv("SHARDRUN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert cache.cache_folder() == Path("/b/shardrun")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.cache_folder() == Path.home() / ".cache" / "shardrun"
+
+
+def test_the_same_model_is_sliced_once(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    assert read_manifest(place).world_size == 2
+    assert cache.sliced(model, 2) == place
+    assert len(slicings) == 1
+    # The content counts, not the name's place.
+    copy = save_mlp(folder / "sub.onnx")
+    copy.rename(folder / "cache" / "m.onnx")
+    assert cache.sliced(folder / "cache" / "m.onnx", 2) == place
+    assert cache.sliced(model, 4) != place
+    assert cache.sliced(model, 2, allow_replicated=True) != place
+    assert len(slicings) == 3
+    assert not [p for p in (folder / "cache" / "slices").iterdir() if ".tmp" in p.name]
+
+
+def test_a_changed_model_is_sliced_again(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx", external=True)
+    first = cache.sliced(model, 2)
+    data = folder / "m.onnx.data"
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.write_bytes(content)
+    assert cache.sliced(model, 2) != first
+    assert len(slicings) == 2
+
+
+def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_mlp(folder / "m.onnx", external=True)
+    hashed: list[Path] = []
+    original = cache._hash_file
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(cache, "_hash_file", counted)
+    first = cache.fingerprint(model)
+    assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
+    assert cache.fingerprint(model) == first and len(hashed) == 2
+    os.utime(folder / "m.onnx.data", ns=(1, 1))
+    assert cache.fingerprint(model) == first and len(hashed) == 4
+    for damaged in ("{", "[]", '{"files": 3}', '{"files": [["m.onnx", null]], "sha256": "x"}', "\0"):
+        for memo in (folder / "cache" / "hashes").iterdir():
+            memo.write_text(damaged)
+        assert cache.fingerprint(model) == first
+
+
+def test_damage_is_noticed(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    for damage in (
+        lambda: (place / "manifest.json").write_text("{"),
+        lambda: (place / "rank_1.onnx").write_bytes(b"short"),
+        (place / "rank_1.onnx").unlink,
+    ):
+        damage()
+        count = len(slicings)
+        assert cache.sliced(model, 2) == place
+        assert len(slicings) == count + 1
+        read_manifest(place)
+
+
+def test_what_a_crash_left_is_removed(folder: Path) -> None:
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    stale = place.parent / f"{place.name}.tmpdead"
+    (stale / "slices").mkdir(parents=True)
+    (place / "manifest.json").unlink()
+    cache.sliced(model, 2)
+    assert not stale.exists() and (place / "manifest.json").exists()
+
+
+def test_a_failed_slicing_leaves_nothing(folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(b"not onnx")
+    with pytest.raises(ModelError):
+        cache.sliced(folder / "bad.onnx", 2)
+    with pytest.raises(ModelError, match="does not exist"):
+        cache.sliced(folder / "absent.onnx", 2)
+    with pytest.raises(SliceError):
+        cache.sliced(save_mlp(folder / "m.onnx", width=1), 5)
+    assert [p.name for p in (folder / "cache" / "slices").iterdir() if p.suffix != ".lock"] == []
+
+
+SLICE = "import sys; from launcher import cache; print(cache.sliced(sys.argv[1], 2))"
+
+
+def test_several_processes_at_once(folder: Path) -> None:
+    model = save_mlp(folder / "m.onnx", width=4096)
+    command = [sys.executable, "-c", SLICE, str(model)]
+    environ = environment(SHARDRUN_CACHE=str(folder / "cache"))
+    with_pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ}
+    running = [subprocess.Popen(command, **with_pipes) for _ in range(4)]  # type: ignore[call-overload]
+    ended = [(*process.communicate(timeout=60), process.returncode) for process in running]
+    assert all(code == 0 for _, _, code in ended), ended
+    assert len({out for out, _, _ in ended}) == 1
+    assert len([p for p in (folder / "cache" / "slices").iterdir() if p.is_dir()]) == 1
+
+
+def test_a_killed_slicing_does_no_harm(folder: Path) -> None:
+    model = save_mlp(folder / "m.onnx", width=1 << 19)
+    environ = environment(SHARDRUN_CACHE=str(folder / "cache"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLICE, str(model)], env=environ, stdout=subprocess.DEVNULL
+    )
+    slices = folder / "cache" / "slices"
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        if slices.is_dir() and any(".tmp" in p.name for p in slices.iterdir()):
+            break
+        time.sleep(0.002)
+    process.kill()
+    process.wait(10)
+    place = cache.sliced(model, 2)
+    assert read_manifest(place).world_size == 2
+    assert [p.name for p in slices.iterdir() if p.is_dir()] == [place.name]
+
+
+@pytest.mark.parametrize("where", ["file", "closed"])
+def test_a_cache_that_cannot_be_written(folder: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_mlp(folder / "m.onnx")
+    (folder / "file").write_text("")
+    # Root may write anywhere but in the kernel's own file systems.
+    place = folder / "file" / "cache" if where == "file" else Path("/proc/self/nowhere")
+    monkeypatch.setenv("SHARDRUN_CACHE", str(place))
+    with pytest.raises(
+        ConfigError, match=r"the cache of sliced models at .* cannot be used: .*SHARDRUN_CACHE"
+    ):
+        cache.sliced(model, 2)
+
+
+def test_external_data_of_a_hostile_model_is_not_read(folder: Path) -> None:
+    model = onnx.load(save_mlp(folder / "m.onnx"))
+    for location in ("/dev/zero", "../secret", "pipe"):
+        (folder / "x").mkdir(exist_ok=True)
+        if location == "pipe" and not (folder / "x" / "pipe").exists():
+            os.mkfifo(folder / "x" / "pipe")
+        weight = model.graph.initializer[0]
+        weight.ClearField("raw_data")
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        weight.ClearField("external_data")
+        entry = weight.external_data.add()
+        entry.key, entry.value = "location", location
+        (folder / "x" / "m.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError):
+            cache.sliced(folder / "x" / "m.onnx", 2)
