@@ -43,8 +43,8 @@ def place(context: Context, engine_cache: str = "") -> Placement:
     if target == "cpu" or on_cpu_instead(target):
         return Placement()
     if target == "ascend":
-        require("ascend")
         device = context.ascend.device_id
+        require("ascend", device)
         options = {"device_id": str(device)}
         precision = CANN_PRECISION.get(context.ascend.precision_mode) or context.ascend.legacy_precision_mode
         if precision:

@@ -53,7 +53,7 @@ def linear(path: Path, batch: int | str = "batch") -> Path:
 
 
 def linear_ranks(folder: Path, batch: int | str = "batch") -> list[Path]:
-    """`linear` cut by hand for two ranks: w1 by columns, w2 by rows, the partial sums joined by an AllReduce."""
+    """`linear` cut by hand for two ranks: w1 by columns, w2 by rows, then an AllReduce."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = _weights()
     nodes = _nodes("h", partial="partial")
