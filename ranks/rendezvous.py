@@ -76,6 +76,14 @@ class Rendezvous:
                 items[message.data["rank"]] = Item(message.data.get("data"), message.descriptors)
         return [items[rank] for rank in range(self.size)]
 
+    def gone(self) -> list[int]:
+        """The other ranks that have ended or left."""
+        poll = select.poll()
+        for descriptor in self.life.values():
+            poll.register(descriptor, 0)
+        hung_up = {descriptor for descriptor, _ in poll.poll(0)}
+        return [rank for rank, descriptor in self.life.items() if descriptor in hung_up]
+
     def close(self) -> None:
         """Leaves; the other ranks see this rank's pipe hang up. Safe to call twice."""
         peers, self._peers = self._peers, {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,3 +109,16 @@ def sum_into(out: Array, parts: Sequence[Array]) -> None:
     np.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         np.add(out, part, out=out)
+
+
+def blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
+    """Cuts a matrix into blocks of at most ``most`` elements; an empty one into one empty block."""
+    rows, columns = shape
+    if not rows * columns:
+        yield slice(0, rows), slice(0, columns)
+        return
+    wide = min(columns, most)
+    high = max(1, most // columns)
+    for row in range(0, rows, high):
+        for column in range(0, columns, wide):
+            yield slice(row, min(row + high, rows)), slice(column, min(column + wide, columns))

@@ -10,7 +10,6 @@ into all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ class ShmCommunicator(Communicator):
                 target[:, peer] = theirs.reshape(outer, inner)
             phases.meet(phases.begin(code), what)
             return
-        for piece in _pieces(rows.shape, SLOT // buffer.itemsize):
+        for piece in arrays.blocks(rows.shape, SLOT // buffer.itemsize):
             source = rows[piece]
             value = phases.begin(code)
             phases.slot(self.rank, value, source)[...] = source
@@ -179,16 +178,3 @@ def connect(identity: Identity, timeout: float) -> ShmCommunicator:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
-    """Cuts a matrix into blocks of at most ``most`` elements; an empty one into one empty block."""
-    rows, columns = shape
-    if not rows * columns:
-        yield slice(0, rows), slice(0, columns)
-        return
-    wide = min(columns, most)
-    high = max(1, most // columns)
-    for row in range(0, rows, high):
-        for column in range(0, columns, wide):
-            yield slice(row, min(row + high, rows)), slice(column, min(column + wide, columns))

