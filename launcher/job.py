@@ -74,7 +74,7 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
             job = replace(job, ranks=None)
         elif "ranks" in flags:
             job = replace(job, rank_table=None)
-    given = {name: value for name, value in flags.items() if name in NAMES}
+    given = {name: value for name, value in flags.items() if name in NAMES and value is not None}
     if "dims" in given:
         given["dims"] = {**job.dims, **parse_dims(given["dims"])}
     if "inputs" in given:

@@ -89,7 +89,7 @@ def _explain(problem: ValidationError, data: Any) -> str:
 
 
 def _place(steps: tuple[int | str, ...], data: Any) -> tuple[str, Any]:
-    """The JSON path that pydantic's steps lead to, and the value there; steps that name a branch are left out."""
+    """The JSON path that pydantic's steps lead to, and the value there; names of branches are left out."""
     where, value = "$", data
     for step in steps:
         if isinstance(value, dict) and step in value:

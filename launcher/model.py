@@ -39,16 +39,22 @@ def open_slices(folder: Path, ranks: int | None) -> Manifest:
     return manifest
 
 
+def demand_ranks(model: Path, ranks: int | None) -> int:
+    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it."""
+    if ranks is None:
+        raise ConfigError(
+            f"{model} is not sliced yet: say over how many ranks, with --ranks N or --rank-table FILE"
+        )
+    return ranks
+
+
 def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
     """The slice folder to run and its manifest; a model file is sliced into the cache first, if need be."""
     model = job.model
     assert model is not None
     if is_slices(model):
         return model, open_slices(model, ranks)
-    if ranks is None:
-        raise ConfigError(
-            f"{model} is not sliced yet: say over how many ranks with --ranks N or --rank-table FILE"
-        )
+    ranks = demand_ranks(model, ranks)
     from launcher.cache import sliced
     from launcher.report import progress
     from sharding.manifest import read_manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, add_data, add_launching, add_ranks, add_slicing
+from launcher.commands.options import add_data, add_launching, add_ranks, add_slicing
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
@@ -28,7 +28,7 @@ exit codes:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
-        "model", metavar="MODEL.onnx|DIR", type=Path, nargs="?", default=ABSENT,
+        "model", metavar="MODEL.onnx|DIR", type=Path, nargs="?",
         help="a model, or a folder made by `shardrun slice`",
     )  # fmt: skip
     add_ranks(parser)

@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.job import merge
-    from launcher.model import is_slices, open_slices, world_size
+    from launcher.model import demand_ranks, is_slices, open_slices, world_size
     from launcher.report import progress
     from launcher.scripts import write_scripts
 
@@ -55,13 +55,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         from sharding import slice_model
 
+        ranks = demand_ranks(job.model, ranks)
         args.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
             slices = Path(scratch) / "slices"
             with progress(f"slicing {job.model.name}") as update:
-                slice_model(
-                    job.model, ranks or 1, slices, allow_replicated=job.allow_replicated, progress=update
-                )
+                slice_model(job.model, ranks, slices, allow_replicated=job.allow_replicated, progress=update)
             table = write_scripts(job, args.folder, sys.executable, replace_model=slices)
     hosts = (
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"

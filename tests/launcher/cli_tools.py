@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from tests.launcher import processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90
@@ -50,7 +55,8 @@ def environment(**more: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OMPI_", "PMI", "SHARDRUN_"))
-        and name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+        # Unbuffered, Python itself drops the rest of a write that a pipe took in part.
+        and name not in {"PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     }
     # Open MPI refuses root unless told so, and binds two ranks to one core each.
     mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -61,17 +67,30 @@ def shardrun(
     *arguments: Any, cwd: Path, seconds: float = SECONDS, before: Sequence[str] = (), **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``shardrun ARGUMENTS`` (after the words ``before``, such as mpirun's) in ``cwd``."""
-    return subprocess.run(
-        [*before, sys.executable, "-m", "launcher.cli", *map(str, arguments)],
-        cwd=cwd, env=environment(SHARDRUN_CACHE=str(cwd / "cache"), **environ), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=seconds, check=False,
-    )  # fmt: skip
+    return run([*before, sys.executable, "-m", "launcher.cli", *map(str, arguments)], cwd, seconds, **environ)
+
+
+def run(
+    command: Sequence[Any], cwd: Path, seconds: float = SECONDS, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; fails if a process of it is left, in which case all are killed."""
+    mark = uuid.uuid4().hex
+    own = {processes.MARK: mark, "SHARDRUN_CACHE": str(cwd / "cache")}
+    try:
+        done = subprocess.run(
+            list(map(str, command)), cwd=cwd, env=environment(**own, **environ), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+        left = [] if processes.wait_until(lambda: not processes.marked(mark), 5) else processes.marked(mark)
+    finally:
+        for pid in processes.marked(mark):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, left
+    return done
 
 
 def mpirun(ranks: int) -> list[str]:
     """The words before a command that start it on ``ranks`` ranks; mpirun of PATH or beside this Python."""
-    import shutil
-
     beside = Path(sys.executable).parent / "mpirun"
     program = shutil.which("mpirun") or str(beside)
     return [program, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]

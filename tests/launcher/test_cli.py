@@ -1,0 +1,249 @@
+"""The command itself: help, version, exit codes, errors without tracebacks, closed pipes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+from launcher.errors import ConfigError, LaunchError, RankTableError, VerifyError
+from tests.launcher.cli_tools import ROOT, environment, save_mlp, shardrun
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in cli.COMMANDS), ("table", "make")])
+def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "usage: shardrun" in out
+    if len(command) < 2:
+        assert "examples:\n  shardrun " in out
+        assert all(len(line) < 120 for line in out.splitlines())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == "shardrun 0.1.0\n"
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: shardrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["unknown"],
+        ["slice", "m.onnx"],
+        ["slice", "m.onnx", "--ranks", "0"],
+        ["slice", "m.onnx", "--ranks", "two"],
+        ["slice", "m.onnx", "--ranks", "9" * 30],
+        ["run", "m.onnx", "--ranks", "2", "--rank-table", "t.json"],
+        ["run", "m.onnx", "--timeout", "nan"],
+        ["run", "m.onnx", "--timeout", "-1"],
+        ["run", "m.onnx", "--repeat", "0"],
+        ["run", "m.onnx", "--launcher", "slurm"],
+        ["exec", "--target", "gpu", "s.py"],
+        ["exec"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["slice", "absent.onnx", "--ranks", "2", "--plan-only"], 1, "absent.onnx does not exist"),
+        (["slice", "m.onnx", "--ranks", "2"], 2, "expected --output DIR, or --plan-only"),
+        (["slice", "m.onnx", "--ranks", "2", "--plan-only", "--output", "d"], 2, "exclude each other"),
+        (["slice", "m.onnx", "--ranks", "5", "--plan-only"], 1, "--allow-replicated"),
+        (["slice", "m.onnx", "--ranks", "2", "--output", "m.onnx"], 1, "is a file"),
+        (["run"], 2, "no model: expected MODEL.onnx or a slice folder"),
+        (["run", "absent.onnx", "--ranks", "2"], 2, "absent.onnx: no such file or folder"),
+        (["run", "m.onnx"], 2, "m.onnx is not sliced yet: say over how many ranks"),
+        (["run", "."], 1, "manifest.json does not exist"),
+        (["run", "slices", "--ranks", "3"], 2, "slices was sliced for 2 ranks, but 3 are asked for"),
+        (["run", "slices", "--dim", "bacth=2"], 2, "no such symbolic dimension (it has: batch)"),
+        (["run", "slices", "--input", "z=x.bin"], 2, "the model has no input 'z' (it has: x)"),
+        (["run", "slices", "--verify"], 2, "give it with --against MODEL.onnx"),
+        (["run", "slices", "--output", "no/where.npz"], 2, "does not exist"),
+        (["run", "slices", "--rank-table", "three.json"], 2, "sliced for 2 ranks, but 3 are asked for"),
+        (["run", "--config", "absent.yaml"], 2, "absent.yaml: cannot read this job file"),
+        (["scripts", "slices", "--ranks", "3", "--output", "j"], 2, "sliced for 2 ranks"),
+        (["scripts", "m.onnx", "--output", "j"], 2, "say over how many ranks"),
+        (["scripts", "slices", "--output", "slices"], 2, "expected a new or empty folder"),
+        (["table", "check", "absent.json"], 2, "absent.json: cannot read this rank table"),
+        (["table", "make", "--hosts", "h:0"], 2, "expected a number of ranks from 1 to 65536, found '0'"),
+        (["table", "make", "--hosts", "h,h"], 2, "expected a server named once"),
+        (["table", "make", "--hosts", ":2"], 2, "expected HOST:N"),
+        (["table", "make", "--local", "2", "--output", "no/where.json"], 2, "cannot write the rank table"),
+        (["exec", "absent.py"], 1, "There is no script 'absent.py'"),
+    ],
+)
+def test_errors_are_one_sentence_and_a_code(
+    folder: Path, arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_mlp(folder / "m.onnx")
+    (folder / "away").mkdir()
+    model = save_mlp(folder / "away" / "m.onnx", seed=1)
+    assert cli.main(["slice", str(model), "--ranks", "2", "--output", "slices"]) == 0
+    assert cli.main(["table", "make", "--local", "3", "--output", "three.json"]) == 0
+    capsys.readouterr()
+    before = sorted(folder.rglob("*"))
+    assert cli.main(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("shardrun: error: ") and message in captured.err
+    assert len(captured.err.splitlines()) == 1 and captured.out == ""
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_exit_codes_of_errors() -> None:
+    assert cli.exit_code(LaunchError("x")) == 1
+    assert cli.exit_code(ConfigError("x")) == cli.exit_code(RankTableError("x")) == 2
+    assert cli.exit_code(VerifyError("x")) == 3
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_unexpected_errors(debug: bool, folder: Path, monkeypatch: pytest.MonkeyPatch,
+                           capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    from launcher.commands import table
+
+    def broken(_: object) -> int:
+        raise ZeroDivisionError("of\nall things")
+
+    monkeypatch.setattr(table, "run", broken)
+    assert cli.main(["table", *(["--debug"] if debug else []), "make", "--local", "2"]) == 1
+    err = capsys.readouterr().err
+    line = "shardrun: internal error: ZeroDivisionError: of all things (run with --debug for the traceback)\n"
+    assert err.endswith(line)
+    assert ("Traceback" in err) is debug
+
+
+def test_debug_and_verbose_go_before_or_after_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["--debug", "table", "check", "x.json"], ["table", "--debug", "check", "x.json"]):
+        assert cli.main(arguments) == 2
+    parser = cli.build_parser()
+    assert parser.parse_args(["-v", "table", "check", "x"]).verbose == 1
+    assert parser.parse_args(["table", "-vv", "check", "x"]).verbose == 2
+    assert parser.parse_args(["--debug", "table", "check", "x"]).debug is True
+
+
+def test_errors_of_the_command_show_their_traceback_with_debug(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--debug", "run", "absent.onnx"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err and err.endswith("expected a model or a slice folder\n")
+
+
+def test_a_reader_that_leaves(folder: Path) -> None:
+    command = [sys.executable, "-m", "launcher.cli", "table", "make", "--local", "60000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert (process.wait(30), err) == (1, b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(folder: Path, number: int, code: int) -> None:
+    # A pipe that nobody writes into: the command waits while it reads its "script".
+    (folder / "wait.py").write_text("print('waiting', flush=True)\nimport time\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "launcher.cli", "exec", "wait.py"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == ("shardrun: interrupted\n" if number == signal.SIGINT else "shardrun: terminated\n")
+
+
+def test_plan_as_json_and_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_mlp(folder / "m.onnx")
+    assert cli.main(["slice", "m.onnx", "--ranks", "2", "--plan-only", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["world_size"] == 2 and [c["op"] for c in plan["collectives"]] == ["AllReduce"]
+    assert cli.main(["-v", "slice", "m.onnx", "--ranks", "2", "--output", "slices"]) == 0
+    out = capsys.readouterr().out
+    assert "m.onnx on 2 ranks\n" in out and "1 AllReduce" in out
+    assert "w0      split:1" in out and "w1      split:0" in out
+    assert out.endswith("wrote slices: 2 rank models; `shardrun run slices` runs them\n")
+    assert sorted(p.name for p in (folder / "slices").iterdir()) == [
+        "manifest.json", "rank_0.onnx", "rank_1.onnx",
+    ]  # fmt: skip
+
+
+def test_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "make", "--hosts", "h1:2, [::1]:1,10.0.0.2", "--output", "t.yaml"]) == 0
+    assert cli.main(["table", "check", "t.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["wrote t.yaml: 4 ranks on 3 hosts", "t.yaml: 4 ranks on 3 hosts"]
+    assert [line.split() for line in lines[4:]] == [
+        ["0", "h1", "0", "0", "-"], ["1", "h1", "1", "1", "-"], ["2", "::1", "0", "0", "-"],
+        ["3", "10.0.0.2", "0", "0", "-"],
+    ]  # fmt: skip
+    (folder / "bad.json").write_text('{"version": "2.0", "server_list": []}')
+    assert cli.main(["table", "check", "bad.json"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_starting_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from launcher import cli; cli.build_parser(); "
+        "heavy = {'numpy', 'onnx', 'onnxruntime', 'onnx_ir', 'torch', 'mpi4py', 'pydantic', 'rich', 'yaml'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_on_a_terminal_tables_are_drawn(folder: Path) -> None:
+    import pty
+
+    save_mlp(folder / "m.onnx")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "launcher.cli", "slice", "m.onnx", "--ranks", "2", "--plan-only"]
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env=environment(TERM="xterm", COLUMNS="100")
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # the end of a pseudo-terminal
+        pass
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert "────" in shown.decode() and "1 AllReduce" in shown.decode()
+
+
+def test_installed_or_not_the_command_is_the_same(folder: Path) -> None:
+    done = shardrun("--version", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "shardrun 0.1.0\n", "")
