@@ -14,7 +14,8 @@ from ranks.api.built import Built
 from ranks.api.content import content_of
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
-from ranks.api.targets import Placement, place, warn_once
+from ranks.api.notice import warn_once
+from ranks.api.targets import Placement, place
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError
 
@@ -55,7 +56,7 @@ class Recipe:
         """The group that the script named, if the model needs one; None leaves it to the environment."""
         if self.identity is None or self.identity.world_size == 1:
             return None
-        from ranks import group, model_file
+        from ranks import devices, group, model_file
         from ranks.cut import has_collectives
 
         shard = model_file.find(self.path)
@@ -65,7 +66,8 @@ class Recipe:
                 return None
             if not has_collectives(model_file.read(shard.path)):
                 return None
-        return group.join(self.identity)
+        device = devices.DEVICES.get(self.placement.providers[0])
+        return group.join(self.identity, device=device.buffers if device else "cpu")
 
 
 def build(path: str, model_type: ModelType, context: Context, config_path: str, config_dict: object) -> Built:

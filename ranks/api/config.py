@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import configparser
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ranks.api.check import check_sections
 from ranks.api.errors import runtime_error
+from ranks.api.notice import warn_user
 
 Sections = dict[str, dict[str, str]]
 
@@ -156,7 +156,7 @@ def _check(sections: Sections, origin: Mapping[str, str]) -> None:
         where = origin[section]
         known = KNOWN.get(section)
         if known is None:
-            warnings.warn(f"unknown section [{section}] in {where} is ignored.", stacklevel=4)
+            warn_user(f"unknown section [{section}] in {where} is ignored.")
             continue
         if section == "execution_plan":
             for key, value in entries.items():
@@ -167,13 +167,11 @@ def _check(sections: Sections, origin: Mapping[str, str]) -> None:
                     )
         for key in entries:
             if known and key not in known:
-                warnings.warn(
-                    f"unknown key {key!r} of section [{section}] in {where} is ignored.", stacklevel=4
-                )
+                warn_user(f"unknown key {key!r} of section [{section}] in {where} is ignored.")
             elif not known.get(key):
                 idle.append(f"[{section}] {key}")
     if idle:
-        warnings.warn(f"these options have no effect here: {', '.join(idle)}.", stacklevel=4)
+        warn_user(f"these options have no effect here: {', '.join(idle)}.")
 
 
 def _beside(table: str, config_path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranks.api.check import check_count, check_isinstance, check_list_of
 from ranks.api.device import CPU, GPU, Ascend, Threads
 from ranks.api.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
-from ranks.api.legacy_tensor import deprecated
+from ranks.api.notice import deprecated
 from ranks.api.parallel import Parallel
 
 __all__ = ["AscendDeviceInfo", "CPUDeviceInfo", "Context", "DeviceInfo", "GPUDeviceInfo"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
 from ranks.api.check import check_choice, check_count, check_isinstance, check_list_of
+from ranks.api.notice import warn_user
 
 CPU_GPU_PRECISION = ("enforce_fp32", "preferred_fp16")
 ASCEND_PRECISION = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
@@ -25,7 +25,7 @@ class Threads:
     def set_affinity_mode(self, mode: int) -> None:
         """Sets the mode; like the original, takes an unknown one for "no binding", with a warning."""
         if mode not in {0, 1, 2}:
-            warnings.warn(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.", stacklevel=3)
+            warn_user(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.")
             mode = 0
         self.thread_affinity_mode = mode
 

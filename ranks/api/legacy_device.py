@@ -7,7 +7,7 @@ from typing import Any
 
 from ranks.api.check import check_count, check_isinstance, check_list_of
 from ranks.api.device import environment_rank
-from ranks.api.legacy_tensor import deprecated
+from ranks.api.notice import deprecated
 
 __all__ = ["AscendDeviceInfo", "CPUDeviceInfo", "DeviceInfo", "GPUDeviceInfo"]
 

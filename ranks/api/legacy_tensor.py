@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ranks.api.check import check_isinstance, check_list_of
+from ranks.api.notice import deprecated
 
 if TYPE_CHECKING:
     from ranks.api.types import DataType, Format
-
-
-def deprecated(old: str, new: str) -> None:
-    """Warns the caller's caller that ``old`` still works and that ``new`` is the present way."""
-    warnings.warn(f"{old} is deprecated, use {new} instead.", DeprecationWarning, stacklevel=3)
 
 
 class LegacyTensorMethods:

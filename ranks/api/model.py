@@ -13,7 +13,7 @@ from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
-from ranks.api.legacy_tensor import deprecated
+from ranks.api.notice import deprecated
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, result_tensor
 from ranks.api.types import ModelType, from_numpy
 from ranks.errors import ShardrunError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ranks.api.notice import warn_once
 from ranks.errors import DeviceError, ShardrunError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ CANN_PRECISION = {
     "enforce_origin": "must_keep_origin_dtype",
     "preferred_optimal": "allow_mix_precision",
 }
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,6 @@ def on_cpu_instead(target: str) -> bool:
         raise ShardrunError(f"SHARDRUN_TARGET must be 'cpu' or not set, but is {choice[:80]!r}.")
     warn_once("target", f"target {target!r} runs on the CPU, because SHARDRUN_TARGET is 'cpu'.")
     return True
-
-
-def warn_once(key: str, message: str) -> None:
-    """Warns once per process and ``key``."""
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(message, stacklevel=2)
 
 
 def require(target: str, device: int = 0, provider: str = "") -> None:

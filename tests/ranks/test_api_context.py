@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
-from ranks.api import targets
+from ranks.api import notice, targets
 from ranks.errors import DeviceError, IdentityError, ShardrunError
 
 LAUNCHERS = (
@@ -35,7 +35,7 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(targets, "_warned", set())
+    monkeypatch.setattr(notice, "_warned", set())
     yield
 
 

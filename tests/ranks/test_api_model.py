@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import ranks
 from ranks import Context, DataType, Model, ModelType, Tensor, TensorMeta
-from ranks.api import targets
+from ranks.api import notice
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from tests.ranks import api_models
 
@@ -41,7 +41,7 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(targets, "_warned", set())
+    monkeypatch.setattr(notice, "_warned", set())
     yield
 
 

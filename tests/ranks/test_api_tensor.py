@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks import DataType, Format, Tensor, TensorMeta
-from ranks.api import targets
+from ranks.api import notice
 from ranks.api.tensor import OutputTensor, fill, input_tensor
 from ranks.errors import DeviceError
 
@@ -101,7 +101,7 @@ def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], messa
 
 
 def test_device_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_warned", {"target"})
+    monkeypatch.setattr(notice, "_warned", {"target"})
     monkeypatch.delenv("SHARDRUN_TARGET", raising=False)
     import onnxruntime
 
