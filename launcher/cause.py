@@ -67,7 +67,7 @@ def error_of(trouble: Trouble, tail: Sequence[str]) -> RankFailedError:
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
     if tail:
         message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
-    return RankFailedError(message, rank=trouble.rank, host=trouble.host)
+    return RankFailedError(message, rank=trouble.rank, host=trouble.host, code=code)
 
 
 def launcher_error(

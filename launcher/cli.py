@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
+            if details := getattr(error, "details", ""):
+                print(f"The rank's own:\n{details}", file=sys.stderr)
         return report(error)
     finally:
         if previous is not None:

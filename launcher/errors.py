@@ -20,16 +20,24 @@ class LaunchError(ShardrunError):
 class RankFailedError(ShardrunError):
     """A rank ended or failed while it was needed; the message starts with the first cause.
 
-    ``rank`` and ``host`` say which, where one rank is the cause; ``details`` is its traceback, if it had one.
+    ``rank`` and ``host`` say which, where one rank is the cause; ``details`` is its traceback, if it had one;
+    ``code`` its exit code (negative: a signal), if it only ended.
     """
 
     def __init__(
-        self, message: str, *, rank: int | None = None, host: str | None = None, details: str = ""
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        details: str = "",
+        code: int | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.details = details
+        self.code = code
 
 
 class VerifyError(ShardrunError):

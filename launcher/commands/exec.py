@@ -49,13 +49,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
+    from launcher.cli import report
+    from launcher.errors import RankFailedError
     from launcher.group import run_program
 
     given = vars(args)
     names = ("ranks", "rank_table", "launcher", "collectives", "threads", "timeout")
     options = {name: given[name] for name in names if name in given}
     environment = {"SHARDRUN_TARGET": given["target"]} if "target" in given else {}
-    run_program(["exec", args.script, *args.arguments], **options, environment=environment)
+    try:
+        run_program(["exec", args.script, *args.arguments], **options, environment=environment)
+    except RankFailedError as error:
+        if not error.code or error.code < 0:
+            raise
+        # The script's own exit code is the command's.
+        report(error)
+        return error.code & 0xFF
     return 0
 
 
