@@ -44,9 +44,8 @@ def install(enabled: bool | None = None) -> bool:
         return False
     present = sys.modules.get(NAME)
     if present is not None and not isinstance(present, _Stand):
-        raise ShardrunError(
-            f"{NAME} was imported from {getattr(present, '__file__', None) or 'elsewhere'} before it could resolve to shardrun."
-        )
+        where = getattr(present, "__file__", None) or "elsewhere"
+        raise ShardrunError(f"{NAME} was imported from {where} before it could resolve to shardrun.")
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     return True

@@ -47,15 +47,15 @@ def flatten(path: Path) -> Path:
     return save(path, [node], {"x": [2, 3]}, {"y": [6]}, {"shape": np.array([6], np.int64)})
 
 
-def linear(path: Path, batch: int | str = "batch") -> Path:
+def linear(path: Path, batch: int | str = "batch", width: int = 16) -> Path:
     """y = relu(x @ w1) @ w2, x of shape [batch, 8]."""
-    return save(path, _nodes("h"), {"x": [batch, 8]}, {"y": [batch, 4]}, _weights())
+    return save(path, _nodes("h"), {"x": [batch, 8]}, {"y": [batch, 4]}, _weights(width))
 
 
 def linear_ranks(folder: Path, batch: int | str = "batch") -> list[Path]:
     """`linear` cut by hand for two ranks: w1 by columns, w2 by rows, then an AllReduce."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = _weights()
+    whole = _weights(16)
     nodes = _nodes("h", partial="partial")
     nodes.append(helper.make_node("AllReduce", ["partial"], ["y"], domain="com.microsoft"))
     paths = []
@@ -77,9 +77,9 @@ def _nodes(hidden: str, partial: str = "y") -> list[onnx.NodeProto]:
     ]
 
 
-def _weights() -> dict[str, NDArray[np.generic]]:
+def _weights(width: int) -> dict[str, NDArray[np.generic]]:
     random = np.random.default_rng(5)
     return {
-        "w1": random.standard_normal((8, 16)).astype(np.float32),
-        "w2": random.standard_normal((16, 4)).astype(np.float32),
+        "w1": random.standard_normal((8, width)).astype(np.float32),
+        "w2": random.standard_normal((width, 4)).astype(np.float32),
     }
