@@ -79,6 +79,6 @@ def reshard_seconds(source: Placement, target: Placement, size: int, world: int)
     if isinstance(target, Split) and target.axis != source.axis:
         # Cutting and joining the parts before and after the exchange is not free.
         return COLLECTIVE_SECONDS + sent / world + 4 * world * NODE_SECONDS
-    # Parts of an inner axis are interleaved on arrival: one more pass over the whole value, and one per reordering.
+    # Parts of an inner axis are interleaved as they come: one more pass over the value, two for blocks.
     passes = 1 if source.blocks == 1 else 2
     return COLLECTIVE_SECONDS + sent + passes * size / BYTES_PER_SECOND

@@ -10,7 +10,7 @@ import numpy as np
 
 from sharding.cost import reshard_seconds, value_bytes
 from sharding.placement import REPLICATED, Partial, Placement
-from sharding.reshard import DOMAIN, local_shape, reshard
+from sharding.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
 from sharding.rules.base import Dim, Option
 from sharding.steps import Step
 from sharding.tensors import dtype_name
@@ -180,7 +180,7 @@ class RankEmitter:
         return parts[placement]
 
     def _adopt(self, value: ir.Value, placement: Placement, local: ir.Value) -> ir.Value:
-        """Names this rank's part of a value: a whole one as in the model, so that subgraphs and users find it."""
+        """Names this rank's part of a value: a whole one as in the model, so that subgraphs find it."""
         if not value.name:  # an optional output that is left out
             local.name = ""
             return local
@@ -235,7 +235,7 @@ class RankEmitter:
         names: set[str] = set()
         kept = []
         for node in reversed(self.nodes):
-            collective = node.domain == DOMAIN and node.op_type in _COLLECTIVES
+            collective = node.domain == DOMAIN and node.op_type in COLLECTIVES
             if not collective and not any(value in wanted or value.name in names for value in node.outputs):
                 continue
             kept.append(node)
@@ -282,11 +282,8 @@ def _unused(wanted: str, names: set[str]) -> str:
     return name
 
 
-_COLLECTIVES = {"AllReduce", "AllGather", "AllToAll"}
-
-
 def all_names(model: ir.Model) -> set[str]:
-    """The names of all values in a model, in its subgraphs too: what slicing adds must not clash with them."""
+    """The names of all values in a model, in its subgraphs too: what slicing adds must not clash."""
     names: set[str] = set()
     for graph in model.graphs():
         names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))

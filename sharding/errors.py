@@ -1,8 +1,8 @@
-"""The errors that shardrun raises for a user; each message says what, where, expected, found and what to do."""
+"""The errors that shardrun raises for a user; each says what, where, expected, found and what to do."""
 
 
 class ShardrunError(Exception):
-    """Base of every error that shardrun raises on purpose; the command prints its message, without a traceback."""
+    """Base of every error that shardrun raises on purpose; the command prints it without a traceback."""
 
 
 class ModelError(ShardrunError):

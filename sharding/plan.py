@@ -10,8 +10,10 @@ from typing import Any
 
 from sharding.emit import Collective, emit_rank
 from sharding.errors import SliceError
+from sharding.fold import SMALL_ELEMENTS
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.read import Source, read_model
+from sharding.reshard import COLLECTIVES, DOMAIN
 from sharding.solve import counted_weights, solve
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
@@ -29,8 +31,8 @@ class Plan:
     steps: Sequence[Step]
     choices: Sequence[int]
     """The number of the chosen option of each step."""
-    weights: dict[str, tuple[Placement, ...]]
-    """Every weight in use and how it is held; more than one placement where uses differ."""
+    held: dict[str, tuple[Placement, ...]]
+    """Every constant in use and how it is held; more than one placement where uses differ."""
     collectives: tuple[Collective, ...]
     """Of one inference, in order."""
     whole: dict[str, int]
@@ -39,13 +41,18 @@ class Plan:
     """The names of those weights."""
 
     @property
+    def weights(self) -> dict[str, tuple[Placement, ...]]:
+        """How the weights are held: of the constants, those that are neither scalars nor shape arithmetic."""
+        return {name: held for name, held in self.held.items() if _is_weight(self.source.weights[name])}
+
+    @property
     def split_weights(self) -> list[str]:
         """Names of the weights of which each rank holds a part only."""
         return [name for name, held in self.weights.items() if REPLICATED not in held]
 
     def rank_weight_bytes(self) -> int:
         """Bytes of weights that each rank holds (the same for every rank, for parts are equal)."""
-        return sum(self._held_bytes(name) for name in self.weights)
+        return sum(self._held_bytes(name) for name in self.held)
 
     def split_share(self) -> float:
         """The part of the split weights' bytes that one rank holds; 1/world size unless held twice."""
@@ -55,9 +62,7 @@ class Plan:
 
     def _held_bytes(self, name: str) -> int:
         size = self.source.weights[name].nbytes
-        parts = [
-            size // self.world_size if isinstance(where, Split) else size for where in self.weights[name]
-        ]
+        parts = [size // self.world_size if isinstance(where, Split) else size for where in self.held[name]]
         return sum(parts)
 
     def collective_counts(self) -> dict[str, int]:
@@ -66,7 +71,7 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """What the command shows, as (what, value)."""
-        total = sum(weight.nbytes for name, weight in self.source.weights.items() if name in self.weights)
+        total = sum(self.source.weights[name].nbytes for name in self.held)
         split = sum(self.source.weights[name].nbytes for name in self.split_weights)
         counts = self.collective_counts()
         rows = [
@@ -124,12 +129,22 @@ def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False)
             f"The number of ranks must be a whole number from 1 to {MAX_RANKS}, but is {ranks!r}."
         )
     source = read_model(model)
+    _refuse_sliced(source)
     graph = steps(source, ranks)
     choices = solve(source, graph, ranks)
     plan = _describe(source, graph, choices, ranks)
     if ranks > 1 and not allow_replicated and not _splits_something(plan):
         raise SliceError(_nothing_splits(plan))
     return plan
+
+
+def _refuse_sliced(source: Source) -> None:
+    for node in source.model.graph:
+        if node.domain == DOMAIN and node.op_type in COLLECTIVES:
+            raise SliceError(
+                f"{source.path} holds the collective {node.op_type} ({node.name!r}): it is one rank's part already; "
+                f"slice the whole model instead."
+            )
 
 
 def _splits_something(plan: Plan) -> bool:
@@ -153,8 +168,8 @@ def _describe(source: Source, graph: list[Step], choices: list[int], world: int)
     names = [name for name, where in held.items() if name in counted and REPLICATED in where]
     if world == 1:
         whole, names = Counter(), []
-    weights = {name: tuple(where) for name, where in held.items()}
-    return Plan(source, world, graph, choices, weights, tuple(first.collectives), dict(whole), tuple(names))
+    constants = {name: tuple(where) for name, where in held.items()}
+    return Plan(source, world, graph, choices, constants, tuple(first.collectives), dict(whole), tuple(names))
 
 
 def _nothing_splits(plan: Plan) -> str:
@@ -165,15 +180,20 @@ def _nothing_splits(plan: Plan) -> str:
     largest: WeightTensor = max((source.weights[name] for name in names), key=lambda weight: weight.nbytes)
     users = ", ".join(sorted(plan.whole)) or "operators without weights worth splitting"
     return (
-        f"{source.path}: no weight can be split over {ranks} ranks (used by {users}; the largest, {largest.name!r}, is "
-        f"{largest.dtype} {list(largest.shape)}): choose a number of ranks that divides its axes, or allow every rank "
-        f"to hold the whole model with --allow-replicated."
+        f"{source.path}: no weight can be split over {ranks} ranks (used by {users}; the largest, "
+        f"{largest.name!r}, is {largest.dtype} {list(largest.shape)}): choose a number of ranks that divides "
+        f"its axes, or let every rank hold the whole model with --allow-replicated."
     )
 
 
 def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
     """Name, element type and shape of model inputs or outputs."""
     return [(value.name or "", dtype_name(value.dtype), shape_of(value) or ()) for value in values]
+
+
+def _is_weight(weight: WeightTensor) -> bool:
+    small = weight.tensor.size <= SMALL_ELEMENTS
+    return weight.tensor.size > 1 and not weight.is_text and not (small and weight.is_integer)
 
 
 def _size(count: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.manifest import FileEntry
+from sharding.manifest import FileEntry, sha256_of
 from sharding.protobuf import MalformedError, without_weights
 from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
@@ -61,8 +60,8 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
             if size == 0:
                 raise ModelError(f"{path} is empty; expected an ONNX model.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-                digest = hashlib.sha256(data).hexdigest()
                 stripped = without_weights(data)
+            digest = sha256_of(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; expected an ONNX file.") from None
     except MalformedError as error:

@@ -16,6 +16,7 @@ from sharding.placement import PARTIAL, REPLICATED, Partial, Placement, Replicat
 from sharding.rules.base import Dim, Emitter
 
 DOMAIN = "com.microsoft"
+COLLECTIVES = frozenset({"AllReduce", "AllGather", "AllToAll"})
 
 
 class CollectiveEmitter(Emitter, Protocol):

@@ -1,8 +1,8 @@
 """Shapes of all values, and the small constants behind them.
 
-The onnx library infers most; it loses the thread where a shape is computed in a way it does not follow (before
-opset 13 it follows little). A second pass in the order of the nodes then folds what is constant, follows partly
-known shape arithmetic (`sharding.shape_values`) and infers again what depends on it.
+The onnx library infers most; it loses the thread where a shape is computed in a way it does not follow
+(before opset 13 it follows little). A second pass in the order of the nodes then folds what is constant,
+follows partly known shape arithmetic (`sharding.shape_values`) and infers again what depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def infer(model: ir.Model, path: Path) -> None:
-    """Gives every value of the main graph the best known type and shape, and folds constant shape arithmetic."""
+    """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
     _infer_all(model, path)
     _Completion(model).run()
 
@@ -53,8 +53,10 @@ def _infer_all(model: ir.Model, path: Path) -> None:
 
 
 def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
-    """Adds to a value what inference found; whether that changed anything. Of each axis the more exact is kept:
-    a length before a symbol before nothing."""
+    """Adds to a value what inference found; whether that changed anything.
+
+    Of each axis the more exact is kept: a length before a symbol before nothing.
+    """
     import onnx_ir as ir
 
     if not found.HasField("tensor_type"):

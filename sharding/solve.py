@@ -2,8 +2,8 @@
 
 Dynamic programming over the nodes in order. A state says how the values that are still needed are placed;
 two ways that lead to the same state differ only in what they cost so far, so the cheaper one is kept. A state
-is dropped too where the cheapest state could be turned into it by collectives and still cost no more, and at most
-`WIDTH` are kept. Layers that repeat meet in few states, so the work grows with the number of nodes.
+is dropped too where the cheapest state could be turned into it by collectives and still cost no more, and at
+most `WIDTH` are kept. Layers that repeat meet in few states, so the work grows with the number of nodes.
 
 Costs are compared as (bytes of weights held, seconds): weights are cut wherever that is possible.
 """
@@ -204,7 +204,7 @@ class _Solver:
         return kept[:WIDTH]
 
     def _expected(self, state: _State) -> Cost:
-        """The cost so far and of the sums that must still be reduced: states that put it off are no cheaper."""
+        """The cost so far and of the sums still to be reduced: states that put it off are no cheaper."""
         seconds = sum(
             reshard_seconds(PARTIAL, REPLICATED, self.values[number].size, self.world)
             for number, held in state.held.items()

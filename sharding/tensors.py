@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ class WeightTensor:
     def is_text(self) -> bool:
         return self.dtype == "string"
 
+    @property
+    def is_integer(self) -> bool:
+        return bool(self.tensor.dtype.is_integer()) or self.dtype == "bool"
+
     def array(self) -> np.ndarray[Any, Any]:
         """The whole tensor; mapped from its file where it lies in one."""
         if self.extent is None:
@@ -62,27 +67,67 @@ class WeightTensor:
         if self.tensor.dtype.bitwidth < 8:
             import onnx_ir as ir
 
-            raw = np.fromfile(self.extent.path, np.uint8, self.extent.length, offset=self.extent.offset)
-            return _unpack(raw, self.tensor.dtype, self.shape, ir)
+            packed = np.fromfile(self.extent.path, np.uint8, self.extent.length, offset=self.extent.offset)
+            return ir.PackedTensor(packed, self.tensor.dtype, shape=ir.Shape(self.shape)).numpy()
+        return self._mapped(0, self.extent.length).reshape(self.shape)
+
+    def _mapped(self, start: int, end: int) -> np.ndarray[Any, Any]:
+        """The elements in these bytes of the tensor, flat; mapped anew, so that they can be let go."""
+        assert self.extent is not None
         dtype = self.tensor.dtype.numpy()
-        if self.extent.length == 0:
-            return np.empty(self.shape, dtype)
-        raw = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset, (self.extent.length,))
-        return raw.view(dtype).reshape(self.shape)
+        if start == end:
+            return np.empty(0, dtype)
+        mapped = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset + start, (end - start,))
+        return mapped.view(dtype)
 
     def part(self, placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
         """What a rank holds under this placement: a view where it is contiguous."""
         return cut(self.array(), placement, rank, world)
 
     def part_bytes(self, placement: Placement, rank: int, world: int) -> Iterator[bytes]:
-        """The bytes of `part`, a few megabytes at a time."""
-        array = self.part(placement, rank, world)
+        """The bytes of `part`, a few megabytes in memory at a time."""
         if self.tensor.dtype.bitwidth < 8:
             import onnx_ir as ir
 
-            yield ir.Tensor(np.ascontiguousarray(array), dtype=self.tensor.dtype).tobytes()
+            array = np.ascontiguousarray(self.part(placement, rank, world))
+            yield ir.Tensor(array, dtype=self.tensor.dtype).tobytes()
             return
-        yield from _chunks(array)
+        shape, axis = list(self.shape), placement.axis if isinstance(placement, Split) else len(self.shape)
+        if 0 in shape:
+            return
+        while len(shape) > 1 and shape[0] == 1 and axis > 0:  # so that rows are no longer than they must be
+            shape, axis = shape[1:], axis - 1
+        where = Split(axis, placement.blocks) if isinstance(placement, Split) else placement
+        flat = None if self.extent is not None else self.tensor.numpy().reshape(-1)
+        rows = shape[0] if shape else 1
+        row_bytes = self.nbytes // rows
+        row_size = row_bytes // self.tensor.dtype.itemsize
+        for start, end in _row_ranges(rows, where, rank, world, max(1, CHUNK_BYTES // row_bytes)):
+            if flat is None:
+                block = self._mapped(start * row_bytes, end * row_bytes)
+            else:
+                block = flat[start * row_size : end * row_size]
+            block = block.reshape((end - start, *shape[1:]))
+            yield _little_endian(block if axis == 0 else cut(block, where, rank, world))
+
+
+def _row_ranges(
+    rows: int, placement: Placement, rank: int, world: int, step: int
+) -> Iterator[tuple[int, int]]:
+    """The rows of axis 0 that a rank's part is cut from, at most ``step`` at a time."""
+    ranges = [(0, rows)]
+    if isinstance(placement, Split) and placement.axis == 0:
+        size = rows // (world * placement.blocks)
+        ranges = [((block * world + rank) * size, size) for block in range(placement.blocks)]
+    for first, count in ranges:
+        for start in range(first, first + count, step):
+            yield start, min(start + step, first + count)
+
+
+def _little_endian(array: np.ndarray[Any, Any]) -> bytes:
+    if sys.byteorder == "big" and array.dtype.itemsize > 1:
+        array = array.byteswap()
+    return array.tobytes()
 
 
 def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
@@ -98,30 +143,6 @@ def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int
         index[axis] = slice(start, start + size)
         pieces.append(array[tuple(index)])
     return pieces[0] if blocks == 1 else np.concatenate(pieces, axis)
-
-
-def _chunks(array: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    """The elements in row-major order, little-endian, in pieces of about `CHUNK_BYTES`."""
-    if array.nbytes <= CHUNK_BYTES or array.ndim == 0:
-        contiguous = np.ascontiguousarray(array)
-        if contiguous.dtype.byteorder == ">":
-            contiguous = contiguous.astype(contiguous.dtype.newbyteorder("<"))
-        yield contiguous.tobytes()
-        return
-    row_bytes = array.nbytes // len(array)
-    if row_bytes > CHUNK_BYTES:
-        for row in array:
-            yield from _chunks(row)
-        return
-    step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(0, len(array), step):
-        yield from _chunks(array[start : start + step])
-
-
-def _unpack(
-    raw: np.ndarray[Any, Any], dtype: ir.DataType, shape: tuple[int, ...], ir: Any
-) -> np.ndarray[Any, Any]:
-    return ir.PackedTensor(raw, dtype, shape=ir.Shape(shape)).numpy()
 
 
 def dtype_name(dtype: ir.DataType | None) -> str:
@@ -160,7 +181,7 @@ def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTens
         raise ModelError(f"{what} needs {needed} bytes for its type and shape, but its length is {length}.")
     if offset < 0 or offset + length > size:
         raise ModelError(
-            f"{what} lies at bytes {offset}..{offset + length} of {path}, which has only {size}: it is truncated."
+            f"{what} lies at bytes {offset}..{offset + length} of {path}, which has {size}: it is truncated."
         )
     return WeightTensor(name, tensor, Extent(path, offset, length))
 

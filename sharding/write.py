@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
 INLINE_BYTES = 1024
-"""Weights up to this size stay in the model file: shapes and axes must be there for ONNX Runtime to read them."""
+"""Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""
 ALIGNMENT = 64
 PAGE = 4096
 """Weights of `PAGE_BYTES` and more start on a page, so that mapped parts share no page with a neighbour."""
@@ -35,7 +35,7 @@ CREATED_BY = "shardrun 0.1.0"
 
 
 def write_slices(plan: Plan, output: str | Path, progress: Progress | None = None) -> Manifest:
-    """Writes rank models, their weights and the manifest; ``output`` appears at once, complete, or not at all.
+    """Writes rank models, weights and manifest; ``output`` appears at once, complete, or not at all.
 
     A slice folder that is already there is replaced. Raises `SliceError` if ``output`` is anything else, or
     cannot be written.
@@ -87,9 +87,6 @@ def _write_rank(plan: Plan, rank: int, folder: Path, advance: Callable[[int], No
             _store(plan, rank, held, data, advance)
     finally:
         entry = data.close()
-    weight_bytes = sum(
-        int(held.value.const_value.nbytes) for held in graph.weights if held.value.const_value is not None
-    )
     model = _HashedFile(folder / f"rank_{rank}.onnx")
     try:
         model.write(_serialize(plan, rank, graph))
@@ -99,7 +96,7 @@ def _write_rank(plan: Plan, rank: int, folder: Path, advance: Callable[[int], No
         files.append(entry)
     else:
         data.path.unlink()
-    return RankEntry(rank, f"rank_{rank}.onnx", weight_bytes, tuple(files))
+    return RankEntry(rank, f"rank_{rank}.onnx", plan.rank_weight_bytes(), tuple(files))
 
 
 def _store(
@@ -147,6 +144,8 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
     opsets = dict(source.opset_imports)
     if rank_graph.collectives:
         opsets.setdefault(DOMAIN, 1)
+    if "" not in opsets and "ai.onnx" in opsets:  # two names of one domain; nodes use the short one
+        opsets[""] = opsets.pop("ai.onnx")
     graph = ir.Graph(
         rank_graph.inputs,
         rank_graph.outputs,
@@ -204,7 +203,7 @@ def _widest(held: tuple[Placement, ...]) -> Placement:
 
 @contextmanager
 def _new_folder(output: Path, needed: int) -> Iterator[Path]:
-    """A temporary folder beside ``output`` that takes its place when the block ends, and vanishes if it fails."""
+    """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure."""
     check_output(output)
     target = output.resolve() if output.is_symlink() else output.absolute()
     try:
@@ -244,7 +243,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def check_output(output: Path) -> None:
-    """Raises `SliceError` unless ``output`` is free to be written: absent, empty, or an earlier slice folder."""
+    """Raises `SliceError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
     try:
         if not output.exists():
             return
@@ -263,6 +262,7 @@ def check_output(output: Path) -> None:
     ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
     others = sorted(path.name for path in output.iterdir() if path.name not in ours)
     if others:
+        shown = ", ".join(others[:3])
         raise SliceError(
-            f"{output} holds other files than its slice ({', '.join(others[:3])}); choose another --output folder."
+            f"{output} holds other files than its slice ({shown}); choose another --output folder."
         )
