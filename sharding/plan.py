@@ -142,8 +142,8 @@ def _refuse_sliced(source: Source) -> None:
     for node in source.model.graph:
         if node.domain == DOMAIN and node.op_type in COLLECTIVES:
             raise SliceError(
-                f"{source.path} holds the collective {node.op_type} ({node.name!r}): it is one rank's part already; "
-                f"slice the whole model instead."
+                f"{source.path} holds the collective {node.op_type} ({node.name!r}): it is one rank's part "
+                f"already; slice the whole model instead."
             )
 
 

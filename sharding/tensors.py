@@ -101,7 +101,7 @@ class WeightTensor:
         flat = None if self.extent is not None else self.tensor.numpy().reshape(-1)
         rows = shape[0] if shape else 1
         row_bytes = self.nbytes // rows
-        row_size = row_bytes // self.tensor.dtype.itemsize
+        row_size = self.tensor.size // rows
         for start, end in _row_ranges(rows, where, rank, world, max(1, CHUNK_BYTES // row_bytes)):
             if flat is None:
                 block = self._mapped(start * row_bytes, end * row_bytes)

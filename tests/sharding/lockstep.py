@@ -35,7 +35,10 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
         collectives = [collective for _, collective in step]
         if collectives[0] is not None:
             _combine(collectives, values)
-    return [{output.name: held[output.name] for output in model.graph.output} for model, held in zip(models, values, strict=True)]
+    return [
+        {output.name: held[output.name] for output in model.graph.output}
+        for model, held in zip(models, values, strict=True)
+    ]
 
 
 def _parts(model: onnx.ModelProto) -> list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]]:
@@ -101,7 +104,9 @@ def _reads(node: onnx.NodeProto) -> set[str]:
 
 def _combine(nodes: list[Any], values: list[Arrays]) -> None:
     world = len(nodes)
-    assert len({(node.op_type, tuple(node.attribute[0].name if node.attribute else "")) for node in nodes}) == 1
+    assert (
+        len({(node.op_type, tuple(node.attribute[0].name if node.attribute else "")) for node in nodes}) == 1
+    )
     arrays = [held[node.input[0]] for node, held in zip(nodes, values, strict=True)]
     assert len({(array.dtype, array.shape) for array in arrays}) == 1, "ranks put differing arrays in"
     attributes = {item.name: item.i for item in nodes[0].attribute}
@@ -138,10 +143,12 @@ def relative_error(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) 
         return 0.0
     a, b = found.astype(np.float64), expected.astype(np.float64)
     error = float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30))
-    return error if error == error else float("inf")
+    return float("inf") if np.isnan(error) else error
 
 
-def assert_same(folder: Path, model: Path, feeds: Mapping[str, np.ndarray[Any, Any]], tolerance: float = 1e-4) -> None:
+def assert_same(
+    folder: Path, model: Path, feeds: Mapping[str, np.ndarray[Any, Any]], tolerance: float = 1e-4
+) -> None:
     """Every rank's outputs equal the unsliced model's within a relative tolerance."""
     expected = reference(model, feeds)
     for rank, outputs in enumerate(run_slices(folder, feeds)):
