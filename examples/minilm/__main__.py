@@ -5,6 +5,7 @@
 Prints every output as the tutorials of MindSpore Lite do, then what slicing did and whether it was right.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def main() -> None:
     manifest = read_manifest(folder)
     feeds = tokenize(SENTENCES, weights_folder())
     with start(folder, ranks=RANKS, launcher=LAUNCHER, threads=THREADS) as group:
+        backend = group.stats[0].backend
         outputs = group.predict(feeds)
         # Printed before anything is measured: the answer is what the job is for.
         print_outputs(outputs)
@@ -44,14 +46,18 @@ def main() -> None:
         )
     comparisons = compare_outputs(outputs, expected)
     print()
-    _print_summary(manifest, comparisons, seconds, feeds["input_ids"].shape)
+    _print_summary(manifest, backend, comparisons, seconds, feeds["input_ids"].shape)
     print()
     _print_similarity(outputs["sentence_embedding"])
     check(comparisons, model)
 
 
 def _print_summary(
-    manifest: Manifest, comparisons: list[Comparison], seconds: dict[str, float], shape: tuple[int, ...]
+    manifest: Manifest,
+    backend: str,
+    comparisons: list[Comparison],
+    seconds: dict[str, float],
+    shape: tuple[int, ...],
 ) -> None:
     whole = sum(weight.bytes for weight in manifest.weights.values())
     rows = [
@@ -60,7 +66,7 @@ def _print_summary(
     ]
     worst = max(comparison.error for comparison in comparisons)
     rows += [
-        ["collectives per inference", str(len(manifest.collectives))],
+        ["collectives per inference", f"{len(manifest.collectives)} ({backend})"],
         [f"latency, {RANKS} ranks x {THREADS} thread ({LAUNCHER})", human_seconds(seconds["group"])],
         [f"latency, one process x {THREADS} thread", human_seconds(seconds["plain"])],
         ["largest relative error against ONNX Runtime", f"{worst:.1e}"],
@@ -82,6 +88,11 @@ def _print_similarity(embeddings: Any) -> None:
 if __name__ == "__main__":
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on (`./run.sh | head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except ShardrunError as problem:
         print(f"{Path(__file__).parent.name}: {problem}", file=sys.stderr)
         sys.exit(1)

@@ -2,7 +2,8 @@
 
 In a fenced block marked `console`, lines that begin with `$ ` are commands and the rest is their output; a
 line of only `...` stands for any lines. Numbers are compared by place, not by value. `python` blocks are run
-as programs. Blocks of any other kind are not run. The folder holds `model.onnx`, the sentence encoder.
+as programs; one with a file name behind the word is written to that file instead. Blocks of any other kind
+are not run. The folder holds `model.onnx`, the sentence encoder.
 """
 
 import os
@@ -18,12 +19,12 @@ from tests.end_to_end.processes import run_clean
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(document: Path, *kinds: str) -> list[tuple[str, str]]:
-    """The fenced blocks of these kinds, in order: (kind, text)."""
-    return [(kind, text) for kind, text in FENCE.findall(document.read_text("utf-8")) if kind in kinds]
+def blocks(document: Path, *kinds: str) -> list[tuple[str, str, str]]:
+    """The fenced blocks of these kinds, in order: (kind, file name or nothing, text)."""
+    return [block for block in FENCE.findall(document.read_text("utf-8")) if block[0] in kinds]
 
 
 def shape_of(text: str) -> list[str]:
@@ -69,7 +70,10 @@ def test_examples_do_what_the_document_says(document: Path, place: Path) -> None
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "120",
     }
-    for kind, text in blocks(document, "console", "python"):
+    for kind, name, text in blocks(document, "console", "python"):
+        if name:
+            (place / name).write_text(text)
+            continue
         if kind == "python":
             done = run_clean([sys.executable, "-c", text], cwd=place, environment=environment)
             assert done.returncode == 0, f"{text}\n{done.stderr}"

@@ -50,7 +50,7 @@ def test_prints_the_summary(job: tuple[Path, str]) -> None:
     for row in ("weights held by rank 0", "weights held by rank 1", "latency, 2 ranks x 1 thread (mpirun)"):
         assert row in output
     # Six layers, two AllReduces each; the embeddings and the pooling need a few more.
-    collectives = re.search(r"collectives per inference +(\d+)", output)
+    collectives = re.search(r"collectives per inference +(\d+) ", output)
     assert collectives
     assert int(collectives[1]) >= 12
     error = re.search(r"largest relative error against ONNX Runtime +(\S+)", output)
