@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import numpy as np
+
 from sharding.placement import Placement, Split
-from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import absent, axis_attribute, dim, option, shape_of, splits
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Values,
+    absent,
+    axis_attribute,
+    dim,
+    option,
+    partial_option,
+    shape_of,
+    splits,
+)
 
 
 @rule("LayerNormalization", "RMSNormalization")
@@ -26,7 +40,10 @@ def layer_normalization(node: NodeView) -> list[Option]:
 
 @rule("BatchNormalization")
 def batch_normalization(node: NodeView) -> list[Option]:
-    """Channels (axis 1) with their statistics, or any other axis; not the training form."""
+    """Channels (axis 1) with their statistics, or any other axis; not the training form.
+
+    It is a scale and a shift of each channel: summands are scaled by all, and shifted on the first rank.
+    """
     shape = node.shapes[0]
     training = node.attributes.get("training_mode", 0) or len(node.output_shapes) != 1
     if (
@@ -37,10 +54,21 @@ def batch_normalization(node: NodeView) -> list[Option]:
         or not node.attributes.get("spatial", 1)
     ):
         return []
-    return [
+    options = [
         option(node, {0: split} | (_parameters(split, range(1, 5)) if split.axis == 1 else {}), split)
         for split in splits(node, shape)
     ]
+    channels = dim(node.shapes[2], 0)
+    if isinstance(channels, int):
+        options += partial_option(node, (0,), partial(_shift_once, node, channels))
+    return options
+
+
+def _shift_once(node: NodeView, channels: int, e: Emitter, values: Values) -> list[Any]:
+    if e.rank == 0:
+        return e.copy(values)
+    bias, mean = (e.constant(np.zeros(channels, dtype=node.dtypes[i])) for i in (2, 3))
+    return e.copy([values[0], values[1], bias, mean, values[4]])
 
 
 def _parameters(split: Split, indices: range) -> dict[int, Placement]:

@@ -27,8 +27,9 @@ from sharding.rules.common import (
     with_lengths,
 )
 
-MAX_BLOCKS = 16
-"""A reshape that would cut an axis into more blocks is possible, but nothing around it wants that."""
+MAX_BLOCKS = 4
+"""A reshape offers more blocks only where the graph has them already: heads merged into one axis and cut inside
+the head would be 12 or more blocks that nothing else wants, and each is one more option in many nodes."""
 
 Product = tuple[int, tuple[str, ...]]
 """A product of lengths: the known ones multiplied, the symbols sorted."""

@@ -25,7 +25,10 @@ SUMMING = frozenset({"split->partial", "blocks->partial"})
 EXTRA: dict[str, Set[str]] = {
     # Linear operators pass summands on.
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Sum", "Where", "Identity", "Neg", "Cast"), PARTIAL),
-    **dict.fromkeys(("Pad", "AveragePool", "GlobalAveragePool", "GridSample", "CumSum", "Trilu"), PARTIAL),
+    **dict.fromkeys(
+        ("Pad", "AveragePool", "GlobalAveragePool", "BatchNormalization", "GridSample", "CumSum", "Trilu"),
+        PARTIAL,
+    ),
     **dict.fromkeys(("Transpose", "Squeeze", "Unsqueeze", "GatherElements", "GatherND"), PARTIAL | BLOCKS),
     # Contractions make summands.
     **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"), SUMMING | BLOCKS),

@@ -151,7 +151,10 @@ def test_slice(shape: list[int], world: int, data: st.DataObject) -> None:
     starts, ends = [data.draw(bounds) for _ in axes], [data.draw(bounds) for _ in axes]
     steps = [data.draw(st.sampled_from((1, 1, 1, 2, -1))) for _ in axes]
     assume(
-        all(len(range(*slice(s, e, t).indices(shape[a]))) for s, e, t, a in zip(starts, ends, steps, axes))
+        all(
+            len(range(*slice(s, e, t).indices(shape[a])))
+            for s, e, t, a in zip(starts, ends, steps, axes, strict=True)
+        )
     )
     vectors = [Const(np.asarray(v, dtype=np.int64)) for v in (starts, ends, axes, steps)]
     prove(Case("Slice", [_random(shape), *vectors], opset=13, block_counts=_blocks(shape)), world)
