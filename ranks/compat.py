@@ -121,8 +121,10 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: s
     argv_before, path_before = sys.argv[:], sys.path[:]
     sys.argv[:] = [script, *argv]
     if Path(script).is_file():
-        # The first entry is the folder of what started this process; scripts expect their own there.
-        sys.path[:1] = [str(Path(script).resolve().parent)]
+        # A script's first entry is its own folder, in place of that of what started this process; a process
+        # started with a safe path has none to replace.
+        replaced = 0 if getattr(sys.flags, "safe_path", False) else 1
+        sys.path[:replaced] = [str(Path(script).resolve().parent)]
     try:
         runpy.run_path(script, run_name="__main__")
     finally:

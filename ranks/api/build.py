@@ -90,7 +90,7 @@ def build(path: str, model_type: ModelType, context: Context, config_path: str, 
             threads = default_threads(identity.local_size or identity.world_size)
         placement = place(context, options.engine_cache)
         cores = tuple(context.cpu.thread_affinity_core_list)
-        recipe = Recipe(Path(path), placement, threads, cores, identity)
+        recipe = Recipe(Path(path).absolute(), placement, threads, cores, identity)
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error

@@ -105,9 +105,11 @@ def load(config_path: str, config_dict: object = None) -> Options:
         for section, entries in config_dict.items():
             sections.setdefault(section, {}).update(entries)
             origin.setdefault(section, "config_dict")
+    sections = {section: _folded(section, entries) for section, entries in sections.items()}
     _check(sections, origin)
     table = sections.get("ascend_context", {}).get("rank_table_file", "").strip()
-    given = isinstance(config_dict, dict) and "rank_table_file" in config_dict.get("ascend_context", {})
+    named = config_dict.get("ascend_context", {}) if isinstance(config_dict, dict) else {}
+    given = "rank_table_file" in _folded("ascend_context", named)
     return Options(
         rank_table_file=table if given else _beside(table, config_path),
         engine_cache=sections.get("ms_cache", {}).get("serialize_path", "").strip(),
@@ -144,6 +146,11 @@ def read_file(config_path: str) -> Sections:
     except (configparser.Error, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise _malformed(f"{config_path} is not made of [section] and key=value lines: {reason}") from error
+
+
+def _folded(section: str, entries: Mapping[str, str]) -> dict[str, str]:
+    """The entries with keys in lower case, where a section's are known: documents write `serialize_Path`."""
+    return {key.lower(): value for key, value in entries.items()} if KNOWN.get(section) else dict(entries)
 
 
 def _malformed(reason: str) -> Exception:

@@ -1,6 +1,5 @@
 """Configuration files and dictionaries of `Model.build_from_file`."""
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,11 @@ def test_file_as_the_tutorials_write_it(tmp_path: Path) -> None:
 def test_byte_order_mark_crlf_and_percent_signs(tmp_path: Path) -> None:
     text = b"\xef\xbb\xbf[ascend_context]\r\nrank_table_file=/a%b/100%.json\r\n"
     assert config.load(write(tmp_path, text)).rank_table_file == "/a%b/100%.json"
+
+
+def test_keys_in_the_case_of_the_documents(tmp_path: Path) -> None:
+    path = write(tmp_path, "[ms_cache]\nserialize_Path=/a\n[ascend_context]\nRANK_TABLE_FILE=/b\n")
+    assert config.load(path, {"ms_cache": {"Serialize_Path": "/c"}}) == config.Options("/b", "/c")
 
 
 def test_dictionary_wins(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_malformed_file(text: str | bytes, reason: str, tmp_path: Path) -> None:
     assert isinstance(caught.value, ShardrunError)
 
 
-def test_missing_and_unreadable_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeError, match=r"^build_from_file failed, config_path does not exist! No file '/no'"
     ):
@@ -105,10 +109,14 @@ def test_missing_and_unreadable_file(tmp_path: Path) -> None:
         config.load("a\0b")
     with pytest.raises(RuntimeError, match=r"load configuration failed! Error is .* is not a file"):
         config.load(str(tmp_path))
-    if os.geteuid() == 0:
-        pytest.skip("root may read every file, so an unreadable one cannot be made")
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
     path = write(tmp_path, "[a]\n")
-    Path(path).chmod(0)
+    monkeypatch.setattr(Path, "read_text", refuse)  # root may read every file
     with pytest.raises(RuntimeError, match="cannot be read: Permission denied"):
         config.load(path)
 
