@@ -86,7 +86,9 @@ def exit_code(error: ShardrunError) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, VerifyError):
         return EXIT_VERIFY
-    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    from ranks.errors import IdentityError
+
+    return EXIT_USAGE if isinstance(error, ConfigError | IdentityError) else EXIT_FAILED
 
 
 class Terminated(KeyboardInterrupt):

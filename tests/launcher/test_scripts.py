@@ -1,0 +1,182 @@
+"""``shardrun scripts``: what it writes runs, whatever the paths are, fails as a whole, is quoted safely."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher import cli
+from launcher.job import Job
+from launcher.scripts import write_scripts
+from tests.launcher import processes
+from tests.launcher.cli_tools import environment, run, save_mlp, shardrun
+
+ODD = 'it\'s an "odd" $(touch pwned) `id` \\ name; & é'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / ODD
+    path.mkdir()
+    save_mlp(path / "m.onnx")
+    return path
+
+
+def test_run_all(folder: Path) -> None:
+    np.save(folder / "x.npy", np.ones((2, 8), np.float32))
+    done = shardrun(
+        "scripts", "m.onnx", "--ranks", 2, "--output", "job", "--input", "x=x.npy", "--save", "y.npz",
+        "--repeat", 2, "--verify", "--against", "m.onnx", "--threads", 1, "--timeout", 60, "--collectives",
+        "shm", cwd=folder,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "wrote job: rank_0.sh to rank_1.sh; run_all.sh starts them all\n"
+    assert sorted(p.name for p in (folder / "job").iterdir()) == [
+        "rank_0.sh",
+        "rank_1.sh",
+        "run_all.sh",
+        "slices",
+    ]
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    for _ in range(2):
+        done = run([folder / "job" / "run_all.sh"], elsewhere)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.count("tensor's name is:y") == 1 and "median of 2" in done.stdout
+    assert np.load(folder / "y.npz")["y"].shape == (2, 6)
+    assert not list(folder.parent.rglob("pwned"))
+    # The folder holds its slices, so that it runs where it is moved to.
+    moved = folder.parent / "moved job"
+    (folder / "job").rename(moved)
+    assert run([moved / "run_all.sh"], elsewhere).returncode == 0
+
+
+def test_ranks_started_one_by_one(folder: Path) -> None:
+    assert shardrun("slice", "m.onnx", "--ranks", 2, "--output", "slices", cwd=folder).returncode == 0
+    assert shardrun("scripts", "slices", "--output", "job", cwd=folder).returncode == 0
+    mark = "one-by-one"
+    environ = environment(**{processes.MARK: mark})
+    started = [
+        subprocess.Popen([folder / "job" / f"rank_{rank}.sh"], env=environ, stdout=subprocess.PIPE, text=True)
+        for rank in (1, 0)
+    ]
+    outs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert "tensor's name is:" not in outs[0] and "tensor's name is:" in outs[1]
+    assert processes.wait_until(lambda: not processes.marked(mark), 5)
+
+
+def test_one_rank_fails(folder: Path) -> None:
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    shard = folder / "job" / "slices" / "rank_1.onnx"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    began = time.monotonic()
+    done = run([folder / "job" / "run_all.sh"], folder)
+    assert done.returncode == 1
+    assert re.search(
+        r"shardrun: error: rank 1 on host \S+: .*rank_1.onnx of rank 1 has \d+ bytes", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_run_all_is_ended(folder: Path, number: int, code: int) -> None:
+    assert (
+        shardrun(
+            "scripts", "m.onnx", "--ranks", 2, "--output", "job", "--repeat", 10**8, cwd=folder
+        ).returncode
+        == 0
+    )
+    mark = f"run-all-{number}"
+    process = subprocess.Popen(
+        [folder / "job" / "run_all.sh"], env=environment(**{processes.MARK: mark}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert processes.wait_until(lambda: len(processes.marked(mark)) >= 3, 30)
+        time.sleep(1.5)
+        os.killpg(process.pid, number)
+        assert process.wait(10) == code
+        assert processes.wait_until(lambda: not processes.marked(mark), 5)
+    finally:
+        for pid in processes.marked(mark):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def test_several_hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert cli.main(["slice", "m.onnx", "--ranks", "3", "--output", "slices", "--allow-replicated"]) == 0
+    (folder / "hosts.yaml").write_text(
+        "version: '1.0'\nserver_count: 2\nstatus: completed\nserver_list:\n"
+        "- {server_id: 'h$(touch pwned)', device: [{device_id: 4, rank_id: 0}, {device_id: 6, rank_id: 2}]}\n"
+        "- {server_id: other, server_ip: 10.0.0.2, device: [{device_id: 1, rank_id: 1}]}\n"
+    )
+    assert cli.main(["scripts", "slices", "--rank-table", "hosts.yaml", "--output", "job"]) == 2
+    assert "the server's name or address" in capsys.readouterr().err
+    text = (folder / "hosts.yaml").read_text().replace("h$(touch pwned)", "h''1;x")
+    (folder / "hosts.yaml").write_text(text)
+    assert cli.main(["scripts", "slices", "--rank-table", "hosts.yaml", "--output", "job"]) == 0
+    assert "run_all.sh HOST starts those of a host" in capsys.readouterr().out
+    third = (folder / "job" / "rank_2.sh").read_text()
+    assert "export RANK=2 WORLD_SIZE=3 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2\n" in third
+    assert "export DEVICE_ID=6\n" in third and "MASTER_ADDR='h'\"'\"'1;x'\n" in third
+    done = run(["bash", folder / "job" / "run_all.sh"], folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "usage: run_all.sh HOST, with HOST one of h'1;x, 10.0.0.2\n"
+    assert not list(folder.parent.rglob("pwned"))
+
+
+def test_scripts_are_private_and_parse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert cli.main(["scripts", "m.onnx", "--ranks", "2", "--output", "job"]) == 0
+    for path in (folder / "job").glob("*.sh"):
+        assert path.stat().st_mode & 0o777 == 0o700
+        shell = "bash" if path.name == "run_all.sh" else "sh"
+        assert subprocess.run([shell, "-n", path], check=False, timeout=10).returncode == 0
+        if shutil.which("shellcheck"):
+            subprocess.run(["shellcheck", path], check=True, timeout=30)
+    text = (folder / "job" / "rank_0.sh").read_text()
+    assert cli.main(["scripts", "m.onnx", "--ranks", "2", "--output", "job2"]) == 0
+    secret = re.search(r"SHARDRUN_JOB=([0-9a-f]{32})\n", text)
+    assert secret and secret[1] not in (folder / "job2" / "rank_0.sh").read_text()
+
+
+def test_nothing_is_left_of_a_failure(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    done = shardrun("scripts", "m.onnx", "--ranks", 5, "--output", "job", cwd=folder)
+    assert done.returncode == 1 and "--allow-replicated" in done.stderr
+    (folder / "file").write_text("")
+    done = shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "file", cwd=folder)
+    assert done.returncode == 2 and "expected a new or empty folder" in done.stderr
+    assert sorted(folder.iterdir()) == sorted([*before, folder / "file"])
+
+
+def test_arguments_with_absolute_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "a=b.npz").touch()
+    job = Job(model=Path("slices"), ranks=1, inputs=("x=y.bin", "a=b.npz"), dims={"n=m": 3}, seed=0,
+              output=Path("o.npz"))  # fmt: skip
+    write_scripts(job, folder / "job", "/usr/bin/python3")
+    last = (folder / "job" / "rank_0.sh").read_text().splitlines()[-1]
+    printed = subprocess.run(
+        ["sh", "-c", last.replace('exec "$python"', "printf '%s\\n'")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert printed == [
+        "-m", "launcher.cli", "run", f"{folder}/slices", "--launcher", "external", "--input",
+        f"x={folder}/y.bin", "--input", f"{folder}/a=b.npz", "--dim", "n=m=3", "--seed", "0", "--output", f"{folder}/o.npz",
+    ]  # fmt: skip
