@@ -28,8 +28,8 @@ from sharding.rules.common import (
 )
 
 MAX_BLOCKS = 4
-"""A reshape offers more blocks only where the graph has them already: heads merged into one axis and cut inside
-the head would be 12 or more blocks that nothing else wants, and each is one more option in many nodes."""
+"""A reshape offers more blocks only where the graph has them already: heads merged into one axis and cut
+inside the head would be 12 or more blocks that nothing else wants, and each is an option in many nodes."""
 
 Product = tuple[int, tuple[str, ...]]
 """A product of lengths: the known ones multiplied, the symbols sorted."""
