@@ -60,21 +60,48 @@ class Rendezvous:
         deadline = time.monotonic() + timeout
         items: dict[int, Item] = {self.rank: Item(data, list(descriptors))}
         if self.rank == 0:
+            self._collect_and_share(items, deadline)
+        else:
+            self._give_and_take(items, deadline)
+        return [items[rank] for rank in range(self.size)]
+
+    def _collect_and_share(self, items: dict[int, Item], deadline: float) -> None:
+        try:
             for rank, peer in self._peers.items():
                 items[rank] = self._receive(peer, rank, deadline)
             for to, peer in self._peers.items():
                 for rank, item in items.items():
                     if rank != to:
                         self._send(peer, to, {"rank": rank, "data": item.data}, item.descriptors)
-        elif self.size > 1:
-            self._send(self._peers[0], 0, data, descriptors)
-            for _ in range(self.size - 1):
-                message = self._receive(self._peers[0], 0, deadline)
-                if not isinstance(message.data, dict) or message.data.get("rank") not in range(self.size):
-                    _close(message.descriptors)
-                    raise CollectiveError(f"Rank 0 sent an unexpected message: {str(message.data)[:80]!r}.")
-                items[message.data["rank"]] = Item(message.data.get("data"), message.descriptors)
-        return [items[rank] for rank in range(self.size)]
+        except CollectiveError as error:
+            for rank, item in items.items():
+                if rank != 0:
+                    _close(item.descriptors)
+            for to, peer in self._peers.items():
+                with contextlib.suppress(CollectiveError):
+                    self._send(peer, to, {"failed": str(error)}, ())
+            raise
+
+    def _give_and_take(self, items: dict[int, Item], deadline: float) -> None:
+        zero = self._peers[0]
+        self._send(zero, 0, items[self.rank].data, items[self.rank].descriptors)
+        try:
+            while len(items) < self.size:
+                message = self._receive(zero, 0, deadline)
+                data = message.data if isinstance(message.data, dict) else {}
+                rank = data.get("rank")
+                if type(rank) is int and 0 <= rank < self.size and rank not in items:
+                    items[rank] = Item(data.get("data"), message.descriptors)
+                    continue
+                _close(message.descriptors)
+                if "failed" in data:
+                    raise CollectiveError(str(data["failed"]))
+                raise CollectiveError(f"Rank 0 sent an unexpected message: {str(message.data)[:80]!r}.")
+        except CollectiveError:
+            for rank, item in items.items():
+                if rank != self.rank:
+                    _close(item.descriptors)
+            raise
 
     def gone(self) -> list[int]:
         """The other ranks that have ended or left."""
@@ -132,14 +159,12 @@ def meet(identity: Identity, timeout: float) -> Rendezvous:
         raise
     try:
         items = rendezvous.exchange({"pid": os.getpid()}, [reading], timeout)
-        for rank, item in enumerate(items):
-            if len(item.descriptors) != 1:
-                _close(item.descriptors)
-                raise CollectiveError(
-                    f"Rank {rank} sent {len(item.descriptors)} file descriptors instead of 1."
-                )
-            rendezvous.life[rank] = item.descriptors[0]
-        del rendezvous.life[identity.rank]
+        others = {rank: item.descriptors for rank, item in enumerate(items) if rank != identity.rank}
+        rendezvous.life = {rank: found[0] for rank, found in others.items() if found}
+        for rank, found in others.items():
+            _close(found[1:])
+            if len(found) != 1:
+                raise CollectiveError(f"Rank {rank} sent {len(found)} file descriptors instead of 1.")
     except BaseException:
         rendezvous.close()
         raise
@@ -208,7 +233,10 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
                 peer.send(b'{"welcome": true}')
         return peers
     except CollectiveError as error:
-        for peer in peers.values():
+        # All that are connected learn the reason, also those whose hello has not been read yet.
+        while (late := _accept(listener)) is not None:
+            guests[late.socket.fileno()] = late
+        for peer in (*peers.values(), *(guest.socket for guest in guests.values())):
             with contextlib.suppress(OSError):
                 peer.send(json.dumps({"refused": str(error)}).encode())
             peer.close()
@@ -280,7 +308,7 @@ def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | Non
             f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank 0 (pid {os.getpid()}) for "
             f"{identity.world_size}: start every rank with the same world size."
         )
-    elif not isinstance(rank, int) or not 0 <= rank < identity.world_size:
+    elif type(rank) is not int or not 0 <= rank < identity.world_size:
         wrong = f"Process {guest.pid} says it is rank {rank!r} of {size}, which does not exist."
     elif rank in pids:
         wrong = f"Rank {rank} was started twice: processes {pids[rank]} and {guest.pid}."
