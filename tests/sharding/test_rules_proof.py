@@ -13,7 +13,7 @@ import pytest
 
 import sharding.rules
 from sharding.rules import RULES
-from tests.sharding.proof import Case, kind, prove
+from tests.sharding.proof import Case, kind, prove, runnable
 from tests.sharding.rule_cases import CASES
 
 WORLDS = (2, 3, 4)
@@ -65,9 +65,11 @@ BY_OPERATOR = _by_operator()
 
 @pytest.mark.parametrize("operator", sorted(RULES), ids=lambda key: ".".join(filter(None, key)))
 def test_every_option_is_exact(operator: tuple[str, str]) -> None:
-    proved = {
-        kind(option) for case in BY_OPERATOR[operator] for world in WORLDS for option in prove(case, world)
-    }
+    cases = [case for case in BY_OPERATOR[operator] if runnable(case)]
+    if not cases:
+        newest = max(case.opset for case in BY_OPERATOR[operator])
+        pytest.skip(f"the installed ONNX Runtime does not run {operator[1]} of opset {newest}")
+    proved = {kind(option) for case in cases for world in WORLDS for option in prove(case, world)}
     required = set(EXTRA.get(operator[1], ()))
     if operator[1] not in ("Shape", "Size"):
         required = required | {"split->split"}
@@ -110,8 +112,8 @@ def _executed_lines(folder: Path) -> set[tuple[str, int]]:
     before = sys.gettrace()
     sys.settrace(trace_call)
     try:
-        for case in CASES:
-            for world in WORLDS:
+        for case in filter(runnable, CASES):
+            for world in WORLDS[:2]:
                 prove(case, world)
     finally:
         sys.settrace(before)
