@@ -90,6 +90,9 @@ class Launcher(ABC):
     #: Whether ranks may be on other hosts, so that the control socket must be reachable over the network.
     spans_hosts: bool = False
 
+    def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
+        """Raises `LaunchError` for a rank table that this launcher cannot use."""
+
     @abstractmethod
     def start(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from ranks import wire
 from ranks.control import tune_tcp
+from ranks.stream import Stream
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
@@ -33,7 +34,7 @@ class Peer:
     rank: int
     host: str
     pid: int
-    stream: wire.Stream
+    stream: Stream
     process: int | None = None
     sending: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,7 +94,7 @@ class Listener:
                 sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        stream = wire.Stream(sock)
+        stream = Stream(sock)
         try:
             peer = self._admit(stream)
         except (OSError, wire.WireError):
@@ -110,7 +111,7 @@ class Listener:
         except (OSError, wire.WireError):
             self._on_lost(peer)
 
-    def _admit(self, stream: wire.Stream) -> Peer | None:
+    def _admit(self, stream: Stream) -> Peer | None:
         sock = stream.socket
         pid = None
         if sock.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
@@ -124,6 +125,7 @@ class Listener:
         stream.deadline = time.monotonic() + _HELLO_SECONDS
         hello = stream.receive(max_header=_MAX_HELLO, max_payload=0)
         stream.deadline = None
+        stream.share_memory(borrow=False)
         fields = hello.fields
         job, rank, host = fields.get("job"), fields.get("rank"), fields.get("host")
         if hello.kind is not wire.Kind.HELLO or not isinstance(job, str):

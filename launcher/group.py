@@ -35,6 +35,7 @@ class RankStats:
 
     rank: int
     host: str
+    pid: int
     segments: int
     collectives: int
     weight_bytes: int
@@ -64,7 +65,7 @@ class Group:
             job.wait_for(lambda: len(job.ready) == job.world_size, timeout, "The ranks were not ready")
             self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
             self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
-            self.stats = [_stats(rank, job.host(rank), job.ready[rank]) for rank in range(job.world_size)]
+            self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
             self._closer()
             raise
@@ -319,11 +320,12 @@ def _spec(item: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(item["name"], wire.dtype_named(item["dtype"]), tuple(item["shape"]))
 
 
-def _stats(rank: int, host: str, ready: Mapping[str, Any]) -> RankStats:
+def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:
     stats = ready["stats"]
     return RankStats(
         rank=rank,
-        host=host,
+        host=job.host(rank),
+        pid=job.pid(rank),
         segments=stats["segments"],
         collectives=stats["collectives"],
         weight_bytes=stats["weight_bytes"],

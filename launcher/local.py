@@ -34,6 +34,15 @@ class LocalLauncher(Launcher):
 
     name = "local"
 
+    def check(self, table: RankTable | None) -> None:
+        """Raises `LaunchError` for a table with another host than this one."""
+        if table is not None and len(table.hosts) > 1:
+            raise LaunchError(
+                "The local launcher starts ranks on this host only, but the rank table has "
+                f"{len(table.hosts)} hosts "
+                f"({', '.join(table.hosts)}): use --launcher mpirun."
+            )
+
     def start(
         self,
         program: Sequence[str],
@@ -41,13 +50,7 @@ class LocalLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> LocalHandle:
-        """See `Launcher.start`; a table of several hosts is refused."""
-        if table is not None and len(table.hosts) > 1:
-            raise LaunchError(
-                "The local launcher starts ranks on this host only, but the rank table has "
-                f"{len(table.hosts)} hosts "
-                f"({', '.join(table.hosts)}): use --launcher mpirun."
-            )
+        """See `Launcher.start`."""
         shared = {**environments.clean(), **environment, "WORLD_SIZE": str(world_size)}
         shared["LOCAL_WORLD_SIZE"] = str(world_size)
         path = environments.python_path(shared)

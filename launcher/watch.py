@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from launcher.rank_table import RankTable
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
-GATHER_SECONDS = 0.5  # a rank's own reason may take this long to come
+GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
+REPORT_SECONDS = 1.0
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
@@ -68,6 +69,7 @@ class Job:
         self._suspicious = threading.Event()
         hosts = list(table.hosts) if table is not None and len(table.hosts) > 1 else []
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
+        launcher.check(table)
         self._listener = Listener(world_size, hosts, self._hello, self._message, self._lost)
         ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
         try:
@@ -139,21 +141,27 @@ class Job:
         with self.changed:
             if self._closing:
                 return
-            began = time.monotonic()
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
-            self.changed.wait_for(self._certain, max(0.0, began + GATHER_SECONDS - time.monotonic()))
+            if not self.changed.wait_for(self._certain, GATHER_SECONDS):
+                # A rank is gone and only mpirun can tell why, which it does when it has ended the others.
+                self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
             if self._closing:
                 return
-        self._output.join(SETTLE_SECONDS)
+        self._output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
         with self.changed:
             self.fail(self._verdict())
         self._end()
 
     def _certain(self) -> bool:
-        if self._closing or self._launcher_died():
+        if self._closing or self._launcher_died() or (self._silent() and self._launcher_ended is not None):
             return True
         trouble = cause.first(list(self._troubles.values()))
         return trouble is not None and trouble.told and not trouble.secondary
+
+    def _silent(self) -> bool:
+        """Whether the first cause is a rank of which nothing is known but that it is gone."""
+        trouble = cause.first(list(self._troubles.values()))
+        return trouble is not None and not trouble.told and self._some_rank is None
 
     def _launcher_died(self) -> bool:
         """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
@@ -162,14 +170,14 @@ class Job:
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
-        if trouble is None or (self._launcher_died() and trouble.error is None):
+        if trouble is not None and not trouble.told and self._some_rank is not None:
+            trouble.ended = self._some_rank
+        # Where mpirun was told to end, or was killed, it says of no rank how it ended, and none is the cause.
+        gone = launched is not None and (trouble is None or not trouble.told)
+        if trouble is None or gone or (self._launcher_died() and trouble.error is None):
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started)
-        if not trouble.told and self._some_rank is not None:
-            trouble.ended = self._some_rank
-        elif not trouble.told and launched is not None and launched.code:
-            trouble.ended = Ended(trouble.rank, 128 - launched.code if launched.code > 128 else launched.code)
         return cause.error_of(trouble, self._output.tail(trouble.rank))
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
@@ -187,6 +195,10 @@ class Job:
         """The host of a rank, as it said itself or the rank table says."""
         peer = self._peers.get(rank)
         return peer.host if peer is not None else self._hosts.get(rank, os.uname().nodename)
+
+    def pid(self, rank: int) -> int:
+        """The process id of a rank that said hello, on its host."""
+        return self._peers[rank].pid
 
     # What the caller does.
 
@@ -271,5 +283,7 @@ class Job:
 
 def _copy(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
     if isinstance(error, RankFailedError):
-        return RankFailedError(str(error), rank=error.rank, host=error.host, details=error.details)
+        return RankFailedError(
+            str(error), rank=error.rank, host=error.host, details=error.details, code=error.code
+        )
     return LaunchError(str(error))

@@ -14,6 +14,7 @@ from typing import Any
 
 from ranks import wire
 from ranks.errors import CollectiveTimeoutError, PeerLostError, ShardrunError
+from ranks.stream import Stream
 
 CONTROL = "SHARDRUN_CONTROL"
 JOB = "SHARDRUN_JOB"
@@ -87,7 +88,7 @@ class Control:
 
     def __init__(self, sock: socket.socket) -> None:
         self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
-        self._stream = wire.Stream(sock)
+        self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._stopping = False
 
@@ -99,6 +100,7 @@ class Control:
             wire.Kind.HELLO,
             {"job": job, "rank": rank, "world_size": world_size, "pid": os.getpid(), "host": host},
         )
+        control._stream.share_memory(borrow=True)
         threading.Thread(target=control._listen, name="shardrun control", daemon=True).start()
         return control
 

@@ -32,7 +32,7 @@ class Spreader:
         return self._take()
 
     def _give(self, message: wire.Message) -> None:
-        pieces = [np.frombuffer(piece, np.uint8) for piece in wire.encode(message)]
+        pieces = [np.frombuffer(piece, np.uint8) for piece in wire.encode(message)[0]]
         position = 0
         for piece in pieces:
             if position < BLOCK:

@@ -9,6 +9,9 @@ A frame, all integers little-endian:
     header   u32      bytes of the JSON header
     payload  u64      bytes of all tensors, in the header's order
 
+Between processes of one host, tensors may lie in shared memory instead (`ranks.area`): the payload is then
+0 and the header has "area", the number of the memory that was passed over the socket.
+
 The header is ``{"fields": {...}, "tensors": [{"name", "dtype", "shape", "bytes"}, ...]}``. Tensors are
 C-contiguous and little-endian; a string tensor holds, for each element, its length as u32 and its UTF-8
 bytes.
@@ -19,18 +22,17 @@ bytes that it really sends.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import socket
 import struct
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 
+from ranks import area
 from ranks.errors import ShardrunError
 
 MAGIC = b"shrd"
@@ -40,8 +42,6 @@ MAX_HEADER = 16 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 32
 _LENGTH = struct.Struct("<I")
-_BUFFERED = 64 << 10
-_IOV = 64
 
 _NATIVE = (
     "bool",
@@ -106,9 +106,14 @@ def dtype_named(name: object) -> np.dtype[Any]:
     raise WireError(f"a message holds a tensor of the unknown type {_short(name)}")
 
 
-def encode(message: Message) -> list[bytes | memoryview]:
-    """The frame as prefix, header and each tensor that is not empty (not copied); raises `WireError` for a
-    type that cannot travel."""
+def encode(
+    message: Message, writer: area.Writer | None = None
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The frame as prefix, header and each tensor that is not empty (not copied).
+
+    With a ``writer``, large tensors go there instead; the second result is the descriptor of its memory, if
+    the peer does not have it yet. Raises `WireError` for a type that cannot travel.
+    """
     described: list[dict[str, Any]] = []
     buffers: list[bytes | memoryview] = []
     for name, value in message.tensors.items():
@@ -116,11 +121,20 @@ def encode(message: Message) -> list[bytes | memoryview]:
         described.append({"name": name, "dtype": dtype, "shape": list(value.shape), "bytes": len(data)})
         if len(data):
             buffers.append(data)
-    header = json.dumps({"fields": message.fields, "tensors": described}, separators=(",", ":")).encode()
-    if len(header) > MAX_HEADER:
-        raise WireError(f"a message's header has {len(header)} bytes; at most {MAX_HEADER} are allowed")
-    payload = sum(len(data) for data in buffers)
-    return [PREFIX.pack(MAGIC, VERSION, message.kind, len(header), payload), header, *buffers]
+    header = {"fields": message.fields, "tensors": described}
+    if writer is not None:
+        written, descriptor = writer.write(buffers)
+        if written:
+            return _frame(message.kind, {**header, "area": writer.generation}, []), descriptor
+    return _frame(message.kind, header, buffers), None
+
+
+def _frame(kind: Kind, header: dict[str, Any], buffers: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    data = json.dumps(header, separators=(",", ":")).encode()
+    if len(data) > MAX_HEADER:
+        raise WireError(f"a message's header has {len(data)} bytes; at most {MAX_HEADER} are allowed")
+    payload = sum(len(buffer) for buffer in buffers)
+    return [PREFIX.pack(MAGIC, VERSION, kind, len(data), payload), data, *buffers]
 
 
 def _tensor_bytes(name: str, value: np.ndarray[Any, Any]) -> tuple[str, bytes | memoryview]:
@@ -203,13 +217,18 @@ class _Described:
         return _unpack_strings(self.name, _bytes(stored), math.prod(self.shape)).reshape(self.shape)
 
 
-def parse_header(data: bytes | bytearray, payload: int) -> tuple[dict[str, Any], list[_Described]]:
-    """Checks a frame's JSON header against its payload size; raises `WireError` for whatever does not fit."""
+def parse_header(
+    data: bytes | bytearray, payload: int
+) -> tuple[dict[str, Any], list[_Described], int | None]:
+    """A frame's JSON header, checked: fields, tensors, and the area in which they lie, if they do.
+
+    Raises `WireError` for whatever does not fit.
+    """
     try:
         header = json.loads(data)
     except (ValueError, RecursionError):
         raise WireError("a message's header is not valid JSON") from None
-    if not isinstance(header, dict) or set(header) != {"fields", "tensors"}:
+    if not isinstance(header, dict) or set(header) - {"area"} != {"fields", "tensors"}:
         raise WireError('a message\'s header must be an object of "fields" and "tensors"')
     fields, tensors = header["fields"], header["tensors"]
     if not isinstance(fields, dict) or not isinstance(tensors, list) or len(tensors) > MAX_TENSORS:
@@ -219,10 +238,13 @@ def parse_header(data: bytes | bytearray, payload: int) -> tuple[dict[str, Any],
     described = [_described(item) for item in tensors]
     if len({item.name for item in described}) != len(described):
         raise WireError("a message names the same tensor twice")
-    total = sum(item.nbytes for item in described)
+    place = header.get("area")
+    if place is not None and not _is_size(place):
+        raise WireError(f"a message names its shared memory {_short(place)}")
+    total = sum(item.nbytes for item in described) if place is None else 0
     if total != payload:
         raise WireError(f"a message's tensors have {total} bytes but its frame says {payload}")
-    return fields, described
+    return fields, described, place
 
 
 def _described(item: object) -> _Described:
@@ -259,8 +281,18 @@ class Fill(Protocol):
     def __call__(self, target: memoryview, first: bool = False) -> None: ...
 
 
-def read_frame(fill: Fill, max_header: int = MAX_HEADER, max_payload: int = 1 << 62) -> Message:
-    """The message that ``fill`` brings, piece by piece: prefix, header, each tensor that is not empty."""
+def read_frame(
+    fill: Fill,
+    max_header: int = MAX_HEADER,
+    max_payload: int = 1 << 62,
+    reader: area.Reader | None = None,
+    borrow: bool = False,
+) -> Message:
+    """The message that ``fill`` brings, piece by piece: prefix, header, each tensor that is not empty.
+
+    Tensors in shared memory are found with ``reader``; with ``borrow`` they are not copied from there and
+    hold good until the next message.
+    """
     prefix = bytearray(PREFIX.size)
     fill(memoryview(prefix), first=True)
     magic, version, kind, header_bytes, payload = PREFIX.unpack(prefix)
@@ -279,7 +311,9 @@ def read_frame(fill: Fill, max_header: int = MAX_HEADER, max_payload: int = 1 <<
         )
     header = bytearray(header_bytes)
     fill(memoryview(header))
-    fields, described = parse_header(header, payload)
+    fields, described, place = parse_header(header, payload)
+    if place is not None:
+        return Message(Kind(kind), fields, _from_area(described, place, reader, borrow))
     tensors = {}
     for item in described:
         stored = item.allocate()
@@ -289,68 +323,23 @@ def read_frame(fill: Fill, max_header: int = MAX_HEADER, max_payload: int = 1 <<
     return Message(Kind(kind), fields, tensors)
 
 
-class Stream:
-    """Messages over one connected stream socket. One thread may send while another receives; no more than
-    that."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._buffer = bytearray(_BUFFERED)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self.deadline: float | None = None  # time.monotonic() by which a message must have come
-
-    def send(self, message: Message) -> None:
-        """Sends one message; raises `OSError` when the peer is gone and `WireError` for what cannot
-        travel."""
-        pending = [memoryview(data).cast("B") for data in encode(message)]
-        while pending:
-            sent = self.socket.sendmsg(pending[:_IOV])
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.pop(0))
-            if sent:
-                pending[0] = pending[0][sent:]
-
-    def receive(self, *, max_header: int = MAX_HEADER, max_payload: int = 1 << 62) -> Message:
-        """The next message; raises `PeerClosed` at the end of the stream and `WireError` for a malformed
-        frame."""
-        return read_frame(self._fill, max_header, max_payload)
-
-    def _fill(self, target: memoryview, first: bool = False) -> None:
-        """Fills ``target``, large ones straight from the socket, small ones through one buffer to save
-        calls."""
-        at = 0
-        while at < len(target):
-            if self._start == self._end and len(target) - at >= _BUFFERED:
-                count = self._receive_into(target[at:])
-                if not count:
-                    raise WireError("the connection ended in the middle of a message")
-                at += count
-                continue
-            if self._start == self._end:
-                self._start, self._end = 0, self._receive_into(self._view)
-                if not self._end:
-                    if first and at == 0:
-                        raise PeerClosed("the other side closed the connection")
-                    raise WireError("the connection ended in the middle of a message")
-            count = min(len(target) - at, self._end - self._start)
-            target[at : at + count] = self._view[self._start : self._start + count]
-            self._start += count
-            at += count
-
-    def _receive_into(self, target: memoryview) -> int:
-        if self.deadline is not None:
-            self.socket.settimeout(max(self.deadline - time.monotonic(), 1e-3))
-        try:
-            return self.socket.recv_into(target)
-        except TimeoutError:
-            raise WireError("no message came in time") from None
-        finally:
-            if self.deadline is not None:
-                self.socket.settimeout(None)
-
-    def close(self) -> None:
-        """Ends both directions, so that a thread blocked in `receive` wakes; safe to call twice."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+def _from_area(
+    described: Sequence[_Described], place: int, reader: area.Reader | None, borrow: bool
+) -> dict[str, np.ndarray[Any, Any]]:
+    if reader is None:
+        raise WireError("a message refers to shared memory on a connection that has none")
+    try:
+        views = iter(reader.views(place, [item.nbytes for item in described if item.nbytes]))
+    except ValueError as error:
+        raise WireError(f"a message refers to shared memory, but {error}") from None
+    tensors = {}
+    for item in described:
+        if item.is_string or not item.nbytes:
+            stored = item.allocate()
+            if item.nbytes:
+                _bytes(stored)[:] = next(views)
+        else:
+            stored = np.frombuffer(next(views), np.uint8).view(item.dtype).reshape(item.shape)
+            stored = stored if borrow else stored.copy()
+        tensors[item.name] = item.finish(stored)
+    return tensors

@@ -1,0 +1,279 @@
+"""A group of ranks from Python: answers, refusals, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from launcher import Group, start
+from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
+from launcher.group import PredictError
+from launcher.rank_table import make_rank_table
+from tests.launcher import slices
+from tests.launcher.processes import ROOT, Runner, wait_until
+
+
+@pytest.fixture(scope="module", params=["local", "mpirun"])
+def group(request: pytest.FixtureRequest, two_slices: Path) -> Iterator[Group]:
+    """A group that the tests of this module share: each must leave it usable."""
+    with start(two_slices, ranks=2, launcher=request.param, threads=1) as group:
+        yield group
+
+
+def expected(folder: Path, feeds: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """What plain ONNX Runtime answers for the whole model."""
+    session = onnxruntime.InferenceSession(folder / "whole.onnx", providers=["CPUExecutionProvider"])
+    result: np.ndarray[Any, Any] = session.run(None, feeds)[0]
+    return result
+
+
+@pytest.mark.parametrize("batch", [1, 5, 0, 3000, 200_000])
+def test_equals_the_whole_model(group: Group, two_slices: Path, batch: int) -> None:
+    # 3000 rows fill more than the first broadcast, 200000 more than any socket buffer.
+    feeds = slices.feeds(batch)
+    outputs = group.predict(feeds)
+    assert list(outputs) == ["y"]
+    want = expected(two_slices, feeds)
+    assert outputs["y"].dtype == want.dtype and outputs["y"].shape == want.shape
+    assert np.abs(outputs["y"] - want).max(initial=0) <= 1e-5 * np.abs(want).max(initial=1)
+
+
+def test_outputs_belong_to_the_caller(group: Group, two_slices: Path) -> None:
+    feeds = [slices.feeds(300), {name: array[::-1] for name, array in slices.feeds(300).items()}]
+    first, second = (group.predict(item)["y"] for item in feeds)
+    assert np.allclose(first, expected(two_slices, feeds[0]), atol=1e-4)
+    assert np.allclose(second, first[::-1], atol=1e-5)
+    first[...] = 0
+
+
+def test_what_it_says_of_itself(group: Group) -> None:
+    assert [(s.name, str(s.dtype), s.shape) for s in group.inputs] == [
+        ("x", "float32", ("batch", 4)),
+        ("index", "int64", ("batch",)),
+    ]
+    assert [spec.name for spec in group.outputs] == ["y"]
+    assert [stats.rank for stats in group.stats] == [0, 1]
+    assert {stats.collectives for stats in group.stats} == {1}
+    assert all(stats.weight_bytes > 0 and stats.host == os.uname().nodename for stats in group.stats)
+    assert len({stats.pid for stats in group.stats}) == 2
+    assert group.communication_seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": None}, "Input 'x' is missing"),
+        ({"z": np.zeros(1)}, "no input 'z'"),
+        ({"x": np.zeros((5, 4))}, "float32"),
+        ({"x": np.zeros((5, 3), np.float32)}, "Axis 1 of input 'x' must have length 4"),
+        ({"x": np.zeros(5, np.float32)}, "Input 'x' must have 2 axes"),
+        ({"x": [[1.0]]}, "must be a numpy array"),
+        ({"x": np.zeros((2, 4), np.float32)}, "Dimension 'batch' has length 5 in input 'index', but 2"),
+    ],
+)
+def test_refused_inputs_do_no_harm(
+    group: Group, two_slices: Path, change: dict[str, Any], message: str
+) -> None:
+    feeds = {name: value for name, value in {**slices.feeds(), **change}.items() if value is not None}
+    with pytest.raises(ShardrunError, match=message):
+        group.predict(feeds)
+    assert np.allclose(group.predict(slices.feeds())["y"], expected(two_slices, slices.feeds()), atol=1e-5)
+
+
+def test_an_index_out_of_range_does_no_harm(group: Group, two_slices: Path) -> None:
+    bad = slices.feeds()
+    bad["index"] = np.full(5, slices.ROWS + 7)
+    with pytest.raises(PredictError, match="out of"):
+        group.predict(bad)
+    assert np.allclose(group.predict(slices.feeds())["y"], expected(two_slices, slices.feeds()), atol=1e-5)
+
+
+def test_threads_take_turns(group: Group, two_slices: Path) -> None:
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            feeds = {**slices.feeds(), "x": rng.standard_normal((5, 4)).astype(np.float32)}
+            try:
+                if not np.allclose(group.predict(feeds)["y"], expected(two_slices, feeds), atol=1e-5):
+                    wrong.append(seed)
+            except ShardrunError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_secret_is_on_no_command_line_and_inherited_by_nobody_else(group: Group) -> None:
+    secret = group._job._listener.secret
+    assert secret not in os.environ.values()
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # a process may end meanwhile
+            lines.append(path.read_bytes())
+    assert not any(secret.encode() in line for line in lines)
+
+
+def test_a_forked_child_does_not_hold_the_ranks(two_slices: Path, launcher: str) -> None:
+    with start(two_slices, launcher=launcher) as group:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.pause()
+            finally:
+                os._exit(0)
+        try:
+            assert group.predict(slices.feeds())["y"].shape == (5, 3)
+            descriptors = [peer.stream.socket.fileno() for peer in group._job._peers.values()]
+            ours = {Path(f"/proc/self/fd/{number}").readlink() for number in descriptors}
+            theirs = {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()}
+            assert len(ours) == 2 and not ours & theirs
+        finally:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def test_started_from_a_thread_that_ends(two_slices: Path, launcher: str) -> None:
+    made: list[Group] = []
+    thread = threading.Thread(target=lambda: made.append(start(two_slices, launcher=launcher)))
+    thread.start()
+    thread.join(120)
+    with made[0] as group:
+        assert group.predict(slices.feeds())["y"].shape == (5, 3)
+
+
+def test_closed(two_slices: Path) -> None:
+    group = start(two_slices, launcher="local")
+    pids = [stats.pid for stats in group.stats]
+    group.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    group.close()
+    with pytest.raises(LaunchError, match="closed"):
+        group.predict(slices.feeds())
+
+
+def test_forgotten(two_slices: Path) -> None:
+    group = start(two_slices, launcher="local")
+    pids = [stats.pid for stats in group.stats]
+    del group
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks_than_cores(tmp_path: Path, launcher: str, ranks: int) -> None:
+    folder = slices.make_slices(tmp_path / "slices", ranks)
+    with start(folder, launcher=launcher, threads=1) as group:
+        assert np.allclose(group.predict(slices.feeds())["y"], expected(folder, slices.feeds()), atol=1e-5)
+
+
+def test_one_rank_runs_a_plain_model(two_slices: Path, launcher: str) -> None:
+    with start(two_slices / "whole.onnx", ranks=1, launcher=launcher) as group:
+        want = expected(two_slices, slices.feeds())
+        assert np.allclose(group.predict(slices.feeds())["y"], want, atol=1e-6)
+
+
+def test_rank_table_of_one_host(two_slices: Path, launcher: str) -> None:
+    table = make_rank_table([("localhost", 2)])
+    with start(two_slices, rank_table=table, launcher=launcher) as group:
+        assert len(group.stats) == 2
+
+
+def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
+    with start(two_slices, launcher=launcher) as one, start(two_slices, launcher=launcher) as two:
+        first, second = one.predict(slices.feeds())["y"], two.predict(slices.feeds())["y"]
+        assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"ranks": 3}, ConfigError, "Ranks says 3 ranks, but the slice folder .* says 2"),
+        ({"ranks": 0}, ConfigError, "says 0 ranks"),
+        ({"launcher": "ssh"}, ConfigError, "no launcher 'ssh': choose one of auto, local, mpirun"),
+        ({"timeout": 0}, ConfigError, "time-out must be"),
+        ({"threads": 0}, ConfigError, "number of threads must be"),
+        ({"threads": True}, ConfigError, "number of threads must be"),
+        ({"collectives": "carrier-pigeon"}, RankFailedError, "carrier-pigeon"),
+        (
+            {"rank_table": make_rank_table([("a", 1), ("b", 1)]), "launcher": "local"},
+            LaunchError,
+            "this host only",
+        ),
+        ({"rank_table": make_rank_table([("a", 3)])}, ConfigError, "The rank table .* says 3 ranks"),
+        ({"rank_table": "nothing.json"}, RankTableError, "nothing.json"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    two_slices: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        start(two_slices, **{"launcher": "local", **arguments})
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.onnx: no such file or folder"):
+        start(tmp_path / "nothing.onnx", ranks=2)
+
+
+def test_number_of_ranks_unknown(two_slices: Path) -> None:
+    with pytest.raises(ConfigError, match="How many ranks"):
+        start(two_slices / "whole.onnx")
+
+
+def test_ranks_that_are_not_ready_in_time(two_slices: Path) -> None:
+    with pytest.raises(LaunchError, match=r"not ready within 0\.001 s"):
+        start(two_slices, launcher="local", timeout=0.001)
+
+
+def test_from_standard_input(two_slices: Path) -> None:
+    """As typed into an interactive interpreter: there is no file that a child could import."""
+    code = f"""
+from launcher import start
+from tests.launcher import slices
+with start({str(two_slices)!r}, launcher="local") as group:
+    print(group.predict(slices.feeds())["y"].shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "(5, 3)\n"), done.stderr
+
+
+def test_a_folder_full_of_traps(run_script: Runner, two_slices: Path, launcher: str, tmp_path: Path) -> None:
+    """The user's own folder has modules with the names of ours and of numpy."""
+    trap = tmp_path / "trap"
+    (trap / "ranks").mkdir(parents=True)
+    for name in ("ranks/__init__.py", "numpy.py", "launcher.py"):
+        (trap / name).write_text("raise SystemExit('trapped')")
+    script = run_script(
+        """
+        import os, sys
+        from launcher import start
+        from tests.launcher import slices
+        os.chdir(sys.argv[3])
+        with start(sys.argv[1], launcher=sys.argv[2]) as group:
+            print(list(group.predict(slices.feeds())["y"].shape), flush=True)
+        """,
+        str(two_slices),
+        launcher,
+        str(trap),
+    )
+    assert script.message() == [5, 3]
+    assert script.end(within=30)[0] == 0
