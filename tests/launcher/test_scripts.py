@@ -178,5 +178,6 @@ def test_arguments_with_absolute_paths(folder: Path, monkeypatch: pytest.MonkeyP
     ).stdout.splitlines()
     assert printed == [
         "-m", "launcher.cli", "run", f"{folder}/slices", "--launcher", "external", "--input",
-        f"x={folder}/y.bin", "--input", f"{folder}/a=b.npz", "--dim", "n=m=3", "--seed", "0", "--output", f"{folder}/o.npz",
+        f"x={folder}/y.bin", "--input", f"{folder}/a=b.npz", "--dim", "n=m=3", "--seed", "0", "--output",
+        f"{folder}/o.npz",
     ]  # fmt: skip
