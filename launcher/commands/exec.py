@@ -72,6 +72,7 @@ def _here(args: argparse.Namespace) -> int:
     """In this process, which may be one rank of a group that something else started."""
     import os
 
+    from launcher.cli import report
     from ranks.compat import format_error, run_script
     from ranks.errors import ShardrunError
 
@@ -83,13 +84,28 @@ def _here(args: argparse.Namespace) -> int:
         run_script(args.script, args.arguments, given.get("target"))
     except SystemExit as leaving:
         return _script_exit(leaving.code)
-    except ShardrunError:
-        raise
+    except (ShardrunError, KeyboardInterrupt) as error:
+        where = _place()
+        if not where:
+            raise
+        return _leave(report(error, where))
     except Exception as error:
         # The script's own mistake: its traceback, as Python itself would print it.
         print(format_error(error), end="", file=sys.stderr)
         return _leave(1)
     return 0
+
+
+def _place() -> str:
+    """Which rank of a group this process is, to begin a message with; nothing if it is alone."""
+    from ranks.errors import IdentityError
+    from ranks.identity import identify
+
+    try:
+        identity = identify()
+    except IdentityError:
+        return ""
+    return f"rank {identity.rank} on host {identity.host}: " if identity.world_size > 1 else ""
 
 
 def _script_exit(code: object) -> int:
@@ -105,9 +121,7 @@ def _leave(code: int) -> int:
     """Ends a rank at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     import os
 
-    from ranks.identity import identify
-
-    if identify().world_size > 1:
+    if _place():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

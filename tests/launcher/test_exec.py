@@ -114,6 +114,22 @@ def test_wrong_combinations(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--launcher external excludes --ranks" in capsys.readouterr().err
 
 
+def test_a_rank_that_fails_under_mpirun_ends_the_others(folder: Path) -> None:
+    # With MPI up, rank 0 waits for rank 1, whose ordinary exit would wait for rank 0.
+    (folder / "s.py").write_text(
+        INFER.replace(
+            "outputs = ", "if context.gpu.rank_id: model.build_from_file('absent', 0, context)\noutputs = "
+        )
+    )
+    for collectives in ("auto", "mpi"):
+        options = ["--target", "cpu", "--collectives", collectives]
+        done = shardrun(
+            "exec", *options, "s.py", "slices/rank_{}.onnx", cwd=folder, before=mpirun(2), seconds=60
+        )
+        assert done.returncode not in {0, None}
+        assert re.search(r"^(Traceback|shardrun: error: rank 1 on host)", done.stderr, re.M), done.stderr
+
+
 def test_an_interrupted_script(folder: Path) -> None:
     (folder / "s.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
     mark = "exec-interrupted"
