@@ -206,6 +206,7 @@ class _Cutter:
                 reads_at[name].append(level_of_node)
         inner = {name for node in self.nodes for name in node.output if name}
         inner |= {c.output for level in self.collectives for c in level if c.output}
+        exchanged = {c.input for level in self.collectives for c in level}
         chosen = list(self.earliest)
         for index in range(len(self.nodes) - 1, -1, -1):
             now = chosen[index]
@@ -218,7 +219,9 @@ class _Cutter:
             for name in set(self.reads[index]) & inner:
                 others = list(reads_at[name])
                 others.remove(now)
-                added += max(others, default=0) < latest
+                if max(others, default=0) < latest:
+                    # A value that is still needed after its collective costs a copy, too.
+                    added += 2 if name in exchanged else 1
             if saved > added or (saved == added and now == 0):
                 chosen[index] = latest
                 for name in self.reads[index]:

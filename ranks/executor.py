@@ -133,6 +133,18 @@ def load(
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
     )
+    try:
+        return _load(file, communicator, config, dims)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
+
+
+def _load(
+    file: Path,
+    communicator: Communicator | None,
+    config: SessionConfig,
+    dims: Mapping[str, Sequence[Dim]] | None,
+) -> RankModel:
     model = None
     if dims or model_file.may_have_collectives(file):
         model = model_file.read(file)
@@ -140,7 +152,7 @@ def load(
             model_file.resize(model, dims, file)
         if _has_collectives(model):
             if communicator is None:
-                communicator = _join(providers[0])
+                communicator = _join(config.providers[0])
                 if communicator.size == 1:
                     raise ShardError(
                         f"{file} has collectives, so it is one rank's part of a model, but this process runs "

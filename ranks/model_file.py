@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,19 +125,33 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     return 0 if dtype.hasobject else count * dtype.itemsize
 
 
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that a graph holds, its subgraphs' too."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _tensors(inner)
+
+
 def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
     """Refuses external data outside the model's folder, missing, or shorter than the model says.
 
     Such data are mapped into memory, where reading past a file's end would kill the process.
     """
     sizes: dict[str, int] = {}
-    for tensor in model.graph.initializer:
+    for tensor in _tensors(model.graph):
         if tensor.data_location != tensor.EXTERNAL:
             continue
         fields = {entry.key: entry.value for entry in tensor.external_data}
         where = f"The weight {tensor.name!r} of {path}"
         location = fields.get("location", "")
-        if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        if not isinstance(location, str):  # protobuf gives what is not UTF-8 as bytes
+            location = repr(location)
+        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
             raise ModelError(f"{where} refers to the file {location!r}, which is not in the model's folder.")
         try:
             offset = int(fields.get("offset") or 0)

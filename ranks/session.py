@@ -56,8 +56,8 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     ]
     if CPU not in config.providers:
         providers.append((CPU, {}))
-    # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its loops
-    # are scalar (8 % of BERT-base at sequence 128).
+    # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
+    # loops are scalar (8 % of BERT-base at sequence 128).
     disabled = ["SkipLayerNormFusion"] if config.many and config.providers[0] == CPU else []
     try:
         session = ort.InferenceSession(
