@@ -142,6 +142,8 @@ esac
 # What a user's shell may hold for other Pythons must not reach this one.
 unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_HASHES
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES="${PIP_RETRIES:-10}" PIP_ROOT_USER_ACTION=ignore
+# ONNX Runtime would report its use to its makers, and complain where it cannot.
+export ORT_DISABLE_TELEMETRY="${ORT_DISABLE_TELEMETRY-1}"
 quiet=--quiet
 [ -t 2 ] && quiet=--progress-bar=on
 

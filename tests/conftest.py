@@ -21,6 +21,7 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     for name in saved:
         if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
             del os.environ[name]
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
     os.environ.clear()
