@@ -1,0 +1,110 @@
+"""What `Model.predict` and `RankModel.run` add to a bare `InferenceSession.run`, on a tiny model.
+
+    python benchmarks/predict_overhead.py [--runs 20000] [--json FILE]
+
+The model multiplies a 1 x 8 input by an 8 x 8 weight, so that what is measured is the way there. All take
+turns, call by call, in one process on one core; printed are medians in microseconds. `predict` is given
+tensors, as the tutorials do. A rank model with one collective, in a group of one rank, shows what a cut
+costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+BARE = "InferenceSession.run"
+
+
+def tiny(path: Path, *, collective: bool) -> None:
+    """Writes the model; with an AllReduce after its product if asked for."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
+    nodes.append(
+        helper.make_node(
+            "AllReduce" if collective else "Relu", ["p"], ["q"], domain="com.microsoft" if collective else ""
+        )
+    )
+    nodes.append(helper.make_node("Neg", ["q"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])],
+        [numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)] + [helper.make_opsetid("com.microsoft", 1)] * collective
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def contestants(folder: Path) -> dict[str, Callable[[], Any]]:
+    """The calls to compare, all with one thread."""
+    from ranks import Context, Model, ModelType, Tensor, executor
+    from ranks.collectives.single import SingleCommunicator
+
+    plain, cut = folder / "plain.onnx", folder / "cut.onnx"
+    tiny(plain, collective=False)
+    tiny(cut, collective=True)
+    array = np.ones((1, 8), np.float32)
+    feeds = {"x": array}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(plain, options)
+    context = Context()
+    context.target = ["cpu"]
+    context.cpu.thread_num = 1
+    model = Model()
+    model.build_from_file(str(plain), ModelType.ONNX, context)
+    inputs = [Tensor(array)]
+    rank_model = executor.load(plain, threads=1)
+    segments = executor.load(cut, threads=1, communicator=SingleCommunicator(60))
+    return {
+        BARE: lambda: session.run(None, feeds),
+        "Model.predict": lambda: model.predict(inputs),
+        "RankModel.run": lambda: rank_model.run(feeds),
+        "RankModel.run, 2 segments": lambda: segments.run(feeds),
+    }
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=20000)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    clock = time.perf_counter_ns
+    with tempfile.TemporaryDirectory() as folder:
+        calls = contestants(Path(folder))
+        times: dict[str, list[int]] = {name: [] for name in calls}
+        for run in range(arguments.runs + 100):
+            for name, call in calls.items():
+                start = clock()
+                call()
+                if run >= 100:
+                    times[name].append(clock() - start)
+    medians = {name: statistics.median(found) / 1e3 for name, found in times.items()}
+    for name, median in medians.items():
+        print(f"{name:28}{median:8.2f} us{median - medians[BARE]:+8.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(medians, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
