@@ -61,7 +61,9 @@ find_python() {
 # A marker says that this script made the folder, so that it may also remove it: never another's folder.
 make_venv() {
     local marker="$venv/.made-by-run.sh" python
-    if supported "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    if [ -e "$marker" ] && [ -e "$unfinished" ]; then
+        say "an earlier set-up of $venv was cut off: starting anew"
+    elif supported "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         return
     fi
     if [ -e "$venv" ] && [ ! -e "$marker" ] && [ -n "$(ls -A -- "$venv" 2>/dev/null || echo unreadable)" ]; then
@@ -81,8 +83,13 @@ install() {
     local step=$1
     shift
     say "installing $step"
-    "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@" ||
+    # pip takes back what it could not finish, but not when it is killed: then this file stays and tells.
+    : >"$unfinished"
+    if ! "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@"; then
+        rm -f -- "$unfinished"
         fail "installing $step failed; see the lines above. Run the same command again to go on."
+    fi
+    rm -f -- "$unfinished"
 }
 
 # set_up EXTRAS: the project, editable, with some of the extras of pyproject.toml; at once where that was done before.
@@ -149,6 +156,7 @@ quiet=--quiet
 
 venv=${SHARDRUN_VENV:-$root/.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+unfinished=$venv/.installing
 
 case $command in
     main | setup) set_up demo ;;

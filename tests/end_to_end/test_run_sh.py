@@ -125,4 +125,25 @@ def test_half_made_environment_is_made_anew(tmp_path: Path) -> None:
     assert "installing the build tool failed" in done.stderr
     assert (venv / "pyvenv.cfg").is_file()
     assert not list(venv.glob(".shardrun-*"))
+    assert not (venv / ".installing").exists()
     assert subprocess.run([venv / "bin" / "python", "-m", "pip", "--version"], check=False).returncode == 0
+
+
+def test_installation_that_was_killed_is_not_trusted(tmp_path: Path) -> None:
+    """A kill in the middle of pip's work leaves packages without files; the environment is made anew."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    (venv / ".made-by-run.sh").touch()
+    (venv / ".installing").touch()
+    (venv / "torn").touch()
+    done = run(
+        "setup",
+        SHARDRUN_VENV=str(venv),
+        SHARDRUN_PYTHON=sys.executable,
+        PIP_NO_INDEX="1",
+        PIP_CONFIG_FILE=os.devnull,
+    )
+    assert done.returncode == 1
+    assert f"an earlier set-up of {venv} was cut off: starting anew" in done.stderr
+    assert not (venv / "torn").exists()
+    assert not (venv / ".installing").exists()
