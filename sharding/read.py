@@ -41,6 +41,8 @@ def read_model(path: str | Path) -> Source:
     proto, file = _read_proto(path)
     model = _deserialize(proto, path)
     _constants_to_initializers(model)
+    for name, value in model.graph.initializers.items():
+        _check_tensor(name, _data(value, path), path)
     infer(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
@@ -86,6 +88,7 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
         model.graph.sort()
     except Exception as error:  # a hostile file can fail anywhere in here, and is always a bad model
         raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
+    _check_nodes(proto, path)
     graph = model.graph
     known: set[Any] = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
@@ -105,6 +108,25 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
     graph.inputs.clear()
     graph.inputs.extend(kept)
     return model
+
+
+def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+    """Checks that nodes of ONNX's own operators have the inputs and attributes that these demand."""
+    import onnx
+
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = proto.ir_version
+    context.opset_imports = {item.domain: item.version for item in proto.opset_import}
+    for node in proto.graph.node:
+        bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+        if node.domain not in {"", "ai.onnx"} or bodies:  # the checker knows no outer values
+            continue
+        try:
+            onnx.checker.check_node(node, context)
+        except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
+            reason = str(error).split("\n", 1)[0].strip()
+            what = f"node {node.name or node.op_type!r}"
+            raise ModelError(f"{path} is not valid: {what}: {reason}.") from None
 
 
 def _constants_to_initializers(model: ir.Model) -> None:
@@ -137,6 +159,20 @@ def _data(value: ir.Value, path: Path) -> ir.TensorProtocol:
     if value.const_value is None:
         raise ModelError(f"{path} is not valid: weight {value.name!r} has no data.")
     return value.const_value
+
+
+def _check_tensor(name: str, tensor: ir.TensorProtocol, path: Path) -> None:
+    """Checks that a tensor in the message has as many elements as its shape says."""
+    import onnx_ir as ir
+
+    if isinstance(tensor, ir.ExternalTensor):
+        return
+    try:
+        right = tensor.numpy().shape == tuple(tensor.shape.numpy())
+    except Exception:  # data of the wrong length, an unknown type, ...
+        right = False
+    if not right:
+        raise ModelError(f"{path} is not valid: weight {name!r} does not hold what its type and shape say.")
 
 
 def _load_subgraph_weights(model: ir.Model, path: Path) -> None:

@@ -21,9 +21,10 @@ MAX_ELEMENTS = 64
 
 def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
     """An object array of these elements."""
-    array = np.asarray(elements)
-    result = np.empty(array.shape, object)
-    result[...] = array.tolist() if array.ndim else array.item()
+    if isinstance(elements, np.ndarray):
+        return elements.astype(object)  # numpy's integers become Python's
+    result = np.empty(len(elements), object)
+    result[:] = list(elements)
     return result
 
 
@@ -38,7 +39,7 @@ def evaluate(op_type: str, attributes: Mapping[str, Any], inputs: Sequence[Known
         return None  # an invalid model, or symbols where numbers are wanted: nothing is known
     if result is None or np.ndim(result) > 1 or np.size(result) > MAX_ELEMENTS:
         return None
-    return known(result) if not isinstance(result, np.ndarray) or result.dtype != object else result
+    return np.asarray(result, object)
 
 
 def reshape_target(shape: Sequence[Dim] | None, target: Known, *, allow_zero: bool) -> tuple[Dim, ...]:
@@ -50,6 +51,15 @@ def reshape_target(shape: Sequence[Dim] | None, target: Known, *, allow_zero: bo
     if -1 in axes:
         axes[axes.index(-1)] = _left_over(shape, [length for length in axes if length != -1])
     return tuple(None if isinstance(length, int) and length < 0 else length for length in axes)
+
+
+def expand_target(shape: Sequence[Dim], target: Known) -> tuple[Dim, ...]:
+    """The output shape of Expand: both shapes broadcast against each other."""
+    rank = max(len(shape), len(target))
+    pairs = zip(
+        [1] * (rank - len(shape)) + list(shape), [1] * (rank - len(target)) + list(target), strict=True
+    )
+    return tuple(b if a == 1 else a if b == 1 or isinstance(a, int) or a == b else None for a, b in pairs)
 
 
 def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding import shape_values
+from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
@@ -22,6 +23,9 @@ from sharding.values import plain_attribute, replace_by_constant, shape_of, subg
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+_MADE_UP = "unk__"
+"""How onnx's inference names lengths that it knows nothing of."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +43,11 @@ def _infer_all(model: ir.Model, path: Path) -> None:
     # Large weights are references by now, so the message is small whatever the model's size.
     try:
         proto = ir.serde.serialize_model(model)
-        inferred = onnx.shape_inference.infer_shapes(
-            proto, check_type=False, strict_mode=False, data_prop=True
-        )
+    except Exception as error:  # text that is not UTF-8, for one: only writing it shows
+        raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
+    try:
+        # Its own data propagation would allocate whatever length a ConstantOfShape asks for.
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, data_prop=False)
     except Exception as error:  # inference is a help: without it fewer operators can be split
         logger.warning("%s: shapes could not be inferred (%s); fewer operators will be split.", path, error)
         return
@@ -78,7 +84,15 @@ def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
 
 
 def _more_exact(a: Dim, b: Dim) -> Dim:
-    return next((axis for axis in (a, b) if isinstance(axis, int)), a if a is not None else b)
+    def vagueness(axis: Dim) -> int:
+        if axis is None or isinstance(axis, int):
+            return 3 if axis is None else 0
+        return 2 if axis.startswith(_MADE_UP) else 1
+
+    return min(a, b, key=vagueness)
+
+
+_SHAPED = {"Reshape", "Expand"}
 
 
 class _Completion:
@@ -101,6 +115,9 @@ class _Completion:
                 and not self._fold(node)
             ):
                 self._follow(node)
+        for node in reversed(list(self.graph)):
+            if not any(value.uses() or value in self.outputs for value in node.outputs):
+                self.graph.remove(node, safe=True)
 
     def _fold(self, node: ir.Node) -> bool:
         """Replaces a node of constant value; whether it did."""
@@ -145,7 +162,9 @@ class _Completion:
         """Learns what a node that stays says of its outputs."""
         if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
             self.known[node.outputs[0]] = elements
-        vague = any(value.name and (value.shape is None or value.dtype is None) for value in node.outputs)
+        vague = node.op_type in _SHAPED or any(
+            value.name and (value.shape is None or value.dtype is None) for value in node.outputs
+        )
         if not vague and not any(value in self.changed for value in node.inputs):
             return
         self.changed.update(value for value in node.outputs if self._infer_node(node, value))
@@ -158,21 +177,27 @@ class _Completion:
         return found is not None and _merge(value, found)
 
     def _reshaped(self, node: ir.Node) -> dict[str, onnx.TypeProto] | None:
-        """The output of operators whose second or only input is a shape that is partly known."""
+        """The output of operators whose second input is a shape that is partly known."""
         import onnx
 
         source = node.inputs[0] if node.inputs else None
         if source is None or source.dtype is None:
             return None
+        if node.op_type not in _SHAPED or len(node.inputs) < 2 or node.outputs[0].name is None:
+            return None
         axes: Any = None
-        if node.op_type == "Reshape" and len(node.inputs) > 1:
-            target = self._known(node.inputs[1])
-            if target is not None and target.ndim == 1:
-                allow_zero = "allowzero" in node.attributes and bool(node.attributes["allowzero"].value)
-                axes = shape_values.reshape_target(shape_of(source), target, allow_zero=allow_zero)
-            elif (rank := _vector_length(node.inputs[1])) is not None:
-                axes = (None,) * rank
-        if axes is None or node.outputs[0].name is None:
+        target = self._known(node.inputs[1])
+        if target is None or target.ndim != 1:
+            rank = _vector_length(node.inputs[1])
+            target = None if rank is None else np.full(rank, None, object)
+        if target is None:
+            return None
+        if node.op_type == "Reshape":
+            allow_zero = "allowzero" in node.attributes and bool(node.attributes["allowzero"].value)
+            axes = shape_values.reshape_target(shape_of(source), target, allow_zero=allow_zero)
+        elif (shape := shape_of(source)) is not None:
+            axes = shape_values.expand_target(shape, target)
+        if axes is None:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
 

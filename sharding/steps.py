@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from sharding.rules import RULES
 from sharding.rules.base import NodeView, Option
 from sharding.rules.blocks import block_counts
 from sharding.values import captured, plain_attribute, shape_of
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -57,7 +60,14 @@ def steps(source: Source, world: int) -> list[Step]:
 def _found_rule(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) -> bool:
     if (node.domain, node.op_type) in functions or (view.domain, view.op_type) not in RULES:
         return False
-    return not any(attribute.is_ref() for attribute in node.attributes.values()) and not captured(node)
+    if any(attribute.is_ref() for attribute in node.attributes.values()) or captured(node):
+        return False
+    try:
+        RULES[view.domain, view.op_type](view)
+    except Exception as error:  # a node that is not what its operator demands: whole is always right
+        logger.warning("%s %r stays whole: %s.", node.op_type, node.name, error)
+        return False
+    return True
 
 
 def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:

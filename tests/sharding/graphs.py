@@ -1,0 +1,52 @@
+"""Small ONNX graphs for tests of slicing, from text: https://onnx.ai/onnx/intro/python.html#text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+Array = np.ndarray[Any, Any]
+
+
+def array(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def save(
+    path: Path, text: str, weights: dict[str, Array], *, opset: int = 18, external: bool = False
+) -> Path:
+    """Saves the model whose graph is ``text`` with these initializers; the model is checked first."""
+    header = "" if text.lstrip().startswith("<") else f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
+    model = onnx.parser.parse_model(header + text)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    onnx.checker.check_model(model)
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=external,
+        location=path.name + ".data",
+        size_threshold=0,
+    )
+    return path
+
+
+MLP = """
+mlp (float[batch, 16] x) => (float[batch, 8] y) {
+  a = MatMul(x, w1)
+  b = Add(a, b1)
+  c = Relu(b)
+  d = MatMul(c, w2)
+  y = Add(d, b2)
+}
+"""
+
+
+def mlp_weights(inner: int = 32) -> dict[str, Array]:
+    return {"w1": array(16, inner), "b1": array(inner), "w2": array(inner, 8), "b2": array(8)}
+
+
+def mlp(path: Path, *, inner: int = 32, external: bool = False) -> Path:
+    """Two products with a Relu between: 16 to ``inner`` to 8."""
+    return save(path, MLP, mlp_weights(inner), external=external)

@@ -1,0 +1,272 @@
+"""Reading model files: what is no ONNX model, or has external data out of place, is refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharding
+from sharding.errors import ModelError, ShardrunError, SliceError
+from sharding.protobuf import without_weights
+from sharding.read import read_model
+from sharding.values import shape_of
+from tests.sharding import graphs
+
+
+def test_a_missing_file_a_folder_and_an_empty_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no\.onnx does not exist"):
+        read_model(tmp_path / "no.onnx")
+    with pytest.raises(ModelError, match="is a folder; expected an ONNX file"):
+        read_model(tmp_path)
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(ModelError, match=r"empty\.onnx is empty"):
+        read_model(tmp_path / "empty.onnx")
+
+
+@pytest.mark.parametrize(
+    "text", [b"PK\x03\x04" + bytes(100), b"hello world\n", b"\x89PNG\r\n\x1a\n", bytes(64)]
+)
+def test_another_format_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(text)
+    with pytest.raises(ModelError, match=r"model\.onnx is not an ONNX"):
+        read_model(path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = graphs.mlp(tmp_path / "whole.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    for length in range(1, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelError, match=r"cut\.onnx"):
+            read_model(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_flipped_bytes_give_a_plan_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "flipped"
+    folder.mkdir(exist_ok=True)
+    content = bytearray(graphs.mlp(folder / "whole.onnx").read_bytes())
+    # Only the structure is interesting: the weights' own bytes are the last part of the file.
+    for position in data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=4)):
+        content[position] = data.draw(st.integers(0, 255))
+    (folder / "flipped.onnx").write_bytes(content)
+    try:
+        sharding.plan_model(folder / "flipped.onnx", 2)
+    except ShardrunError as error:
+        assert str(folder / "flipped.onnx") in str(error)
+
+
+def test_large_weights_are_left_in_the_file(tmp_path: Path) -> None:
+    path = graphs.save(
+        tmp_path / "model.onnx",
+        "g (float[n, 64] x) => (float[n, 64] y) { y = MatMul(x, w) }",
+        {"w": graphs.array(64, 64)},
+    )
+    stripped = without_weights(memoryview(path.read_bytes()))
+    assert len(stripped) < 400
+    weight = read_model(path).weights["w"]
+    assert weight.extent is not None
+    np.testing.assert_array_equal(weight.array(), graphs.array(64, 64))
+
+
+def _with_location(tmp_path: Path, **changes: object) -> Path:
+    path = graphs.mlp(tmp_path / "model.onnx", external=True)
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(item for item in model.graph.initializer if item.name == "w1")
+    for entry in tensor.external_data:
+        if entry.key in changes:
+            entry.value = str(changes[entry.key])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_external_data_is_found_beside_the_model(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", external=True)
+    weight = read_model(path).weights["w1"]
+    assert weight.extent is not None and weight.extent.path == tmp_path / "model.onnx.data"
+    np.testing.assert_array_equal(weight.array(), graphs.mlp_weights()["w1"])
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../outside.data", "sub/../../outside.data", ""])
+def test_a_location_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    with pytest.raises(ModelError, match=r"weight 'w1' lies in .*, which is not a path inside"):
+        read_model(_with_location(tmp_path, location=location))
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    path = graphs.mlp(inside / "model.onnx", external=True)
+    (inside / "model.onnx.data").rename(tmp_path / "outside.data")
+    (inside / "model.onnx.data").symlink_to(tmp_path / "outside.data")
+    with pytest.raises(ModelError, match="a link that leads out of"):
+        read_model(path)
+
+
+def test_external_data_that_is_missing_or_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"gone\.data, which cannot be read"):
+        read_model(_with_location(tmp_path, location="gone.data"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelError, match="which is not a file"):
+        read_model(_with_location(tmp_path, location="folder"))
+
+
+def test_offsets_and_lengths_beyond_the_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="it is truncated"):
+        read_model(_with_location(tmp_path, offset=1 << 40))
+    with pytest.raises(ModelError, match="needs 2048 bytes for its type and shape, but its length is 5"):
+        read_model(_with_location(tmp_path, length=5))
+    with pytest.raises(ModelError):
+        read_model(_with_location(tmp_path, offset="many"))
+    path = graphs.mlp(tmp_path / "model.onnx", external=True)
+    os.truncate(tmp_path / "model.onnx.data", 1000)
+    with pytest.raises(ModelError, match="which has 1000: it is truncated"):
+        read_model(path)
+
+
+def test_a_value_that_nothing_produces_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    model.graph.node[1].input[1] = "ghost"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"reads 'ghost', which nothing produces"):
+        read_model(tmp_path / "model.onnx")
+
+
+def test_a_cycle_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    model.graph.node[0].input[0] = "c"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="not a valid ONNX model"):
+        read_model(tmp_path / "model.onnx")
+
+
+def test_nodes_in_any_order_are_sorted(tmp_path: Path) -> None:
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "model.onnx")
+    order = [node.op_type for node in read_model(tmp_path / "model.onnx").model.graph]
+    assert order == ["MatMul", "Add", "Relu", "MatMul", "Add"]
+
+
+@pytest.mark.parametrize("opset", [12, 18])
+def test_shape_arithmetic_with_symbols_gives_the_reshape_its_axes(tmp_path: Path, opset: int) -> None:
+    axes = (
+        "a1 = Unsqueeze(b, zero) \n c = Concat<axis = 0>(a1, inner)"
+        if opset > 12
+        else ("a1 = Unsqueeze<axes = [0]>(b) \n c = Concat<axis = 0>(a1, inner)")
+    )
+    weights = {"inner": np.asarray([-1, 4, 6]), "w": graphs.array(24, 24)}
+    weights |= {"zero": np.asarray([0])} if opset > 12 else {}
+    path = graphs.save(
+        tmp_path / "model.onnx",
+        f"""g (float[batch, sequence, 24] x) => (float[p, q, r, s] y) {{
+          shape = Shape(x)
+          index = Constant<value = int64 {{0}}>()
+          b = Gather<axis = 0>(shape, index)
+          {axes}
+          m = MatMul(x, w)
+          r = Reshape(m, c)
+          y = Relu(r)
+        }}""",
+        weights,
+        opset=opset,
+    )
+    source = read_model(path)
+    reshape = next(node for node in source.model.graph if node.op_type == "Reshape")
+    shape = shape_of(reshape.outputs[0])
+    assert shape is not None and (shape[0], shape[2:]) == ("batch", (4, 6))
+
+
+def test_constant_chains_are_folded_whatever_the_batch(tmp_path: Path) -> None:
+    path = graphs.save(
+        tmp_path / "model.onnx",
+        """g (float[batch, 6, 4] x) => (float[batch, t, u] y) {
+          shape = Shape(x)
+          two = Constant<value = int64[1] {2}>()
+          length = Gather<axis = 0>(shape, two)
+          doubled = Mul(length, two)
+          minus = Constant<value_ints = [-1]>()
+          zero = Constant<value_ints = [0]>()
+          target = Concat<axis = 0>(zero, doubled, minus)
+          y = Reshape(x, target)
+        }""",
+        {},
+    )
+    source = read_model(path)
+    assert [node.op_type for node in source.model.graph] == ["Reshape"]
+    target = source.model.graph.node(0).inputs[1]
+    assert target is not None and target.const_value is not None
+    np.testing.assert_array_equal(target.const_value.numpy(), [0, 8, -1])
+
+
+def test_an_oversized_constant_is_not_folded(tmp_path: Path) -> None:
+    path = graphs.save(
+        tmp_path / "model.onnx",
+        """g (float[1] x) => (float[n] y) {
+          size = Constant<value = int64[1] {9000000000000}>()
+          zeros = ConstantOfShape(size)
+          y = Mul(x, zeros)
+        }""",
+        {},
+    )
+    assert "ConstantOfShape" in [node.op_type for node in read_model(path).model.graph]
+
+
+def test_initializers_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    model.ir_version = 3
+    for item in model.graph.initializer:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    onnx.save(model, path)
+    assert [value.name for value in read_model(path).model.graph.inputs] == ["x"]
+    manifest = sharding.slice_model(path, 2, tmp_path / "out")
+    assert [item.name for item in manifest.inputs] == ["x"]
+    assert onnx.load(tmp_path / "out/rank_0.onnx").ir_version >= 4
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.0, "2", True, None, 10**9])
+def test_an_impossible_number_of_ranks_is_refused(tmp_path: Path, ranks: object) -> None:
+    with pytest.raises(SliceError, match="must be a whole number from 1 to"):
+        sharding.plan_model(graphs.mlp(tmp_path / "model.onnx"), ranks)  # type: ignore[arg-type]
+
+
+def test_planning_a_model_beyond_two_gigabytes_of_weights_needs_little_memory(tmp_path: Path) -> None:
+    """2.25 GB of weights, sparse on disk: planned by their references, in a process of bounded memory."""
+    axes = (24576, 24576)
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    graph = onnx.parser.parse_graph("g (float[n, 24576] x) => (float[n, 24576] y) { y = MatMul(x, big) }")
+    weight = onnx.TensorProto(name="big", data_type=onnx.TensorProto.FLOAT, dims=axes)
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="big.data")
+    graph.initializer.append(weight)
+    model.graph.CopyFrom(graph)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with (tmp_path / "big.data").open("wb") as file:
+        file.truncate(axes[0] * axes[1] * 4)
+    code = (
+        "import resource, sys, sharding; plan = sharding.plan_model(sys.argv[1], 2); "
+        "print(plan.rank_weight_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.onnx")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    held, kilobytes = map(int, done.stdout.split())
+    assert held == axes[0] * axes[1] * 2
+    assert kilobytes < 500_000
