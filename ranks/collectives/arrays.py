@@ -101,8 +101,8 @@ def sum_into(out: Array, parts: Sequence[Array]) -> None:
     ``out`` may be one of the parts only where there are two, or where it is the first.
     """
     if len(parts) > 2 and out.dtype.name in _NARROW:
-        total = np.add(parts[0], parts[1], dtype=np.float32)
-        for part in parts[2:]:
+        total = parts[0].astype(np.float32)
+        for part in parts[1:]:
             np.add(total, part, out=total, dtype=np.float32)
         out[...] = total
         return

@@ -89,7 +89,9 @@ class Area:
         return rank * LINE
 
     def mail_line(self, sender: int, receiver: int) -> int:
-        """Index in `words` of a pair's line, which the sender writes; the receiver writes the next one."""
+        """Index in `words` of a pair's line, which the sender writes: pieces sent, and for each half of the
+        mail what lies there. The receiver writes the next line: pieces taken.
+        """
         return (self.size + (sender * self.size + receiver) * 2) * LINE
 
     def slot(self, rank: int, half: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

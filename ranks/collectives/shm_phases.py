@@ -72,16 +72,15 @@ class Phases:
             self.stop(str(error))
             raise
 
-    def wait_mail(self, peer: int, word: int, value: int, what: What) -> int:
-        """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``; returns it."""
+    def wait_mail(self, peer: int, word: int, value: int, what: What) -> None:
+        """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``."""
         try:
-            found = self._waiter.mail(peer, word, value, self.timeout, what)
+            self._waiter.mail(peer, word, value, self.timeout, what)
         except CollectiveError as error:
             self.stop(str(error))
             raise
         if self.order is not None:
             self.order()
-        return found
 
     def publish_mail(self, word: int, value: int) -> None:
         """Sets a counter that one peer waits for."""

@@ -89,9 +89,9 @@ class Waiter:
         if found // STEP == value // STEP and found != value:
             self._disagree(peer, found, what)
 
-    def mail(self, peer: int, word: int, value: int, timeout: float, what: Callable[[], str]) -> int:
-        """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``; returns it."""
-        return self._until(word, value, timeout, what, peer)
+    def mail(self, peer: int, word: int, value: int, timeout: float, what: Callable[[], str]) -> None:
+        """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``."""
+        self._until(word, value, timeout, what, peer)
 
     def _until(self, word: int, value: int, timeout: float, what: Callable[[], str], only: int | None) -> int:
         words = self._words

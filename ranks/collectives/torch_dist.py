@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -63,19 +64,27 @@ class Membership:
             self.close()
             raise
 
-    def gone(self) -> list[int]:
-        """Ranks that are known to have ended."""
-        return self._rendezvous.gone() if self._rendezvous is not None else []
+    def gone(self, patience: float = 0.0) -> list[int]:
+        """Ranks that are known to have ended; waits up to ``patience`` seconds for one."""
+        if self._rendezvous is None:
+            return []
+        deadline = time.monotonic() + patience
+        while not (found := self._rendezvous.gone()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return found
 
     def close(self) -> None:
         """Leaves the group, which the others notice. Safe to call twice."""
-        if not self._open:
-            return
-        self._open = False
-        with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
-            self.dist.destroy_process_group(None if self._whole else self.group)
+        self.disband()
         if self._rendezvous is not None:
             self._rendezvous.close()
+
+    def disband(self) -> None:
+        """Closes the connections, which ends what others wait for; this process still counts as alive."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
+                self.dist.destroy_process_group(None if self._whole else self.group)
 
     def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Any:
         """Rank 0 listens on a free port of this host and tells the others which."""
@@ -137,9 +146,12 @@ class GlooCommunicator(HostCommunicator):
         try:
             getattr(self._dist, name)(*tensors, group=self._group, **options)
         except RuntimeError as error:
-            gone = self._membership.gone() or ([1 - self.rank] if self.size == 2 else [])
-            # Closing our connections tells ranks that wait for us and not for the one that was lost.
-            self._membership.close()
+            # The kernel closes a dead rank's connections one by one, so that this may come a little later.
+            gone = self._membership.gone(0.0 if "imed out" in str(error) else 0.2) or (
+                [1 - self.rank] if self.size == 2 else []
+            )
+            # Tells ranks that wait for us and not for the one that was lost.
+            self._membership.disband()
             self._fail(translate(error, what(), self.rank, self.timeout, gone[0] if gone else peer))
 
 

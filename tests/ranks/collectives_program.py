@@ -1,0 +1,418 @@
+"""What one rank does in the tests of collectives: `collectives_program.py FOLDER SCENARIO OPTIONS`.
+
+Every rank makes the data of all ranks from the same seeds, so it knows what must come out. Reports are lines
+of JSON in the folder; an uncaught error is a failed test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ranks import group
+from ranks.collectives.base import Communicator
+from ranks.errors import CollectiveError, PeerLostError, ShardrunError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLOATS = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-15, "complex64": 1e-6}
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+UNSUMMED = ["bool", "float8_e4m3fn"]
+KINDS = [*FLOATS, *INTEGERS, *UNSUMMED]
+SIZES = [0, 1, 3, 17, 768, 6144, 8192, 32768, 33001, 98304, 262145, 700_001]
+
+
+def kind(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def data(seed: int, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """What ``rank`` contributes to the case ``seed``."""
+    rng = np.random.default_rng([seed, rank])
+    count = int(np.prod(shape))
+    drawn = min(count, 70_001)  # large ones repeat it: drawing numbers takes longer than sending them
+    if dtype.kind == "b":
+        values = rng.integers(0, 2, drawn).astype(dtype)
+    elif dtype.name in FLOATS:
+        values = rng.standard_normal(drawn) + (1j * rng.standard_normal(drawn) if dtype.kind == "c" else 0)
+        values = values.astype(dtype)
+    else:
+        values = rng.integers(0, 256, drawn * dtype.itemsize, np.uint8).view(dtype)
+    return np.resize(values, count).reshape(shape)
+
+
+class Suite:
+    """All operations against numpy."""
+
+    def __init__(self, world: Communicator) -> None:
+        self.world = world
+        self.seed = 0
+        self.done: dict[str, int] = {}
+
+    def all_of(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
+        self.seed += 1
+        return [data(self.seed, rank, shape, dtype) for rank in range(self.world.size)]
+
+    def place(self, values: Array, where: str) -> Array:
+        """The same values in ordinary memory, in the backend's own, or off any alignment."""
+        if where == "allocated":
+            buffer = self.world.allocate(values.shape, values.dtype)
+        elif where == "odd":
+            start = values.itemsize
+            buffer = (
+                np.empty(values.nbytes + start, np.uint8)[start:].view(values.dtype).reshape(values.shape)
+            )
+        else:
+            buffer = np.empty(values.shape, values.dtype)
+        buffer[...] = values
+        return buffer
+
+    def sum(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str = "ordinary") -> None:
+        parts = self.all_of(shape, dtype)
+        buffer = self.place(parts[self.world.rank], where)
+        self.world.all_reduce(buffer)
+        self.check_sum(buffer, parts)
+
+    def check_sum(self, buffer: Array, parts: list[Array]) -> None:
+        dtype = buffer.dtype
+        case = f"all_reduce of {dtype}{buffer.shape} over {len(parts)} ranks"
+        if dtype.name in FLOATS:
+            wide = {"c": np.complex128, "f": np.longdouble if dtype == np.float64 else np.float64}.get(
+                dtype.kind, np.float64
+            )
+            wanted = sum(part.astype(wide) for part in parts)
+            scale = sum(np.abs(part.astype(wide)) for part in parts)
+            assert np.all(np.abs(buffer.astype(wide) - wanted) <= FLOATS[dtype.name] * scale + 1e-30), case
+        else:
+            wanted = parts[0].copy()
+            for part in parts[1:]:
+                wanted += part
+            assert np.array_equal(buffer, wanted), case
+        self.same_bits(buffer, case)
+        self.count("sum")
+
+    def same_bits(self, buffer: Array, case: str) -> None:
+        mine = np.array([zlib.crc32(buffer.reshape(-1).view(np.uint8).data)], np.uint32)
+        every = np.empty(self.world.size, np.uint32)
+        self.world.all_gather(mine, every)
+        assert len(set(every.tolist())) == 1, f"{case}: not the same bits on every rank"
+
+    def gather(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int, where: str = "ordinary"
+    ) -> None:
+        parts = self.all_of(shape, dtype)
+        wanted = np.concatenate(parts, axis)
+        out = self.place(np.zeros_like(wanted), where)
+        self.world.all_gather(self.place(parts[self.world.rank], where), out, axis)
+        assert same(out, wanted), f"all_gather of {dtype}{shape} along {axis}"
+        self.count("gather")
+
+    def exchange(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str = "ordinary") -> None:
+        size, rank = self.world.size, self.world.rank
+        shape = (shape[0] * size, *shape[1:])
+        parts = self.all_of(shape, dtype)
+        out = self.place(np.zeros(shape, dtype), where)
+        self.world.all_to_all(self.place(parts[rank], where), out)
+        wanted = np.concatenate([np.split(part, size)[rank] for part in parts])
+        assert same(out, wanted), f"all_to_all of {dtype}{shape}"
+        self.count("exchange")
+
+    def spread(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], root: int, where: str = "ordinary"
+    ) -> None:
+        parts = self.all_of(shape, dtype)
+        buffer = self.place(parts[self.world.rank], where)
+        if root == self.world.rank:
+            buffer.setflags(write=False)  # the root's is only read
+        self.world.broadcast(buffer, root)
+        assert same(buffer, parts[root]), f"broadcast of {dtype}{shape} from {root}"
+        self.count("spread")
+
+    def pass_on(self, shape: tuple[int, ...], dtype: np.dtype[Any], step: int) -> None:
+        """Round a ring, rank 0 first; then between one pair only."""
+        size, rank = self.world.size, self.world.rank
+        parts = self.all_of(shape, dtype)
+        there, back = (rank + step) % size, (rank - step) % size
+        if there == rank:
+            return
+        got = np.zeros(shape, dtype)
+        mine = self.place(parts[rank], "ordinary")
+        mine.setflags(write=False)
+        # Ranks of one ring: those that come first in it send first, the others receive first.
+        if rank < there:
+            self.world.send(mine, there)
+            self.world.recv(got, back)
+        else:
+            self.world.recv(got, back)
+            self.world.send(mine, there)
+        assert same(got, parts[back]), f"send/recv of {dtype}{shape} by {step}"
+        self.count("pass_on")
+
+    def count(self, what: str) -> None:
+        self.done[what] = self.done.get(what, 0) + 1
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def suite(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
+    """Every operation, type and kind of shape; then random sequences; then the largest message.
+
+    ``light``: fewer sizes and placements, for backends that have no other ways for them.
+    """
+    tests = Suite(world)
+    places = ["ordinary"] if light else ["ordinary", "allocated", "odd"]
+    size = world.size
+    for name in [*FLOATS, *INTEGERS]:
+        for where in places:
+            for count in (0, 768, 40_000):
+                tests.sum((count,), kind(name), where)
+    for count in SIZES:
+        for where in places:
+            tests.sum((count,), kind("float32"), where)
+    for shape in [(), (1, 1, 1), (3, 0, 2), (7, 11, 13), (64, 3000)]:
+        tests.sum(shape, kind("float32"))
+        tests.sum(shape, kind("bfloat16"), "allocated")
+    reused = np.empty((300, 200), np.float32)
+    for _ in range(20):  # the same buffer again and again, as segments use it
+        parts = tests.all_of(reused.shape, reused.dtype)
+        reused[...] = parts[world.rank]
+        world.all_reduce(reused)
+        tests.check_sum(reused, parts)
+    special = np.array(
+        [np.nan, np.inf, -np.inf, -0.0, 1e38, np.nan][world.rank :] + [1.0] * world.rank, np.float32
+    )
+    special.view(np.uint32)[0] |= world.rank  # another NaN on each rank
+    with np.errstate(all="ignore"):
+        world.all_reduce(special)
+    tests.same_bits(special, "all_reduce of NaN and infinities")
+    for name in KINDS:
+        tests.gather((2, 3, 4), kind(name), 1)
+        tests.exchange((3, 5), kind(name))
+        tests.spread((4, 5), kind(name), size - 1)
+        tests.pass_on((6, 7), kind(name), 1)
+    for shape in [(1,), (5, 1), (2, 3, 4, 5), (0, 3), (3, 0), (2, 300_000), (1500, 700), (1, 700_000, 1)]:
+        for axis in range(-len(shape), len(shape)):
+            tests.gather(shape, kind("float32"), axis, ("ordinary", "allocated")[axis % 2])
+    for shape in [(0,), (1,), (1, 0), (70_000,), (400_001,), (3, 70_000)]:
+        for where in places[:2]:
+            tests.exchange(shape, kind("float32"), where)
+            for root in range(size):
+                tests.spread(shape, kind("float32"), root, where)
+        for step in range(1, size):
+            tests.pass_on(shape, kind("float32"), step)
+    random_sequence(tests, 50 if light else 150)
+    if size > 1:
+        refusals(world)
+    tests.sum((largest // 4,), kind("float32"), "allocated")
+    tests.sum((largest // 4,), kind("float32"))
+    tests.gather((2, largest // 8 // size), kind("float32"), 1)
+    world.barrier()
+    return tests.done
+
+
+def random_sequence(tests: Suite, count: int) -> None:
+    """Operations in random order, so that what one leaves behind meets every other; ranks come at random."""
+    shared = np.random.default_rng(11)
+    own = np.random.default_rng(tests.world.rank)
+    for _ in range(count):
+        dtype = kind(str(shared.choice([*FLOATS, *INTEGERS])))
+        shape = (int(shared.choice(SIZES)),)
+        where = str(shared.choice(["ordinary", "allocated", "odd"]))
+        which = int(shared.integers(6))
+        root = int(shared.integers(tests.world.size))
+        if own.integers(8) == 0:
+            time.sleep(float(own.uniform(0, 3e-3)))
+        if which == 0:
+            tests.sum(shape, dtype, where)
+        elif which == 1:
+            tests.gather(shape, dtype, 0, where)
+        elif which == 2:
+            tests.exchange((shape[0] // 4,), dtype, where)
+        elif which == 3:
+            tests.spread(shape, dtype, root, where)
+        elif which == 4:
+            tests.pass_on(shape, dtype, 1)
+        else:
+            tests.world.barrier()
+
+
+def refusals(world: Communicator) -> None:
+    """Wrong arguments are refused on the rank that gives them, and leave the group usable."""
+    size, f4 = world.size, np.float32
+    read_only = np.ones(3, f4)
+    read_only.setflags(write=False)
+    calls: list[Callable[[], None]] = [
+        lambda: world.all_reduce([1.0]),
+        lambda: world.all_reduce(np.array(["a"])),
+        lambda: world.all_reduce(np.array([object()])),
+        lambda: world.all_reduce(np.ones(3, ">f4")),
+        lambda: world.all_reduce(np.ones((4, 4), f4).T[1:]),
+        lambda: world.all_reduce(np.ones(8, f4)[::2]),
+        lambda: world.all_reduce(read_only),
+        lambda: world.all_reduce(np.ones(3, bool)),
+        lambda: world.all_gather(np.ones((2, 3), f4), np.ones((2 * size, 3), f4), 1),
+        lambda: world.all_gather(np.ones((2, 3), f4), np.ones((2 * size, 3), "f8"), 0),
+        lambda: world.all_gather(np.ones((2, 3), f4), np.ones((2 * size, 3), f4), 2),
+        lambda: world.all_gather(np.array(1.0, f4), np.ones(size, f4), 0),
+        lambda: world.all_to_all(np.ones(size + 1, f4), np.ones(size + 1, f4)),
+        lambda: world.all_to_all(np.ones(size, f4), np.ones(size, "i4")),
+        lambda: world.all_to_all(read_only, read_only),
+        lambda: world.broadcast(np.ones(3, f4), size),
+        lambda: world.broadcast(np.ones(3, f4), -1),
+        lambda: world.send(np.ones(3, f4), world.rank),
+        lambda: world.send(np.ones(3, f4), size),
+        lambda: world.recv(read_only, (world.rank + 1) % size),
+    ]
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except CollectiveError as error:
+            assert str(error).endswith("."), error
+            continue
+        raise AssertionError(f"refusal {number} did not come")
+
+
+def late(world: Communicator, who: list[int], operation: str) -> dict[str, Any]:
+    """The ranks in ``who`` do not come in time."""
+    world.barrier()
+    if world.rank in who:
+        time.sleep(2 * world.timeout)
+        return {}
+    return attempt(world, operation)
+
+
+def killed(world: Communicator, who: int, operation: str, after: float) -> dict[str, Any]:
+    """One rank is killed; it may be in the middle of an operation."""
+    world.barrier()
+    if world.rank == who:
+        if after:
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return attempt(world, operation)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(world, operation)
+
+
+def leaving(world: Communicator) -> dict[str, Any]:
+    """One rank leaves in order, which others that need it must learn, and others that do not need not."""
+    world.barrier()
+    if world.rank == world.size - 1:
+        group.leave()
+        with contextlib.suppress(CollectiveError):
+            world.barrier()
+            raise AssertionError("a closed group can be used")
+        time.sleep(0.5)
+        return {}
+    return attempt(world, "barrier")
+
+
+def disagreeing(world: Communicator, how: str) -> dict[str, Any]:
+    """Rank 0 makes another call than the others."""
+    world.barrier()
+    odd = world.rank == 0
+    try:
+        if how == "shape":
+            world.all_reduce(np.ones(3 if odd else 5, np.float32))
+        elif how == "type":
+            world.all_reduce(np.ones(4, np.int32 if odd else np.float32))
+        elif how == "operation":
+            world.barrier() if odd else world.all_reduce(np.ones(4, np.float32))
+        elif how == "root":
+            world.broadcast(np.ones(4, np.float32), 0 if odd else 1)
+        elif odd:
+            world.send(np.ones(4, np.float32), 1)
+            time.sleep(0.5)
+        else:
+            world.recv(np.ones(5, np.float32), 0)
+    except ShardrunError as error:
+        return described(error)
+    return {}
+
+
+def idle(world: Communicator, seconds: float) -> dict[str, Any]:
+    """Rank 0 waits long for the others: how much of a processor does that take?"""
+    world.barrier()
+    if world.rank != 0:
+        time.sleep(seconds)
+    before, start = time.process_time(), time.monotonic()
+    world.barrier()
+    return {"busy": (time.process_time() - before) / max(time.monotonic() - start, 1e-9)}
+
+
+def forked(world: Communicator) -> dict[str, Any]:
+    """A forked child is no rank: it cannot disturb the group, whatever it calls."""
+    child = os.fork()
+    if child == 0:
+        try:
+            world.all_reduce(np.ones(3, np.float32))
+        except CollectiveError as error:
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    _, status = os.waitpid(child, 0)
+    total = np.ones(1000, np.float32)
+    world.all_reduce(total)
+    return {"child": os.waitstatus_to_exitcode(status), "sum": float(total[0])}
+
+
+def attempt(world: Communicator, operation: str) -> dict[str, Any]:
+    """The error that the operation ends with, made again and again; and that the group says so afterwards."""
+    count = 16 << 20 if operation == "large" else 100
+    buffer = world.allocate((count,), np.dtype(np.float32))
+    buffer[...] = 0
+    start = time.monotonic()
+    try:
+        while True:
+            if operation == "barrier":
+                world.barrier()
+            elif operation == "broadcast":
+                world.broadcast(buffer, world.size - 1)
+            elif operation == "recv":
+                world.recv(buffer, world.size - 1)
+            else:
+                world.all_reduce(buffer)
+    except ShardrunError as error:
+        report = {**described(error), "seconds": time.monotonic() - start}
+    for again in (world.barrier, lambda: world.all_reduce(buffer)):
+        try:
+            again()
+        except CollectiveError as error:
+            report["afterwards"] = str(error)
+    return report
+
+
+def described(error: ShardrunError) -> dict[str, Any]:
+    peer = error.peer if isinstance(error, PeerLostError) else None
+    return {"error": type(error).__name__, "message": str(error), "peer": peer}
+
+
+def main() -> None:
+    folder, scenario, options = sys.argv[1:]
+    try:
+        world = group.join()
+    except ShardrunError as error:
+        rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+        Path(folder, f"report{rank}.jsonl").write_text(json.dumps(described(error)) + "\n")
+        return
+    maps = Path("/proc/self/maps").read_text()
+    first = {"name": world.name, "rank": world.rank, "size": world.size, "files": "/dev/shm" in maps}
+    with Path(folder, f"report{world.rank}.jsonl").open("w") as report:
+        print(json.dumps(first), file=report, flush=True)
+        result = globals()[scenario](world, **json.loads(options))
+        print(json.dumps({**result, "finished": True}), file=report, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Every backend that the machine has, 1 to 4 ranks, every operation and type, against numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import collectives
+from ranks.collectives import choose
+from ranks.errors import CollectiveError, DeviceError
+from ranks.identity import Identity
+from tests.ranks import worlds
+
+MIB = 1 << 20
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_MPI = worlds.mpirun() is not None and importlib.util.find_spec("mpi4py") is not None
+
+
+def need(backend: str) -> None:
+    """Skips where the machine lacks a backend."""
+    if backend == "gloo" and not HAS_TORCH:
+        pytest.skip("torch is not installed")
+    if backend == "mpi" and not HAS_MPI:
+        pytest.skip("there is no mpirun or no mpi4py")
+
+
+def launcher(backend: str) -> str:
+    return "mpirun" if backend == "mpi" else "shell"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("backend", ["shm", "mpi", "gloo"])
+def test_suite(backend: str, size: int) -> None:
+    if size == 1 and backend != "shm":
+        pytest.skip("a world of one rank is the same whatever the backend")
+    need(backend)
+    light = backend != "shm" and size > 2
+    options = {"light": light, "largest": (16 if light else 64) * MIB}
+    world = worlds.run(backend, size, "suite", launcher=launcher(backend), **options)
+    assert world.status in {None, 0}, world.ranks[0].errors
+    operations = {"sum", "gather", "exchange", "spread"} | ({"pass_on"} if size > 1 else set())
+    for rank, ended in enumerate(world.ranks):
+        assert ended.status in {None, 0} and ended.reports.get("finished"), ended.errors
+        assert (ended.reports["rank"], ended.reports["size"]) == (rank, size)
+        assert ended.reports["name"] == ("single" if size == 1 else backend)
+        assert all(ended.reports[operation] > 20 for operation in operations), ended.reports
+        if backend == "shm":
+            assert not ended.reports["files"], "shared memory has a name"
+
+
+def test_mpirun_alone_needs_no_mpi_on_one_host() -> None:
+    need("mpi")
+    world = worlds.run("auto", 2, "forked", launcher="mpirun")
+    for ended in world.ranks:
+        assert (ended.reports["name"], ended.reports["sum"], ended.reports["child"]) == ("shm", 2.0, 7), (
+            ended.errors
+        )
+    assert world.status == 0
+
+
+def identity(local_size: int | None, source: str) -> Identity:
+    return Identity(0, 4, 0, local_size, source=source)
+
+
+@pytest.mark.parametrize(
+    ("who", "device", "chosen"),
+    [
+        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "shm"),
+        (identity(4, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "shm"),
+        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "mpi"),
+        (identity(2, "PMI_RANK and PMI_SIZE"), "cpu", "mpi"),
+        (identity(2, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "gloo"),
+        (identity(None, "RANK_ID and RANK_SIZE"), "cpu", "gloo"),
+        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cuda", "nccl"),
+        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cuda", "nccl"),
+        (identity(4, "rank table"), "npu", "hccl"),
+    ],
+)
+def test_automatic_choice(who: Identity, device: str, chosen: str) -> None:
+    assert choose(who, device) == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "rdma"}, "no collectives named 'rdma'; the names are auto, shm, mpi"),
+        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"name": "shm", "device": "cuda"}, "shm collectives work on buffers of device cpu"),
+        ({"name": "nccl"}, "nccl collectives work on buffers of device cuda"),
+    ],
+)
+def test_impossible_choices(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CollectiveError, match=words):
+        collectives.connect(identity(4, "test"), timeout=1.0, **options)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
+def test_impossible_time_outs(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", text)
+    with pytest.raises(CollectiveError, match=f"SHARDRUN_TIMEOUT must be .* but is '{text}'"):
+        collectives.default_timeout()
+
+
+@pytest.mark.parametrize(("backend", "device"), [("nccl", "cuda"), ("hccl", "npu")])
+def test_devices_that_are_not_there(backend: str, device: str) -> None:
+    if not HAS_TORCH:
+        pytest.skip("torch is not installed")
+    import torch
+
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    if device == "npu" and importlib.util.find_spec("torch_npu") is not None:
+        pytest.skip("this machine has torch_npu")
+    with pytest.raises(DeviceError, match=rf"(?i){backend}"):
+        collectives.connect(identity(4, "test"), backend, timeout=1.0, device=device)
+
+
+def test_mpi_of_another_launcher_is_noticed() -> None:
+    """The wrong launcher for an MPI library starts worlds of one rank, which all end well and are wrong."""
+    need("mpi")
+    world = worlds.run("mpi", 2, "late")  # by a shell, of which MPI knows nothing
+    for ended in world.ranks:
+        assert ended.reports["error"] == "CollectiveError", ended.errors
+        assert "made a world of 1" in ended.reports["message"]
+        assert "say that 2 ranks were started" in ended.reports["message"]
+
+
+def test_a_single_rank_has_no_peers() -> None:
+    world = collectives.connect(Identity(), timeout=1.0)
+    buffer = world.allocate((3,), np.dtype(np.float32))
+    for call in (
+        lambda: world.send(buffer, 0),
+        lambda: world.recv(buffer, 1),
+        lambda: world.broadcast(buffer, 1),
+    ):
+        with pytest.raises(CollectiveError, match="world of one rank"):
+            call()

@@ -1,0 +1,115 @@
+"""Starts worlds of ranks as a person or a launcher does, and collects how each rank ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("collectives_program.py")
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 120  # seconds for a whole world
+
+
+def mpirun() -> str | None:
+    """The mpirun beside this Python, or of the machine."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+@dataclass
+class Ended:
+    """How one rank ended: its exit status (None under mpirun, which has one for all) and what it reported."""
+
+    status: int | None
+    reports: dict[str, Any]
+    errors: str
+
+
+@dataclass
+class World:
+    """The ranks' ends, and mpirun's status where it started them."""
+
+    ranks: list[Ended]
+    status: int | None
+
+
+def run(
+    backend: str, size: int, scenario: str, *, launcher: str = "shell", timeout: float = 60, **options: Any
+) -> World:
+    """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SHARDRUN_COLLECTIVES": backend,
+            "SHARDRUN_TIMEOUT": str(timeout),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        command = [sys.executable, str(PROGRAM), folder, scenario, json.dumps(options)]
+        if launcher == "mpirun":
+            found = mpirun()
+            assert found is not None
+            as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            flags = ["-n", str(size), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+            statuses = _finish([_start([found, *flags, *command], {**base, **as_root}, folder, "mpirun")])
+        else:
+            job = secrets.token_hex(16)
+            started = []
+            for rank in range(size):
+                who = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "SHARDRUN_JOB": job}
+                environ = {**base, **{name: str(value) for name, value in who.items()}}
+                started.append(_start(command, environ, folder, f"rank{rank}"))
+            statuses = _finish(started)
+        ranks = [
+            Ended(
+                statuses[rank] if launcher == "shell" else None,
+                _reports(Path(folder, f"report{rank}.jsonl")),
+                _text(Path(folder, "mpirun.err" if launcher == "mpirun" else f"rank{rank}.err")),
+            )
+            for rank in range(size)
+        ]
+        return World(ranks, statuses[0] if launcher == "mpirun" else None)
+
+
+def _start(command: list[str], environ: dict[str, str], folder: str, name: str) -> subprocess.Popen[bytes]:
+    with Path(folder, f"{name}.err").open("wb") as errors:
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdout=errors,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def _finish(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    try:
+        return [process.wait(TIMEOUT) for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _reports(path: Path) -> dict[str, Any]:
+    reports: dict[str, Any] = {}
+    for line in _text(path).splitlines():
+        reports.update(json.loads(line))
+    return reports
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
