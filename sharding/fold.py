@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 SMALL_ELEMENTS = 1024
 """Constants up to this many elements are folded and shown to rules: shapes, axes, pads, split sizes."""
+FLOAT_ELEMENTS = 8
+"""Of floating point only scales and the like are folded: a second copy of a weight would be held twice."""
 _RANDOM = {
     "RandomNormal",
     "RandomNormalLike",
@@ -52,6 +54,8 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         logger.debug("%s stays: %s", node.name, error)
         return None
     if not isinstance(result, np.ndarray | np.generic) or np.size(result) > SMALL_ELEMENTS:
+        return None
+    if np.asarray(result).dtype.kind not in "iub" and np.size(result) > FLOAT_ELEMENTS:
         return None
     return ir.tensor(np.asarray(result))
 

@@ -156,3 +156,9 @@ def assert_same(
         for name, value in expected.items():
             error = relative_error(outputs[name], value)
             assert error <= tolerance, f"rank {rank}, output {name}: relative error {error}"
+
+
+def collectives(folder: Path) -> list[str]:
+    """The collectives in rank 0's model, in order."""
+    model = onnx.load(folder / "rank_0.onnx", load_external_data=False)
+    return [node.op_type for node in model.graph.node if node.domain == "com.microsoft"]

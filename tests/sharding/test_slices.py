@@ -1,0 +1,259 @@
+"""Slices against plain ONNX Runtime on the whole model: graphs that test one thing each, and the model zoo."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import sharding
+from sharding.errors import SliceError
+from sharding.manifest import Manifest
+from tests import models
+from tests.sharding import graphs, lockstep
+from tests.sharding.graphs import array
+
+
+def check(folder: Path, text: str, weights: dict[str, graphs.Array], **feeds: graphs.Array) -> Manifest:
+    """Slices the graph for two ranks, compares their outputs with the whole model's; the manifest."""
+    path = graphs.save(folder / "model.onnx", text, weights)
+    manifest = sharding.slice_model(path, 2, folder / "slices")
+    lockstep.assert_same(folder / "slices", path, feeds or {"x": array(3, 16, seed=5)})
+    return manifest
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("external", [False, True])
+def test_mlp(tmp_path: Path, ranks: int, external: bool) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=48, external=external)
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices")
+    for batch in (1, 5):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": array(batch, 16)})
+    if ranks > 1:
+        assert [item.op for item in manifest.collectives] == ["AllReduce"]
+        assert manifest.weights["w1"].placement == "split:1"
+        assert manifest.weights["w2"].placement == "split:0"
+        assert manifest.weights["b2"].placement == "replicated"
+
+
+def test_one_reshard_serves_all_its_users(tmp_path: Path) -> None:
+    text = """g (float[n, 16] x) => (float[n, 12] y, float[n, 12] z) {
+      a = MatMul(x, w)
+      s = Softmax<axis = -1>(a)
+      e = Exp(a)
+      y = Mul(s, e)
+      z = Sub(s, a)
+    }"""
+    manifest = check(tmp_path, text, {"w": array(16, 12)})
+    assert len(manifest.collectives) == 1
+
+
+def test_one_weight_with_two_uses_is_held_once(tmp_path: Path) -> None:
+    """Tied embedding: the table is looked up, and its transpose is the last product."""
+    text = """g (int64[n] ids) => (float[n, 30] y) {
+      e = Gather<axis = 0>(table, ids)
+      h = Relu(e)
+      t = Transpose<perm = [1, 0]>(table)
+      y = MatMul(h, t)
+    }"""
+    manifest = check(tmp_path, text, {"table": array(30, 8)}, ids=np.asarray([3, 29, 0, -1]))
+    assert manifest.weights["table"].placement.startswith("split:")
+    assert manifest.ranks[0].weight_bytes == 30 * 8 * 4 // 2
+
+
+def test_what_does_not_divide_stays_whole_and_is_counted(tmp_path: Path) -> None:
+    text = """g (float[n, 16] x) => (float[n, 7] y) {
+      a = MatMul(x, w1)
+      b = Relu(a)
+      c = MatMul(b, w2)
+      d = Relu(c)
+      y = MatMul(d, w3)
+    }"""
+    weights = {"w1": array(16, 32), "w2": array(32, 7), "w3": array(7, 7)}
+    manifest = check(tmp_path, text, weights)
+    assert manifest.whole == {"MatMul": 1}
+    plan = sharding.plan_model(tmp_path / "model.onnx", 2)
+    assert plan.whole_weights == ("w3",)
+    assert ("whole weights", "w3") in plan.rows()
+    assert plan.to_json()["whole"] == {"MatMul": 1}
+
+
+def test_nothing_to_split_is_an_error_unless_allowed(tmp_path: Path) -> None:
+    path = graphs.save(
+        tmp_path / "model.onnx",
+        "g (float[n, 7] x) => (float[n, 5] y) { y = MatMul(x, w) }",
+        {"w": array(7, 5)},
+    )
+    with pytest.raises(
+        SliceError, match=r"no weight can be split over 2 ranks \(used by MatMul; .*'w', is float32 \[7, 5\]"
+    ):
+        sharding.slice_model(path, 2, tmp_path / "slices")
+    assert not (tmp_path / "slices").exists()
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    assert not manifest.collectives and manifest.whole == {"MatMul": 1}
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(2, 7)})
+
+
+def test_a_model_without_weights_is_an_error(tmp_path: Path) -> None:
+    path = graphs.save(tmp_path / "model.onnx", "g (float[n] x) => (float[n] y) { y = Relu(x) }", {})
+    with pytest.raises(SliceError, match="has no weights"):
+        sharding.plan_model(path, 2)
+
+
+def test_a_rank_model_is_not_sliced_again(tmp_path: Path) -> None:
+    sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
+    with pytest.raises(SliceError, match="holds the collective AllReduce"):
+        sharding.plan_model(tmp_path / "slices/rank_0.onnx", 2)
+
+
+def test_control_flow_is_kept_whole_and_sees_outer_values(tmp_path: Path) -> None:
+    """Both branches use values from outside: a split activation, and a weight that is split elsewhere too."""
+    text = """g (float[n, 16] x, bool flag) => (float[n, 8] y) {
+      a = MatMul(x, w1)
+      b = Relu(a)
+      c = If (flag) <
+        then_branch = then () => (float[n, 8] t) { t = MatMul(b, w2) },
+        else_branch = other () => (float[n, 8] o) { m = MatMul(b, w2) o = Neg(m) }
+      >
+      d = MatMul(b, w2)
+      y = Add(c, d)
+    }"""
+    weights = {"w1": array(16, 32), "w2": array(32, 8)}
+    x = array(3, 16)
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    for flag in (True, False):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": x, "flag": np.asarray(flag)})
+
+
+def test_loop_bodies_see_outer_values(tmp_path: Path) -> None:
+    text = """g (float[2, 16] x) => (float[2, 8] y) {
+      a = MatMul(x, w1)
+      count = Constant<value = int64 {3}>()
+      go = Constant<value = bool {1}>()
+      start = MatMul(a, w2)
+      y = Loop (count, go, start) <
+        body = body (int64 i, bool more, float[2, 8] s) => (bool again, float[2, 8] n) {
+          again = Identity(more)
+          m = MatMul(a, w2)
+          n = Add(s, m)
+        }
+      >
+    }"""
+    check(tmp_path, text, {"w1": array(16, 32), "w2": array(32, 8)}, x=array(2, 16))
+
+
+def test_function_calls_are_kept_whole(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+    g (float[n, 16] x) => (float[n, 8] y) {
+      a = MatMul(x, w1)
+      b = local.twice(a)
+      y = MatMul(b, w2)
+    }
+    <domain: "local", opset_import: ["" : 18]>
+    twice (v) => (r) { r = Add(v, v) }"""
+    check(tmp_path, text, {"w1": array(16, 32), "w2": array(32, 8)})
+    rank = onnx.load(tmp_path / "slices/rank_0.onnx")
+    assert [function.name for function in rank.functions] == ["twice"]
+    assert {item.domain for item in rank.opset_import} == {"", "local", "com.microsoft"}
+
+
+def test_operators_without_rules_are_kept_whole(tmp_path: Path) -> None:
+    text = """g (float[n, 16] x) => (float[n, 32] y) {
+      a = MatMul(x, w1)
+      b = CumSum(a, axis)
+      y = Relu(b)
+    }"""
+    check(tmp_path, text, {"w1": array(16, 32), "axis": np.asarray(1)})
+
+
+def test_added_names_never_clash(tmp_path: Path) -> None:
+    """The model already uses every name that slicing would choose."""
+    path = graphs.mlp(tmp_path / "first.onnx")
+    sharding.slice_model(path, 2, tmp_path / "first")
+    model = onnx.load(path)
+    rank = onnx.load(tmp_path / "first/rank_0.onnx")
+    known = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    added = sorted({name for node in rank.graph.node for name in node.output} - known)
+    assert added
+    for number, name in enumerate(added):
+        model.graph.node.append(onnx.helper.make_node("Relu", ["x"], [name], name=f"taken{number}"))
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, None))
+    onnx.save(model, tmp_path / "second.onnx")
+    sharding.slice_model(tmp_path / "second.onnx", 2, tmp_path / "second")
+    lockstep.assert_same(tmp_path / "second", tmp_path / "second.onnx", {"x": array(2, 16)})
+
+
+def test_outputs_that_are_inputs_weights_or_used_inside(tmp_path: Path) -> None:
+    text = """g (float[n, 16] x) => (float[n, 32] a, float[n, 32] b, float[n, 8] y) {
+      a = MatMul(x, w1)
+      b = Relu(a)
+      y = MatMul(b, w2)
+    }"""
+    manifest = check(tmp_path, text, {"w1": array(16, 32), "w2": array(32, 8)})
+    assert [item.name for item in manifest.outputs] == ["a", "b", "y"]
+    assert [item.shape for item in manifest.outputs] == [("n", 32), ("n", 32), ("n", 8)]
+
+
+def test_empty_batches_pass(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(0, 16)})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_types(tmp_path: Path, dtype: type) -> None:
+    name = {np.float16: "float16", np.float64: "double"}[dtype]
+    text = graphs.MLP.replace("float[", f"{name}[")
+    weights = {key: (value / 8).astype(dtype) for key, value in graphs.mlp_weights().items()}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices")
+    assert manifest.weights["w1"].dtype == np.dtype(dtype).name
+    tolerance = 5e-3 if dtype == np.float16 else 1e-12
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(3, 16).astype(dtype)}, tolerance)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "mobilenet_v2", "ppocr_rec", "minilm"])
+def test_the_zoo(tmp_path: Path, name: str, ranks: int) -> None:
+    model = models.get(name)
+    manifest = sharding.slice_model(model.path, ranks, tmp_path / "slices")
+    for feeds in model.feeds if ranks == 2 else model.feeds[:1]:
+        lockstep.assert_same(tmp_path / "slices", model.path, feeds)
+    assert manifest.collectives
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_bert_base_has_two_all_reduces_a_layer(ranks: int) -> None:
+    plan = sharding.plan_model(models.get("bert_base").path, ranks)
+    assert plan.collective_counts() == {"AllReduce": 24, "AllGather": 1}
+    table = next(
+        name for name, held in plan.weights.items() if plan.source.weights[name].shape == (30522, 768)
+    )
+    assert [str(where) for where in plan.weights[table]] == ["split:1"]
+    assert plan.whole == {}
+    assert plan.split_share() <= 1 / ranks + 0.02
+    assert plan.rank_weight_bytes() <= (1 / ranks + 0.02) * sum(
+        w.nbytes for w in plan.source.weights.values()
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gpt2_has_two_all_reduces_a_layer(ranks: int) -> None:
+    plan = sharding.plan_model(models.get("gpt2").path, ranks)
+    assert plan.collective_counts() == {"AllReduce": 24, "AllGather": 1}
+    fused = [held for name, held in plan.weights.items() if plan.source.weights[name].shape == (768, 2304)]
+    assert len(fused) == 12 and all(str(where) == "split:1/3" for held in fused for where in held)
+
+
+def test_gpt2_with_a_tied_head_holds_the_table_once() -> None:
+    """50257 words divide over no two ranks, so the head sums over the hidden axis: one AllReduce more."""
+    plan = sharding.plan_model(models.get("gpt2_lm").path, 2)
+    assert plan.collective_counts() == {"AllReduce": 25, "AllGather": 1}
+    assert plan.split_share() <= 0.52
+
+
+def test_paddle_recognition_model_is_split_almost_whole() -> None:
+    plan = sharding.plan_model(models.get("ppocr_rec").path, 2)
+    assert plan.whole == {}
+    assert plan.rank_weight_bytes() <= 0.52 * sum(weight.nbytes for weight in plan.source.weights.values())
