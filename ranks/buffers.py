@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,10 @@ class Memory(Protocol):
     def provider_options(self) -> Mapping[str, str]:
         """What the first provider must be told to work on this memory."""
         return {}
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Within it buffers may be used."""
+        return nullcontext()
 
 
 def nbytes(shape: Shape, element: int) -> int:

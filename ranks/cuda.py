@@ -1,14 +1,15 @@
 """Values on a CUDA GPU: torch tensors that ONNX Runtime is bound to by address.
 
-Everything runs on one stream: ONNX Runtime's sessions are told to compute on torch's current one
-(``user_compute_stream``), NCCL is ordered after what torch's stream holds, and copies to and from the host
-are torch's. So nothing waits on the host between a segment and a collective. Collectives of a backend that
-works on host memory are staged through it.
+Everything runs on one stream, a torch stream of the model's own: sessions compute on it
+(``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. Collectives
+of a backend that works on host memory are staged through it, which is slow but lets several ranks share one
+GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,9 @@ class CudaMemory(Memory):
         self._device = torch.device("cuda", device_id)
         self._types = _torch_types(torch)
         self._elements = {dtype: element for element, dtype in self._types.items()}
-        torch.cuda.set_device(self._device)
-        self.stream = torch.cuda.current_stream(self._device)
+        self._nothing = self.block(1, exchanged=False)
+        # Not torch's default stream: it is CUDA's null stream, which ONNX Runtime takes for "none given".
+        self.stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
 
     def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)
@@ -77,7 +79,8 @@ class CudaMemory(Memory):
         target.copy_(source)
 
     def address(self, buffer: Any) -> int:
-        return int(buffer.data_ptr())
+        # torch gives 0 for tensors without elements, which ONNX Runtime refuses.
+        return int(buffer.data_ptr() or self._nothing.data_ptr())
 
     def shape(self, buffer: Any) -> Shape:
         return tuple(buffer.shape)
@@ -89,6 +92,10 @@ class CudaMemory(Memory):
             "user_compute_stream": str(self.stream.cuda_stream),
             "do_copy_in_default_stream": "1",
         }
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Within it torch works on this memory's device and stream (which each thread has its own of)."""
+        return self._torch.cuda.stream(self.stream)
 
     def _type(self, element: int) -> Any:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ranks.program import Program
 
 _UINT8 = 2
+_HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
 
@@ -185,6 +187,9 @@ def _load_cut(
     from ranks.segment import SegmentBuilder
 
     size = communicator.size if communicator else 1
+    index = getattr(getattr(communicator, "device", None), "index", None)
+    if index is not None:  # the GPU that NCCL holds
+        config = replace(config, device_id=index)
     memory = _memory(communicator, config)
     if memory.device == "cuda" and communicator is not None:
         from ranks.cuda import on_device
@@ -243,7 +248,9 @@ def _join(provider: str) -> Communicator:
     from ranks import group
 
     device = devices.DEVICES.get(provider)
-    return group.join(device=device.buffers if device else "cpu")
+    if device is None or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() in _HOST_COLLECTIVES:
+        return group.join()
+    return group.join(device=device.buffers)
 
 
 def _local_size(communicator: Communicator | None) -> int:
@@ -298,11 +305,12 @@ def _agree(plan: Cut, communicator: Communicator, memory: Memory, *, final: bool
     receives)."""
     digest = hashlib.sha256(repr(plan.signatures()).encode()).digest()
     mine = np.frombuffer(digest + bytes([not plan.point_to_point or final]), np.uint8)
-    buffer = memory.allocate(mine.shape, _UINT8, exchanged=True)
-    everyone = memory.allocate((communicator.size, mine.size), _UINT8, exchanged=True)
-    memory.load(buffer, mine)
-    communicator.all_gather(buffer.reshape(1, -1), everyone, 0)
-    rows = memory.fetch(everyone)
+    with memory.active():
+        buffer = memory.allocate((1, mine.size), _UINT8, exchanged=True)
+        everyone = memory.allocate((communicator.size, mine.size), _UINT8, exchanged=True)
+        memory.load(buffer, mine[None])
+        communicator.all_gather(buffer, everyone, 0)
+        rows = memory.fetch(everyone)
     return bool((rows == rows[0]).all() and rows[0, -1])
 
 

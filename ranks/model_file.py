@@ -160,9 +160,12 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
             raise ModelError(f"{where} has an offset or length that is not a number.") from None
         if location not in sizes:
             try:
-                sizes[location] = (path.parent / location).stat().st_size
+                target = (path.parent / location).resolve()
+                sizes[location] = target.stat().st_size
             except (OSError, ValueError) as error:
                 raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
+            if not target.is_relative_to(path.parent.resolve()):
+                raise ModelError(f"{where} refers to {location!r}, a link to {target}: copy the file itself.")
         expected = _tensor_bytes(tensor)
         if expected and length != expected:
             raise ModelError(f"{where} takes {expected} bytes, but the model says it has {length}.")

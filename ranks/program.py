@@ -77,6 +77,10 @@ class Program:
 
     def run(self, feeds: Sequence[Any]) -> list[Any]:
         """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
+        with self._memory.active():
+            return self._run(feeds)
+
+    def _run(self, feeds: Sequence[Any]) -> list[Any]:
         key = tuple([array.shape for array in feeds])
         plan = self._plans.get(key)
         if plan is None:

@@ -1,0 +1,208 @@
+"""Models on CUDA devices, against ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from ranks import executor
+from ranks.errors import DeviceError
+from sharding import slice_model
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.rank_models import joined, model, node, random_models, save, value
+from tests.ranks.test_executor import by_value, mlp, mlps, reference, rows
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = ("CUDAExecutionProvider",)
+
+
+def assert_near(ours: Any, theirs: Any) -> None:
+    """Equal in shape and type, and within 1e-3: a GPU may multiply in TF32."""
+    if isinstance(ours, list):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_near(a, b)
+        return
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    if ours.dtype.kind != "f":
+        np.testing.assert_array_equal(ours, theirs)
+    elif ours.size:
+        assert np.abs(ours - theirs).max() <= 1e-3 * max(np.abs(theirs).max(), 1e-3)
+
+
+def run_on_one_gpu(paths: Sequence[Path], feeds: Sequence[dict[str, np.ndarray]]) -> list[Any]:
+    """Ranks in threads that share the first GPU; their collectives go through the host."""
+
+    def work(communicator: FakeCommunicator) -> list[list[np.ndarray]]:
+        path = paths[communicator.rank]
+        loaded = executor.load(path, communicator=communicator, providers=CUDA)
+        return [loaded.run(feed) for feed in feeds]
+
+    by_rank = on_ranks(len(paths), work)
+    return [[outputs[index] for outputs in by_rank] for index in range(len(feeds))]
+
+
+def test_a_plain_model(tmp_path: Path) -> None:
+    (path,) = save([joined([mlp(0, 1)])], tmp_path)
+    loaded = executor.load(path, providers=CUDA)
+    assert loaded._session is not None
+    assert loaded._session.get_providers()[0] == CUDA[0]
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for feed in rows(1, 5, 5, 0):
+        assert_near(loaded.run(feed), session.run(None, feed))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_graphs_with_shapes_that_change_between_runs(size: int, seed: int, tmp_path: Path) -> None:
+    models = random_models(seed, size)
+    feeds = rows(size, 2 * size, size, size, 2 * size, 0, 2 * size, 0, size, seed=seed)
+    assert_near(run_on_one_gpu(save(models, tmp_path), feeds), reference(models, feeds))
+
+
+def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
+    models = [by_value(rank) for rank in range(2)]
+    feeds = rows(6, 6, 6, 6, 2, 2, 6)
+    assert_near(run_on_one_gpu(save(models, tmp_path), feeds), reference(models, feeds))
+
+
+def test_shape_arithmetic_between_segments_stays_on_the_host(tmp_path: Path) -> None:
+    nodes = [
+        node("AllReduce", ["x"], ["a"]),
+        node("Shape", ["a"], ["shape"]),
+        node("Relu", ["a"], ["b"]),
+        node("AllReduce", ["b"], ["c"]),
+        node("Reshape", ["c", "flat"], ["d"]),
+        node("Reshape", ["d", "shape"], ["y"]),
+    ]
+    models = [model(nodes, [value("x", ["n", 4])], ["y", "shape"], {"flat": np.array([-1], np.int64)})] * 2
+    feeds = rows(2, 2, 3, 2)
+    assert_near(run_on_one_gpu(save(models, tmp_path), feeds), reference(models, feeds))
+
+
+@pytest.mark.parametrize("element", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+def test_half_precision(element: int, tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", ["x"], ["h"], to=element),
+        node("AllGather", ["h"], ["g"], axis=0),
+        node("Cast", ["g"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    models = [model(nodes, [value("x", ["n", 4])], ["y"])] * 2
+    feeds = [{"x": np.arange(8, dtype=np.float32).reshape(2, 4)}] * 3
+    for results in run_on_one_gpu(save(models, tmp_path), feeds):
+        for (output,) in results:
+            np.testing.assert_array_equal(output, np.concatenate([feeds[0]["x"]] * 2))
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    (path,) = save([joined([mlp(0, 1)])], tmp_path)
+    with pytest.raises(
+        DeviceError, match=r"CUDA device 99 cannot be used: this process sees \d+ CUDA device"
+    ):
+        executor.load(path, providers=CUDA, device_id=99)
+
+
+def test_tensorrt(tmp_path: Path) -> None:
+    (path,) = save([joined([mlp(0, 1)])], tmp_path)
+    try:
+        loaded = executor.load(path, providers=("TensorrtExecutionProvider",))
+    except DeviceError as error:
+        pytest.skip(f"no TensorRT: {error}")
+    feeds = rows(2)
+    assert_near(loaded.run(feeds[0]), reference([mlp(0, 1)], feeds)[0][0])
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from ranks import executor, group
+folder, feed, output = sys.argv[1:]
+loaded = executor.load(folder, providers=("CUDAExecutionProvider",))
+x = np.load(feed)
+for _ in range(4):
+    (y,) = loaded.run({"x": x})
+np.save(output, y)
+print(*(communicator.name for _, _, communicator in group._joined.values()))
+group.leave()
+"""
+
+
+@pytest.mark.parametrize("collectives", ["nccl", "shm"])
+def test_two_processes(collectives: str, tmp_path: Path) -> None:
+    import torch
+
+    if collectives == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs a CUDA device per rank, and this machine has one")
+    generator = np.random.default_rng(1)
+    weights = {
+        "w1": generator.standard_normal((64, 256)).astype(np.float32),
+        "w2": generator.standard_normal((256, 64)).astype(np.float32),
+    }
+    nodes = [
+        node("MatMul", ["x", "w1"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("MatMul", ["r", "w2"], ["y"]),
+    ]
+    onnx.save(
+        model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], weights), tmp_path / "whole.onnx"
+    )
+    slice_model(tmp_path / "whole.onnx", 2, tmp_path / "two")
+    x = generator.standard_normal((5, 64)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    base = {**os.environ, "SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    base |= {"SHARDRUN_TIMEOUT": "120", "SHARDRUN_COLLECTIVES": "" if collectives == "nccl" else collectives}
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path / "two"), str(tmp_path / "x.npy")]
+    processes = [
+        subprocess.Popen(
+            [*arguments, str(tmp_path / f"y{rank}.npy")],
+            cwd=ROOT,
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, (output, errors) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, errors
+        assert output.split()[-1] == collectives
+    expected = ort.InferenceSession(tmp_path / "whole.onnx", providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+    for rank in range(2):
+        assert_near([np.load(tmp_path / f"y{rank}.npy")], expected)
+
+
+def test_all_memory_is_given_back(tmp_path: Path) -> None:
+    import torch
+
+    models = mlps(1)
+    (path,) = save(models, tmp_path)
+
+    def work(communicator: FakeCommunicator) -> None:
+        before = torch.cuda.memory_allocated()
+        loaded = executor.load(path, communicator=communicator, providers=CUDA)
+        for feed in rows(1000, 1000, 2000, 2000):
+            loaded.run(feed)
+        assert torch.cuda.memory_allocated() > before
+        loaded.close()
+        del loaded
+        assert torch.cuda.memory_allocated() == before
+
+    on_ranks(1, work)
