@@ -1,0 +1,232 @@
+"""The slice folder: complete or absent, the same bytes each time, written in little memory."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import sharding
+from sharding import write
+from sharding.errors import ShardrunError, SliceError
+from sharding.manifest import read_manifest, verify_shard
+from sharding.placement import REPLICATED, Split
+from sharding.tensors import cut, locate
+from tests.sharding import graphs
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_the_folder_holds_what_its_manifest_says(tmp_path: Path) -> None:
+    returned = sharding.slice_model(graphs.mlp(tmp_path / "model.onnx", inner=512), 2, tmp_path / "out")
+    assert read_manifest(tmp_path / "out") == returned
+    hashes = _hashes(tmp_path / "out")
+    named = {item.file: item.sha256 for entry in returned.ranks for item in entry.files}
+    assert named == {name: digest for name, digest in hashes.items() if name != "manifest.json"}
+    assert sorted(named) == ["rank_0.data", "rank_0.onnx", "rank_1.data", "rank_1.onnx"]
+    for rank in range(2):
+        verify_shard(tmp_path / "out", returned, rank, 2)
+    assert returned.source.sha256 == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_slicing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    code = "import sys, sharding; sharding.slice_model(sys.argv[1], 2, sys.argv[2])"
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", code, str(path), str(tmp_path / seed)]
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, timeout=120, check=True)
+    assert _hashes(tmp_path / "1") == _hashes(tmp_path / "2")
+
+
+def test_an_earlier_slice_is_replaced_whole(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=48)
+    sharding.slice_model(path, 4, tmp_path / "out")
+    sharding.slice_model(path, 2, tmp_path / "out")
+    assert read_manifest(tmp_path / "out").world_size == 2
+    assert not list((tmp_path / "out").glob("rank_2*"))
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_an_empty_folder_is_used_and_a_link_followed(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    sharding.slice_model(path, 2, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real/manifest.json").exists()
+
+
+def test_another_folder_or_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    with pytest.raises(SliceError, match=r"model\.onnx is a file"):
+        sharding.slice_model(path, 2, path)
+    with pytest.raises(SliceError, match="holds other files than a slice"):
+        sharding.slice_model(path, 2, tmp_path)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(SliceError, match=r"other files than its slice \(notes\.txt\)"):
+        sharding.slice_model(path, 2, tmp_path / "out")
+    assert (tmp_path / "out/notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    (tmp_path / "file").touch()
+    with pytest.raises(SliceError, match="cannot be written"):
+        sharding.slice_model(path, 2, tmp_path / "file/out")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()]
+)
+def test_a_failure_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 4, tmp_path / "out")
+    before = _hashes(tmp_path / "out")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(write.manifests, "write_manifest", fail)
+    with pytest.raises((ShardrunError, type(error))) as caught:
+        sharding.slice_model(path, 2, tmp_path / "out")
+    if isinstance(error, OSError):
+        assert isinstance(caught.value, SliceError) and "No space left on device" in str(caught.value)
+    assert _hashes(tmp_path / "out") == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_a_killed_slicing_leaves_no_output_folder(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    code = (
+        "import os, signal, sys, sharding; sharding.slice_model(sys.argv[1], 2, sys.argv[2], "
+        "progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
+    assert subprocess.run(command, timeout=120, check=False).returncode == -9
+    assert not (tmp_path / "out").exists()
+    sharding.slice_model(path, 2, tmp_path / "out")
+
+
+def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr(write.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(SliceError, match=r"needs \d+ bytes, but only 10 are free"):
+        sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    manifest = sharding.slice_model(path, 2, tmp_path / "out", progress=lambda *call: calls.append(call))
+    assert calls[-1] == (calls[-1][1], 2 * manifest.ranks[0].weight_bytes)
+    assert calls == sorted(calls)
+
+
+def test_metadata_names_and_opsets_are_kept(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    model.producer_name = "someone"
+    model.doc_string = "what it is"
+    onnx.helper.set_model_props(model, {"labels": "a,b"})
+    onnx.save(model, path)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    rank = onnx.load(tmp_path / "out/rank_1.onnx")
+    assert (rank.producer_name, rank.doc_string, rank.graph.name) == ("someone", "what it is", "mlp")
+    props = {item.key: item.value for item in rank.metadata_props}
+    assert props == {"labels": "a,b", "shardrun.rank": "1", "shardrun.world_size": "2"}
+    assert [item.name for item in rank.graph.input] == ["x"]
+    assert [item.name for item in rank.graph.output] == ["y"]
+    assert {item.domain: item.version for item in rank.opset_import} == {"": 18, "com.microsoft": 1}
+
+
+def test_value_info_around_collectives_is_right(tmp_path: Path) -> None:
+    """The runtime cuts there and needs type and shape; ONNX's own inference must agree."""
+    sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
+    rank = onnx.load(tmp_path / "out/rank_0.onnx")
+    infos = {item.name: item.type.tensor_type for item in [*rank.graph.value_info, *rank.graph.output]}
+    node = next(node for node in rank.graph.node if node.op_type == "AllReduce")
+    for name in (*node.input, *node.output):
+        axes = [axis.dim_param or axis.dim_value for axis in infos[name].shape.dim]
+        assert (infos[name].elem_type, axes) == (onnx.TensorProto.FLOAT, ["batch", 8])
+    onnx.shape_inference.infer_shapes(rank, check_type=True, strict_mode=False)
+
+
+def test_a_rank_model_without_collectives_loads_in_plain_onnx_runtime(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 1, tmp_path / "out")
+    session = onnxruntime.InferenceSession(tmp_path / "out/rank_0.onnx")
+    whole = onnxruntime.InferenceSession(path)
+    x = graphs.array(3, 16)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], whole.run(None, {"x": x})[0])
+
+
+TYPES = ["float32", "float16", "bfloat16", "int8", "bool", "int4", "uint4", "float8_e4m3fn"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "placement", [REPLICATED, Split(0), Split(1), Split(2), Split(0, 2), Split(1, 3)], ids=str
+)
+@pytest.mark.parametrize("external", [False, True])
+def test_a_streamed_part_is_the_cut_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, placement: Any, external: bool
+) -> None:
+    import onnx_ir as ir
+
+    monkeypatch.setattr("sharding.tensors.CHUNK_BYTES", 40)
+    values = np.random.default_rng(1).integers(0, 2, (8, 12, 4))
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    whole = values.astype(kind)
+    proto = onnx.TensorProto(name="w", dims=whole.shape)
+    tensor = ir.Tensor(whole, dtype=ir.DataType.from_numpy(kind), name="w")
+    proto.data_type = int(tensor.dtype)
+    if external:
+        (tmp_path / "w.data").write_bytes(b"12345" + tensor.tobytes())
+        proto.data_location = onnx.TensorProto.EXTERNAL
+        proto.external_data.add(key="location", value="w.data")
+        proto.external_data.add(key="offset", value="5")
+    else:
+        proto.raw_data = tensor.tobytes()
+    weight = locate("w", ir.serde.deserialize_tensor(proto, base_path=str(tmp_path)), tmp_path / "model.onnx")
+    for rank in range(2):
+        expected = ir.Tensor(np.ascontiguousarray(cut(whole, placement, rank, 2)), dtype=tensor.dtype)
+        assert b"".join(weight.part_bytes(placement, rank, 2)) == expected.tobytes()
+    np.testing.assert_array_equal(weight.array().astype(np.float32), values)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: bool) -> None:
+    """512 MB of weights in one file: the process grows by a small part of that."""
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    graph = onnx.parser.parse_graph(
+        "g (float[n, 8192] x) => (float[n, 8192] y) { a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2) }"
+    )
+    block = np.ones((8192, 8192), np.float32)
+    for name in ("w1", "w2"):
+        graph.initializer.append(numpy_helper.from_array(block, name))
+    model.graph.CopyFrom(graph)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=external, location="model.data")
+    del model, graph
+    code = (
+        "import resource, sys, onnx, onnx_ir, sharding.write, sharding.plan\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); sharding.slice_model(sys.argv[1], 2, sys.argv[2]); print(peak() - before)"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert int(done.stdout) < 128_000  # kilobytes
+    assert read_manifest(tmp_path / "out").ranks[0].weight_bytes == block.nbytes
