@@ -35,8 +35,9 @@ def slice_model(
     that cannot be read, and `SliceError` for an impossible number of ranks, an output folder that holds
     something else, or, unless ``allow_replicated``, a model of which no weight can be split.
     """
+    from sharding.folder import check_output
     from sharding.plan import plan_model as plan
-    from sharding.write import check_output, write_slices
+    from sharding.write import write_slices
 
     check_output(Path(output))
     return write_slices(plan(model, ranks, allow_replicated=allow_replicated), output, progress)

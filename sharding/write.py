@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sharding import manifest as manifests
 from sharding.emit import HeldWeight, RankGraph, emit_rank
-from sharding.errors import ShardError, SliceError
 from sharding.fold import SMALL_ELEMENTS
+from sharding.folder import check_output as check_output
+from sharding.folder import new_folder
 from sharding.manifest import FileEntry, Manifest, RankEntry
 from sharding.placement import REPLICATED, Placement
 from sharding.plan import Plan, model_tensors
@@ -50,7 +47,7 @@ def write_slices(plan: Plan, output: str | Path, progress: Progress | None = Non
         if progress is not None:
             progress(done, total)
 
-    with _new_folder(output, total) as folder:
+    with new_folder(output, total) as folder:
         entries = tuple(_write_rank(plan, rank, folder, advance) for rank in range(plan.world_size))
         result = _manifest(plan, entries)
         manifests.write_manifest(folder, result)
@@ -199,70 +196,3 @@ def _manifest(plan: Plan, entries: tuple[RankEntry, ...]) -> Manifest:
 
 def _widest(held: tuple[Placement, ...]) -> Placement:
     return REPLICATED if REPLICATED in held else held[0]
-
-
-@contextmanager
-def _new_folder(output: Path, needed: int) -> Iterator[Path]:
-    """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure."""
-    check_output(output)
-    target = output.resolve() if output.is_symlink() else output.absolute()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < needed:
-            raise SliceError(f"{output} needs {needed} bytes, but only {free} are free on its disk.")
-        temporary = Path(
-            tempfile.mkdtemp(prefix=f".{target.name[:100]}-", suffix=".partial", dir=target.parent)
-        )
-    except OSError as error:
-        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
-    try:
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o777 & ~mask)
-        yield temporary
-        _replace(temporary, target)
-    except OSError as error:
-        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _replace(temporary: Path, target: Path) -> None:
-    if not target.exists():
-        temporary.rename(target)
-        return
-    old = temporary.with_name(temporary.name + ".old")
-    target.rename(old)
-    try:
-        temporary.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def check_output(output: Path) -> None:
-    """Raises `SliceError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
-    try:
-        if not output.exists():
-            return
-        if not output.is_dir():
-            raise SliceError(f"{output} is a file; choose another --output folder.")
-        if not any(output.iterdir()):
-            return
-    except OSError as error:
-        raise SliceError(f"{output} cannot be read: {error.strerror or error}.") from None
-    try:
-        known = manifests.read_manifest(output)
-    except ShardError:
-        raise SliceError(
-            f"{output} holds other files than a slice; choose another --output folder, or empty this one."
-        ) from None
-    ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
-    others = sorted(path.name for path in output.iterdir() if path.name not in ours)
-    if others:
-        shown = ", ".join(others[:3])
-        raise SliceError(
-            f"{output} holds other files than its slice ({shown}); choose another --output folder."
-        )

@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 import sharding
-from sharding import write
+from sharding import folder, write
 from sharding.errors import ShardrunError, SliceError
 from sharding.manifest import read_manifest, verify_shard
 from sharding.placement import REPLICATED, Split
@@ -117,12 +117,15 @@ def test_a_killed_slicing_leaves_no_output_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
     assert subprocess.run(command, timeout=120, check=False).returncode == -9
     assert not (tmp_path / "out").exists()
+    (left,) = tmp_path.glob(".out-*.partial")
+    os.utime(left, (0, 0))
     sharding.slice_model(path, 2, tmp_path / "out")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
 
 
 def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(write.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(SliceError, match=r"needs \d+ bytes, but only 10 are free"):
         sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
 

@@ -1,0 +1,123 @@
+"""The output folder: it appears complete or not at all, and nothing that is not ours is overwritten."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sharding import manifest as manifests
+from sharding.errors import ShardError, SliceError
+
+_SUFFIX = ".partial"
+_STALE_SECONDS = 10
+"""Between making its folder and locking it, a slicing that runs beside this one looks stale."""
+
+
+@contextmanager
+def new_folder(output: Path, needed: int) -> Iterator[Path]:
+    """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure."""
+    check_output(output)
+    target = output.resolve() if output.is_symlink() else output.absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise SliceError(f"{output} needs {needed} bytes, but only {free} are free on its disk.")
+        _remove_stale(target)
+        temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), suffix=_SUFFIX, dir=target.parent))
+    except OSError as error:
+        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+    try:
+        with _locked(temporary):
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o777 & ~mask)
+            yield temporary
+            _replace(temporary, target)
+    except OSError as error:
+        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name[:100]}-"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which the system lets go when this process ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: then nothing here is ever taken for stale
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(target: Path) -> None:
+    """Removes what a killed slicing to this output left beside it: temporary folders whose lock is free."""
+    for path in target.parent.iterdir():
+        if not (path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX)):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue  # another slicing ended meanwhile
+        young = time.time() - os.fstat(descriptor).st_mtime < _STALE_SECONDS
+        try:
+            if young:
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        temporary.rename(target)
+        return
+    old = temporary.with_name(temporary.name.removesuffix(_SUFFIX) + "-old" + _SUFFIX)
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_output(output: Path) -> None:
+    """Raises `SliceError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
+    try:
+        if not output.exists():
+            return
+        if not output.is_dir():
+            raise SliceError(f"{output} is a file; choose another --output folder.")
+        if not any(output.iterdir()):
+            return
+    except OSError as error:
+        raise SliceError(f"{output} cannot be read: {error.strerror or error}.") from None
+    try:
+        known = manifests.read_manifest(output)
+    except ShardError:
+        raise SliceError(
+            f"{output} holds other files than a slice; choose another --output folder, or empty this one."
+        ) from None
+    ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
+    others = sorted(path.name for path in output.iterdir() if path.name not in ours)
+    if others:
+        shown = ", ".join(others[:3])
+        raise SliceError(
+            f"{output} holds other files than its slice ({shown}); choose another --output folder."
+        )
