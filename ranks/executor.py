@@ -241,6 +241,11 @@ def _load_cut(
     )
     inputs = [_spec(name, types[name]) for name in plan.inputs]
     outputs = [_spec(name, types[name]) for name in plan.outputs]
+    for spec in inputs + outputs:
+        if not spec.is_tensor:
+            raise ModelError(
+                f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
+            )
     return RankModel(file, inputs, outputs, program=program, stats=stats)
 
 

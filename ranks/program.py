@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ranks.buffers import HostMemory, Memory, Pool, Shape, nbytes
 from ranks.collectives.base import Communicator
 from ranks.cut import Collective, Cut
 from ranks.errors import ModelError
+from ranks.lifetimes import Lifetimes
 from ranks.session import reason
 
 MAX_PLANS = 8
@@ -69,7 +70,7 @@ class Program:
         self._host: Memory = memory if isinstance(memory, HostMemory) else HostMemory(None)
         self._memory = memory
         self._small = small
-        self._life = _Lifetimes(cut)
+        self._life = Lifetimes(cut)
         self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._planned_levels = self._fixed_levels()
@@ -84,7 +85,7 @@ class Program:
         key = tuple([array.shape for array in feeds])
         plan = self._plans.get(key)
         if plan is None:
-            if key not in self._shapes:
+            if key not in self._shapes or not self._planned_levels:
                 return self._first_run(key, feeds)
             plan = self._add_plan(key)
         else:
@@ -120,7 +121,7 @@ class Program:
         for name, array in zip(self._cut.inputs, feeds, strict=True):
             memory = self._place(name)
             if self._elements[name] is None:
-                values[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array, dtype=object))
+                values[name] = np.asarray(array, dtype=object)
                 continue
             values[name] = memory.allocate(array.shape, self._elements[name] or 0)
             memory.load(values[name], array)
@@ -155,6 +156,9 @@ class Program:
 
     def _run_segment(self, session: ort.InferenceSession, level: int, values: Values) -> None:
         segment = self._cut.segments[level]
+        if any(self._elements[n] is None and isinstance(values[n], np.ndarray) for n in segment.inputs):
+            self._run_on_strings(session, level, values)
+            return
         binding = session.io_binding()
         for name in segment.inputs:
             if self._elements[name] is None:
@@ -170,6 +174,27 @@ class Program:
             raise _run_error(error) from None
         for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
             values[name] = value if self._elements[name] is None else self._place(name).adopt(value)
+
+    def _run_on_strings(self, session: ort.InferenceSession, level: int, values: Values) -> None:
+        """A segment that reads an input of strings, which ONNX Runtime takes in no other way than this."""
+        segment = self._cut.segments[level]
+        feeds = {}
+        for name in segment.inputs:
+            value = values[name]
+            if self._elements[name] is not None:
+                value = self._place(name).fetch(value)
+            feeds[name] = value if isinstance(value, np.ndarray) else value.numpy()
+        try:
+            results = session.run(segment.outputs, feeds)
+        except Exception as error:
+            raise _run_error(error) from None
+        for name, result in zip(segment.outputs, results, strict=True):
+            element = self._elements[name]
+            if element is None:
+                values[name] = result
+                continue
+            values[name] = self._place(name).allocate(result.shape, element)
+            self._place(name).load(values[name], result)
 
     def _exchange_free(self, collective: Collective, values: Values) -> None:
         # Never in place: what ONNX Runtime allocated may be a constant of the model.
@@ -318,10 +343,15 @@ class Program:
         bind(name, memory.device, memory.device_id, self._elements[name], shape, memory.address(buffer))
 
     def _results(self, values: Values) -> list[Any]:
-        return [
-            values[name].numpy() if self._elements[name] is None else self._place(name).fetch(values[name])
-            for name in self._cut.outputs
-        ]
+        results = []
+        for name in self._cut.outputs:
+            value = values[name]
+            if self._elements[name] is not None:
+                value = self._place(name).fetch(value)
+            elif isinstance(value, ort.OrtValue):
+                value = value.numpy()
+            results.append(value)
+        return results
 
     def _fixed_levels(self) -> int:
         """The levels, from the first, in which every value lies in a plain block of memory."""
@@ -331,51 +361,6 @@ class Program:
             if any(self._elements[name] is None for name in names):
                 return level
         return len(self._sessions)
-
-
-@dataclass
-class _Lifetimes:
-    """From when to when each value is needed, level by level. Inputs and outputs of the model are kept
-    throughout."""
-
-    cut: Cut
-    produced: list[list[str]] = field(init=False)
-    """By a level's segment."""
-    received: list[list[str]] = field(init=False)
-    """By a level's collectives."""
-    dead_before_exchange: list[list[str]] = field(init=False)
-    dead_after: list[list[str]] = field(init=False)
-    exchanged: set[str] = field(init=False)
-    in_place: set[str | None] = field(init=False)
-    """Outputs of collectives that can replace their input in its buffer."""
-
-    def __post_init__(self) -> None:
-        cut = self.cut
-        self.produced = [list(segment.outputs) for segment in cut.segments]
-        self.exchanged = {n for level in cut.collectives for c in level for n in (c.input, c.output) if n}
-        last: dict[str, tuple[int, int]] = {}
-        for level, (segment, collectives) in enumerate(zip(cut.segments, cut.collectives, strict=True)):
-            last.update((name, (level, 0)) for name in segment.inputs)
-            last.update((name, (level, 0)) for name in segment.outputs)
-            last.update((name, (level, 1)) for c in collectives for name in (c.input, c.output) if name)
-        computed = {name for names in self.produced for name in names}
-        computed |= {c.output for level in cut.collectives for c in level if c.output}
-        kept = {*cut.inputs, *cut.outputs}
-        self.in_place = set()
-        for level, collectives in enumerate(cut.collectives):
-            readers = [c.input for c in collectives]
-            for c in collectives:
-                alone = readers.count(c.input) == 1 and last.get(c.input or "") == (level, 1)
-                variable = c.input in computed and c.input not in kept
-                if c.op in ("AllReduce", "Broadcast") and alone and variable:
-                    self.in_place.add(c.output)
-        count = len(cut.segments)
-        self.received = [[c.output for c in level if c.output] for level in cut.collectives]
-        self.dead_before_exchange = [[] for _ in range(count)]
-        self.dead_after = [[] for _ in range(count)]
-        for name, (level, phase) in last.items():
-            if name not in kept:
-                (self.dead_after if phase else self.dead_before_exchange)[level].append(name)
 
 
 def _run_error(error: Exception) -> ModelError:

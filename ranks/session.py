@@ -40,8 +40,20 @@ def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
             raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 4096, but is {text!r}.")
         return int(text)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, local_size))
+    return max(1, available_cores() // max(1, local_size))
+
+
+def available_cores() -> int:
+    """Cores that this process may run on; the hardware threads of one core count once, as in ONNX Runtime."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
 
 
 def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:

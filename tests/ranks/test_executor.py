@@ -387,6 +387,24 @@ def test_strings_between_segments(tmp_path: Path) -> None:
             assert text.tolist() == [["2", "4", "6", "-8"]]
 
 
+def test_strings_into_a_rank_model(tmp_path: Path) -> None:
+    nodes = [node("Cast", ["text"], ["a"], to=1), node("AllReduce", ["a"], ["y"])]
+    paths = save([model(nodes, [value("text", ["n"], 8)], ["y", "text"])] * 2, tmp_path)
+    feeds = [{"text": np.array(text)} for text in (["1", "2.5"], ["1", "2.5"], ["3"], ["1", "2.5"])]
+    for feed, results in zip(feeds, run_all(paths, feeds), strict=True):
+        for number, text in results:
+            np.testing.assert_array_equal(number, 2 * feed["text"].astype(np.float32))
+            assert text.tolist() == feed["text"].tolist()
+
+
+def test_sequences_into_a_rank_model_are_refused(tmp_path: Path) -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", 1, None)
+    nodes = [node("ConcatFromSequence", ["s"], ["a"], axis=0), node("AllReduce", ["a"], ["y"])]
+    paths = save([model(nodes, [sequence], ["y"])] * 2, tmp_path)
+    with pytest.raises(ModelError, match=r"'s' of .* is no tensor"):
+        run_all(paths, [])
+
+
 def test_sequences_between_segments(tmp_path: Path) -> None:
     nodes = [
         node("AllReduce", ["x"], ["a"]),

@@ -1,0 +1,99 @@
+"""Sessions: threads, options, errors in plain words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from ranks import devices, session
+from ranks.errors import DeviceError, ModelError, ShardrunError
+from ranks.session import SessionConfig, available_cores, create, default_threads, reason
+
+
+def relu(element: int = onnx.TensorProto.FLOAT) -> bytes:
+    """A model of one node."""
+    value = helper.make_tensor_value_info("x", element, ["n"])
+    node = helper.make_node("Relu", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", [value], [onnx.ValueInfoProto(name="y")])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+
+
+def test_threads_are_the_cores_shared_by_the_ranks_of_the_host() -> None:
+    cores = available_cores()
+    assert 1 <= cores <= len(os.sched_getaffinity(0))
+    assert default_threads(1, {}) == cores
+    assert default_threads(2, {}) == max(1, cores // 2)
+    assert default_threads(10_000, {}) == 1
+    assert default_threads(2, {"SHARDRUN_THREADS": "7"}) == 7
+
+
+def test_threads_follow_what_the_process_is_confined_to() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert default_threads(1, {}) == 1
+        assert default_threads(2, {}) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_hardware_threads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    siblings = {"cpu0": "0,2\n", "cpu1": "1,3\n", "cpu2": "0,2\n", "cpu3": "1,3\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path: siblings[path.parts[5]])
+    assert available_cores() == 2
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999999999", "١", " "])
+def test_bad_numbers_of_threads(text: str) -> None:
+    with pytest.raises(ShardrunError) as caught:
+        default_threads(1, {"SHARDRUN_THREADS": text})
+    assert str(caught.value) == f"SHARDRUN_THREADS must be a number from 1 to 4096, but is {text!r}."
+
+
+def test_reasons_have_no_status_code_or_source_line() -> None:
+    with pytest.raises(ModelError) as caught:
+        create(relu(onnx.TensorProto.STRING), SessionConfig(threads=1), "the test model")
+    text = str(caught.value)
+    assert text.startswith(f"ONNX Runtime {ort.__version__} refuses the test model: ")
+    assert "ONNXRuntimeError" not in text
+    assert "tensor(string)" in text
+    assert reason(RuntimeError("Non-zero status. Status Message: a.cc:1 f() bad\nthing.")).endswith(
+        "bad thing."
+    )
+
+
+def test_options_of_sessions_that_take_turns(capfd: pytest.CaptureFixture[str]) -> None:
+    options = session._options(SessionConfig(threads=3, many=True, folder=Path("/tmp")))
+    assert options.intra_op_num_threads == 3
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert options.get_session_config_entry("session.use_env_allocators") == "1"
+    found = options.get_session_config_entry("session.model_external_initializers_file_folder_path")
+    assert found == str(Path("/tmp").resolve())
+    for _ in range(2):
+        create(relu(), SessionConfig(threads=1, many=True), "it")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_program_may_make_sessions_of_its_own_beside_ours() -> None:
+    """One pool of threads for the whole process would make ONNX Runtime refuse every other session."""
+    create(relu(), SessionConfig(threads=2, many=True), "it")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    assert ort.InferenceSession(relu(), options).get_providers() == ["CPUExecutionProvider"]
+
+
+def test_a_provider_that_falls_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the look at the machine before found nothing missing."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a CUDA device, so nothing falls back")
+    monkeypatch.setattr(devices, "require", lambda *_: None)
+    with pytest.raises(DeviceError, match=r"CUDA device 1 cannot be used: .*; install the NVIDIA driver"):
+        create(relu(), SessionConfig(providers=("CUDAExecutionProvider",), device_id=1), "it")
