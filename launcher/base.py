@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from launcher.errors import ConfigError
+from launcher.hosts import remote_hosts
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -87,8 +88,6 @@ class Launcher(ABC):
     """Starts ranks in one way."""
 
     name: str
-    #: Whether ranks may be on other hosts, so that the control socket must be reachable over the network.
-    spans_hosts: bool = False
 
     def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
         """Raises `LaunchError` for a rank table that this launcher cannot use."""
@@ -111,7 +110,7 @@ class Launcher(ABC):
 def choose(name: str, table: RankTable | None = None) -> Launcher:
     """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several."""
     if name == "auto":
-        name = "mpirun" if table is not None and len(table.hosts) > 1 else "local"
+        name = "mpirun" if remote_hosts(table) else "local"
     try:
         module, _, attribute = LAUNCHERS[name].partition(":")
     except KeyError:

@@ -71,11 +71,16 @@ def error_of(trouble: Trouble, tail: Sequence[str]) -> RankFailedError:
 
 
 def launcher_error(
-    name: str, code: int | None, tail: Sequence[str], started: bool
+    name: str, code: int | None, tail: Sequence[str], started: bool, lost: Trouble | None = None
 ) -> RankFailedError | LaunchError:
-    """The error to raise when the launching program itself ended and no rank was the cause."""
+    """The error to raise when the launching program itself ended and no rank is known to be the cause.
+
+    ``lost`` is the rank that was gone first, which may be its reason or its consequence.
+    """
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
+    if lost is not None:
+        message += f" Rank {lost.rank} on host {lost.host} was the first to be gone, without saying why."
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)

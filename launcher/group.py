@@ -17,6 +17,7 @@ import numpy as np
 
 from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
+from launcher.hosts import remote_hosts
 from launcher.watch import Job
 from ranks import wire
 from ranks.tensors import TensorSpec, order_feeds
@@ -91,13 +92,14 @@ class Group:
             answers.begin(self._request)
         job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
         fields = {"request": self._request}
-        job.send(0, wire.Kind.PREDICT, fields, tensors)
-        for rank in range(1, job.world_size):
-            job.send(rank, wire.Kind.PREDICT, fields)
         try:
+            job.send(0, wire.Kind.PREDICT, fields, tensors)
+            for rank in range(1, job.world_size):
+                job.send(rank, wire.Kind.PREDICT, fields)
             job.wait_for(lambda: answers.result is not None or bool(answers.failed), None, "")
         except BaseException as error:
-            if not isinstance(error, RankFailedError | LaunchError):
+            # A `WireError` says that a tensor cannot travel, before anything was sent.
+            if not isinstance(error, RankFailedError | LaunchError | wire.WireError):
                 # Ctrl-C: an answer is still to come, and the ranks would be out of step with the next
                 # request.
                 job.fail(LaunchError("This group's last request was interrupted: start another one."))
@@ -265,8 +267,7 @@ def rank_environment(
         if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 4096:
             raise ConfigError(f"The number of threads must be an integer from 1 to 4096, but is {threads!r}.")
         variables["SHARDRUN_THREADS"] = str(threads)
-    several = table is not None and len(table.hosts) > 1
-    address = os.environ.get("MASTER_ADDR") or (next(iter(table.hosts)) if table and several else "127.0.0.1")
+    address = os.environ.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
     port = os.environ.get("MASTER_PORT")
     variables["MASTER_ADDR"] = address
     variables["MASTER_PORT"] = str(_free_port() if port is None else _check_port(port, address))

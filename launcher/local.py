@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from launcher import environment as environments
 from launcher.base import Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
+from launcher.hosts import remote_hosts
 from ranks import boot
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ class LocalLauncher(Launcher):
 
     def check(self, table: RankTable | None) -> None:
         """Raises `LaunchError` for a table with another host than this one."""
-        if table is not None and len(table.hosts) > 1:
+        hosts = remote_hosts(table)
+        if hosts:
             raise LaunchError(
                 "The local launcher starts ranks on this host only, but the rank table has "
-                f"{len(table.hosts)} hosts "
-                f"({', '.join(table.hosts)}): use --launcher mpirun."
+                f"{', '.join(hosts)}: use --launcher mpirun."
             )
 
     def start(

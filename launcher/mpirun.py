@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Literal
 from launcher import environment as environments
 from launcher.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
-from ranks.control import SCRATCH_PREFIX
+from launcher.hosts import remote_hosts
+from ranks.control import EXIT_ORPHANED, SCRATCH_PREFIX
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
 
-Flavour = Literal["openmpi", "mpich", "intel"]
+Flavour = Literal["openmpi", "openmpi4", "mpich", "intel"]
 _FLAVOURS: tuple[tuple[str, Flavour], ...] = (
+    ("(Open MPI) 4.", "openmpi4"),
     ("Open MPI", "openmpi"),
     ("Intel(R) MPI", "intel"),
     ("HYDRA", "mpich"),
+)
+_OPEN_MPI = ("openmpi", "openmpi4")
+_FOLDERS = (
+    *("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"),
+    *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"),  # the same in Open MPI 4
 )
 _VERSION_SECONDS = 20
 
@@ -67,7 +74,7 @@ def find() -> Mpirun:
 
 
 def _flavour(path: Path) -> Flavour:
-    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environ = {**_environ(path, os.environ), **_settings("openmpi", os.environ)}
     try:
         answer = subprocess.run(
             [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS,
@@ -85,6 +92,11 @@ def _flavour(path: Path) -> Flavour:
         f"{path} is neither Open MPI, MPICH nor Intel MPI (`--version` says {first!r}): put one "
         "of these first on PATH."
     )
+
+
+def _environ(mpirun: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with mpirun's folder on PATH, where Intel's looks for its own parts."""
+    return {**environ, "PATH": os.pathsep.join(filter(None, (environ.get("PATH"), str(mpirun.parent))))}
 
 
 def _library(mpirun: Path) -> Path | None:
@@ -108,7 +120,6 @@ class MpirunLauncher(Launcher):
     """Starts the ranks through the machine's mpirun."""
 
     name = "mpirun"
-    spans_hosts = True
 
     def start(
         self,
@@ -119,7 +130,7 @@ class MpirunLauncher(Launcher):
     ) -> MpirunHandle:
         """See `Launcher.start`."""
         mpirun = find()
-        local = table is None or len(table.hosts) == 1
+        local = not remote_hosts(table)
         ours = dict(environment)
         if mpirun.library is not None:
             ours.setdefault("MPI4PY_LIBMPI", str(mpirun.library))
@@ -133,18 +144,15 @@ class MpirunLauncher(Launcher):
         scratch = _make_scratch() if local else None
         if scratch:
             ours["SHARDRUN_SCRATCH"] = str(scratch)
-            if mpirun.flavour == "openmpi":
+            if mpirun.flavour in _OPEN_MPI:
                 # Session folders and shared memory that a killed mpirun or rank would leave behind.
-                ours |= {
-                    "PRTE_MCA_prte_tmpdir_base": str(scratch),
-                    "OMPI_MCA_btl_sm_backing_directory": str(scratch),
-                }
+                ours |= dict.fromkeys(_FOLDERS, str(scratch))
         command = [
             str(mpirun.path),
             *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
         ]
         command += [environments.executable(), "-m", "ranks.boot", *program]
-        full = {**inherited, **_settings(mpirun.flavour, inherited), **ours}
+        full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
         try:
             return MpirunHandle(command, full, mpirun.flavour, scratch)
         except OSError as error:
@@ -161,7 +169,7 @@ def _make_scratch() -> Path:
 
 def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables for mpirun itself."""
-    if flavour == "openmpi":
+    if flavour in _OPEN_MPI:
         return {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -182,10 +190,10 @@ def _arguments(
     hosts = [(host, len(devices)) for host, devices in table.hosts.items()] if table else []
     if table:
         _refuse_mixed_order(table)
-    if flavour == "openmpi":
+    if flavour in _OPEN_MPI:
         # By itself Open MPI binds each of two ranks to one core and refuses more ranks than cores.
         arguments += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE" if hosts else ":OVERSUBSCRIBE"]
-        arguments += ["--output", "tag"]
+        arguments += ["--output", "tag"] if flavour == "openmpi" else ["--tag-output"]
         for name in sorted(passed):
             arguments += ["-x", name]
         if hosts:
@@ -209,14 +217,22 @@ def _refuse_mixed_order(table: RankTable) -> None:
         )
 
 
+_OPEN_MPI_TAG = re.compile(r"\[[^\]]*?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 _TAG = {
-    "openmpi": re.compile(r"\[[^\]]*?,(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),
+    "openmpi": re.compile(_OPEN_MPI_TAG.pattern + " "),
+    "openmpi4": _OPEN_MPI_TAG,
     "mpich": re.compile(r"\[(\d+)\] "),
     "intel": re.compile(r"\[(\d+)\] "),
 }
-_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
-_EXITED = re.compile(r"Process name: \[[^\]]*,(\d+)\]\s+Exit code:\s+(\d+)")
-_HYDRA = re.compile(r"EXIT CODE: (\d+)|EXIT STRING: [^(]*\(signal (\d+)\)|KILLED BY SIGNAL: (\d+)")
+# How each says which rank ended first and how: Open MPI 5, Intel MPI 2021, MPICH 5. The last
+# does not say the rank, and ORs the signal with the 9 by which it ended the others: only 9 and 11 can be
+# believed.
+_REPORTS = (
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d+)"),
+    re.compile(r"Process name: \[\S*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"RANK (?P<rank>\d+) PID \d+ RUNNING AT \S+\s+=\s+KILLED BY SIGNAL: (?P<signal>\d+)"),
+    re.compile(r"EXIT STRING: [^(]*\(signal (?P<signal>9|11)\)"),
+)
 
 
 class MpirunHandle(Handle):
@@ -250,7 +266,13 @@ class MpirunHandle(Handle):
         threading.Thread(target=self._wait, name="shardrun mpirun", daemon=True).start()
 
     def _wait(self) -> None:
-        self._ended.put(Ended(None, self._process.wait()))
+        code = self._process.wait()
+        # MPICH and Intel MPI end with the code of the rank that failed, and say nothing more of it. What
+        # has MPICH's 9 in it may be a signal instead.
+        ambiguous = code == EXIT_ORPHANED or (self._flavour == "mpich" and code & 9 == 9)
+        if self._flavour not in _OPEN_MPI and 0 < code < 128 and not ambiguous:
+            self._ended.put(Ended(SOME_RANK, code))
+        self._ended.put(Ended(None, code))
         self._ended.put(None)
 
     def attribute(self, line: str) -> tuple[int | None, str]:
@@ -263,16 +285,14 @@ class MpirunHandle(Handle):
         if self._reported:
             return None
         self._said = (self._said + line)[-4000:]
-        for pattern, sign in ((_SIGNALLED, -1), (_EXITED, 1)):
+        for pattern in _REPORTS:
             found = pattern.search(self._said)
             if found:
                 self._reported = True
-                return Ended(int(found[1]), sign * int(found[2]))
-        found = _HYDRA.search(self._said)
-        if found:
-            self._reported = True
-            code, *signals = found.groups()
-            return Ended(SOME_RANK, int(code) if code else -int(next(filter(None, signals))))
+                said = {name: int(value) for name, value in found.groupdict().items()}
+                return Ended(
+                    said.get("rank", SOME_RANK), -said["signal"] if "signal" in said else said["code"]
+                )
         return None
 
     def terminate(self) -> None:

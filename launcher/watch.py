@@ -21,6 +21,7 @@ from launcher.answers import Answers
 from launcher.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.control import Listener, Peer
 from launcher.errors import LaunchError, RankFailedError
+from launcher.hosts import remote_hosts
 from launcher.output import Output
 from ranks import wire
 
@@ -67,10 +68,9 @@ class Job:
         self._closing = False
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
-        hosts = list(table.hosts) if table is not None and len(table.hosts) > 1 else []
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
-        self._listener = Listener(world_size, hosts, self._hello, self._message, self._lost)
+        self._listener = Listener(world_size, remote_hosts(table), self._hello, self._message, self._lost)
         ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
         try:
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
@@ -93,7 +93,11 @@ class Job:
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
             elif message.kind is wire.Kind.BYE:
-                self._done.add(peer.rank)
+                code = message.fields.get("code")
+                if isinstance(code, int) and code:
+                    self._trouble(peer.rank).ended = Ended(peer.rank, code)
+                else:
+                    self._done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
                 self.ready[peer.rank] = message.fields
             else:
@@ -113,7 +117,7 @@ class Job:
                 if ended.code or not self._finished():
                     self._suspicious.set()
             elif ended.rank == SOME_RANK:
-                self._some_rank = ended
+                self._some_rank = self._some_rank or ended
             elif ended.code or ended.rank not in self._done:
                 trouble = self._trouble(ended.rank)
                 trouble.ended = trouble.ended or ended
@@ -143,7 +147,8 @@ class Job:
                 return
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
             if not self.changed.wait_for(self._certain, GATHER_SECONDS):
-                # A rank is gone and only mpirun can tell why, which it does when it has ended the others.
+                # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
             if self._closing:
                 return
@@ -177,7 +182,8 @@ class Job:
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
-            return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started)
+            lost = None if self._launcher_died() else trouble
+            return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started, lost)
         return cause.error_of(trouble, self._output.tail(trouble.rank))
 
     def fail(self, error: RankFailedError | LaunchError) -> None:

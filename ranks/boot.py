@@ -50,7 +50,7 @@ def main(program: Sequence[str]) -> None:
 
             run_script(program[1], list(program[2:]))
     except SystemExit as error:
-        _exit(control, rank, error)
+        _exit(control, error)
     except BaseException as error:
         _fail(control, rank, error)
     if control is not None:
@@ -84,7 +84,8 @@ def _set_up_process() -> None:
         # A rank's output is a pipe: without this its last lines would come late, or be lost with it.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(line_buffering=True)
+            # Whole lines at once, even with PYTHONUNBUFFERED: mpirun marks each write with its rank.
+            reconfigure(line_buffering=True, write_through=False)
     if os.environ.pop("SHARDRUN_SAFE_PATH", None):
         os.environ.pop("PYTHONSAFEPATH", None)
     if os.environ.get("SHARDRUN_CONTROL"):
@@ -96,23 +97,30 @@ def _set_up_process() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
-def _exit(control: Control | None, rank: int | None, error: SystemExit) -> None:
+def _exit(control: Control | None, error: SystemExit) -> None:
     """A script's own sys.exit(): success returns, anything else ends the process here."""
     if error.code is None or error.code == 0:
         return
-    if not isinstance(error.code, int):
+    code = 1
+    if isinstance(error.code, int):
+        code = error.code & 0xFF or 1
+    else:
         print(error.code, file=sys.stderr)
-    _end(error.code & 0xFF or 1 if isinstance(error.code, int) else 1)
+    if control is not None:
+        control.bye(code)  # not every mpirun says how a rank ended
+    _end(code)
 
 
 def _fail(control: Control | None, rank: int | None, error: BaseException) -> NoReturn:
+    from ranks.compat import format_error
+
     if control is not None:
-        control.report(error)
+        control.report(error, format_error(error))
     elif isinstance(error, ShardrunError):
         where = "" if rank is None else f"rank {rank} on host {os.uname().nodename}: "
         print(f"error: {where}{error}", file=sys.stderr)
     else:
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.write(format_error(error))
     _end(1)
 
 

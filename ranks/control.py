@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from typing import Any
 
 from ranks import wire
@@ -114,24 +113,24 @@ class Control:
         except OSError:
             self._end()
 
-    def report(self, error: BaseException) -> None:
-        """Tells the launcher why this rank ends."""
+    def report(self, error: BaseException, trace: str) -> None:
+        """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
         text = str(error) or type(error).__name__
         self.send(
             wire.Kind.ERROR,
             {
                 "type": type(error).__name__,
                 "message": text[:_MAX_TEXT],
-                "traceback": "".join(traceback.format_exception(error))[-_MAX_TEXT:],
+                "traceback": trace[-_MAX_TEXT:],
                 "expected": isinstance(error, ShardrunError),
                 "secondary": isinstance(error, PeerLostError | CollectiveTimeoutError),
             },
         )
 
-    def bye(self) -> None:
-        """Tells the launcher that this rank ends because it is done."""
+    def bye(self, code: int = 0) -> None:
+        """Tells the launcher that this rank ends because it is done, and with which exit code."""
         self._stopping = True
-        self.send(wire.Kind.BYE)
+        self.send(wire.Kind.BYE, {"code": code})
 
     def _listen(self) -> None:
         try:

@@ -69,7 +69,7 @@ def test_ctrl_c(run_script: Runner, two_slices: Path, launcher: str, mode: str) 
     code, _, errors = script.end()
     assert code == -signal.SIGINT  # Python ends itself by the signal: 130 in a shell
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert "[rank" not in errors
+    assert not any(line.startswith("[rank ") for line in errors.splitlines())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -94,7 +94,9 @@ def test_killed_mpirun(run_script: Runner, two_slices: Path, mode: str) -> None:
 def test_terminated_mpirun(run_script: Runner, two_slices: Path) -> None:
     script = run_script(SERVE, str(two_slices), "mpirun", "later")
     os.kill(script.message()["mpirun"], signal.SIGTERM)
-    assert first_cause(script).startswith("error: RankFailedError: mpirun exited with code")
+    found = first_cause(script)
+    # MPICH and Intel MPI pass the signal on, so that it may be a rank's end that is seen first.
+    assert "mpirun exited with code" in found or "was killed by SIGTERM" in found
 
 
 def test_interpreter_exit_without_close(run_script: Runner, two_slices: Path, launcher: str) -> None:

