@@ -133,6 +133,14 @@ def _reshape(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return data.reshape(-1) if target.size else data.reshape(())
 
 
+def _constant_of_shape(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    length = inputs[0]
+    if length is None or length.size > 1 or (length.size and not 0 <= _number(length) <= MAX_ELEMENTS):
+        return None
+    fill = np.asarray(attributes.get("value", 0.0)).reshape(-1)[0]
+    return known(np.full(tuple(length.tolist()), fill)) if fill.dtype.kind in "iub" else None
+
+
 def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def apply(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
         a, b = inputs
@@ -197,6 +205,7 @@ _OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any
     "Add": _elementwise(_add),
     "Cast": _same,
     "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
     "Div": _elementwise(_divide),
     "Equal": _elementwise(_equal),
     "Gather": _gather,

@@ -89,10 +89,11 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
             return 3 if axis is None else 0
         return 2 if axis.startswith(_MADE_UP) else 1
 
-    return min(a, b, key=vagueness)
+    # Of two made-up names the later one: it was carried here from a value of the same length.
+    return min(b, a, key=vagueness) if vagueness(a) == 2 else min(a, b, key=vagueness)
 
 
-_SHAPED = {"Reshape", "Expand"}
+_SHAPED = {"Reshape", "Expand", "Range"}
 
 
 class _Completion:
@@ -162,12 +163,30 @@ class _Completion:
         """Learns what a node that stays says of its outputs."""
         if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
             self.known[node.outputs[0]] = elements
+        self._refine_product(node)
         vague = node.op_type in _SHAPED or any(
             value.name and (value.shape is None or value.dtype is None) for value in node.outputs
         )
         if not vague and not any(value in self.changed for value in node.inputs):
             return
         self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+
+    def _refine_product(self, node: ir.Node) -> None:
+        """The last axis of what is multiplied with a matrix of known rows has that length."""
+        if node.op_type != "MatMul" or node.inputs[0] is None or node.inputs[1] is None:
+            return
+        left, right = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+        if (
+            left
+            and right
+            and len(right) >= 2
+            and isinstance(right[-2], int)
+            and not isinstance(left[-1], int)
+        ):
+            import onnx_ir as ir
+
+            node.inputs[0].shape = ir.Shape([*left[:-1], right[-2]])
+            self.changed.add(node.inputs[0])
 
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
@@ -177,7 +196,7 @@ class _Completion:
         return found is not None and _merge(value, found)
 
     def _reshaped(self, node: ir.Node) -> dict[str, onnx.TypeProto] | None:
-        """The output of operators whose second input is a shape that is partly known."""
+        """The output of operators whose shape follows from a partly known value of their second input."""
         import onnx
 
         source = node.inputs[0] if node.inputs else None
@@ -187,6 +206,11 @@ class _Completion:
             return None
         axes: Any = None
         target = self._known(node.inputs[1])
+        if node.op_type == "Range":
+            start, step = self._known(source), self._known(node.inputs[2])
+            counts = target is not None and target.ndim == 0 and start == 0 and step == 1
+            axes = [target.item()] if counts and target is not None else [None]
+            return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
         if target is None or target.ndim != 1:
             rank = _vector_length(node.inputs[1])
             target = None if rank is None else np.full(rank, None, object)

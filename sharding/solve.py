@@ -53,8 +53,10 @@ class _Value:
     size: int
     weight: bool
     counted: bool
+    constant: bool
+    """Computed from weights alone."""
     static: bool
-    """Computed from weights alone. To gather it at every inference would undo the cut: it costs its bytes."""
+    """A constant made of counted weights: to gather it at every inference would undo the cut."""
     last_use: int
 
 
@@ -89,23 +91,26 @@ class _Solver:
             last.update((value, index) for value in step.inputs if value is not None)
         last.update((value, end) for value in model_graph.outputs)
 
-        def add(value: ir.Value, *, weight: bool = False, static: bool = False) -> None:
+        def add(
+            value: ir.Value, *, weight: bool = False, static: bool = False, constant: bool = False
+        ) -> None:
             self.numbers[value] = len(self.values)
             size = value_bytes(value)
             is_counted = weight and value.name in counted
             if is_counted:
                 size = source.weights[value.name or ""].nbytes
-            self.values.append(_Value(size, weight, is_counted, static, last.get(value, -1)))
+            self.values.append(_Value(size, weight, is_counted, constant, static, last.get(value, -1)))
 
         for value in model_graph.inputs:
             add(value)
         for value in model_graph.initializers.values():
-            add(value, weight=True, static=True)
+            add(value, weight=True, static=value.name in counted, constant=True)
         for step in self.graph:
             known = [self.values[self.numbers[value]] for value in step.inputs if value is not None]
-            static = bool(known) and all(value.static for value in known)
+            static = any(value.static for value in known) and all(value.constant for value in known)
+            constant = bool(known) and all(value.constant for value in known)
             for value in step.node.outputs:
-                add(value, static=static)
+                add(value, static=static, constant=constant)
 
     def run(self) -> list[int]:
         states = [_State((0, 0.0), {}, None, None)]
@@ -161,7 +166,7 @@ class _Solver:
             if more_time == IMPOSSIBLE:
                 return None
             weight_bytes, time = weight_bytes + more_bytes, time + more_time
-            if where == _WHOLE and not self.values[number].weight:
+            if not where or (where == _WHOLE and not self.values[number].weight):
                 held.pop(number, None)
             else:
                 held[number] = where
@@ -192,8 +197,10 @@ class _Solver:
             return (0, 0.0), held
         if wanted == PARTIAL:
             return (0, IMPOSSIBLE), held
+        if not value.counted:  # what costs nothing need not be remembered
+            return (0, 0.0), held
         size = value.size // self.world if isinstance(wanted, Split) else value.size
-        return (size if value.counted else 0, 0.0), tuple(sorted((*held, wanted), key=str))
+        return (size, 0.0), tuple(sorted((*held, wanted), key=str))
 
     def _prune(self, states: list[_State]) -> list[_State]:
         if len(states) <= 1:

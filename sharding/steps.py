@@ -36,7 +36,7 @@ def steps(source: Source, world: int) -> list[Step]:
     """The graph's nodes in order, each with its options for this world size."""
     graph, opsets = source.model.graph, source.model.opset_imports
     functions = {(identifier[0], identifier[1]) for identifier in source.model.functions}
-    nodes = list(graph)
+    nodes = _constants_late(graph)
     views = [node_view(node, opsets, world) for node in nodes]
     found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
     counts = block_counts(view for view, has_rule in zip(views, found, strict=True) if has_rule)
@@ -55,6 +55,39 @@ def steps(source: Source, world: int) -> list[Step]:
             ]
         result.append(Step(node, view, inputs, options))
     return result
+
+
+def _constants_late(graph: ir.Graph) -> list[ir.Node]:
+    """The graph's nodes in order, but those that compute with weights alone only just before they are needed.
+
+    The solver then decides on a transposed or converted weight together with its use.
+    """
+    waiting: dict[ir.Node, None] = {}
+    constants = set(graph.initializers.values())
+    order: list[ir.Node] = []
+
+    def place(node: ir.Node) -> None:
+        pending = [(node, iter((*node.inputs, *captured(node))))]
+        while pending:  # depth first, without recursion: a chain may be long
+            current, inputs = pending[-1]
+            needed = (value.producer() for value in inputs if value is not None)
+            producer = next((item for item in needed if item in waiting), None)
+            if producer is None:
+                pending.pop()
+                order.append(current)
+            else:
+                del waiting[producer]
+                pending.append((producer, iter(producer.inputs)))
+
+    outputs = set(graph.outputs)
+    for node in graph:
+        late = bool(node.inputs) and all(value is None or value in constants for value in node.inputs)
+        if late and not captured(node) and not outputs.intersection(node.outputs):
+            waiting[node] = None
+            constants.update(node.outputs)
+        else:
+            place(node)
+    return order
 
 
 def _found_rule(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) -> bool:

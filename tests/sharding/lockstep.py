@@ -162,3 +162,9 @@ def collectives(folder: Path) -> list[str]:
     """The collectives in rank 0's model, in order."""
     model = onnx.load(folder / "rank_0.onnx", load_external_data=False)
     return [node.op_type for node in model.graph.node if node.domain == "com.microsoft"]
+
+
+def peak_kilobytes() -> int:
+    """The most memory this process ever held (``ru_maxrss`` would count the process that started it too)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -225,8 +225,8 @@ def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: b
     onnx.save(model, path, save_as_external_data=external, location="model.data")
     del model, graph
     code = (
-        "import resource, sys, onnx, onnx_ir, sharding.write, sharding.plan\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "import sys, onnx, onnx_ir, sharding.write, sharding.plan\n"
+        "from tests.sharding.lockstep import peak_kilobytes as peak\n"
         "before = peak(); sharding.slice_model(sys.argv[1], 2, sys.argv[2]); print(peak() - before)"
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
