@@ -80,6 +80,7 @@ class RankEmitter:
         self.nodes: list[ir.Node] = []
         self.collectives: list[Collective] = []
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self.arithmetic: dict[tuple[str, tuple[Any, ...], int], list[ir.Value]] = {}
         self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.weights: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.node: ir.Node | None = None
@@ -104,8 +105,17 @@ class RankEmitter:
     def op(
         self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **attributes: Any
     ) -> list[Any]:
-        """A further node."""
-        return self._add((domain, op_type), list(inputs), self._attributes(attributes), outputs)
+        """A further node. Shape arithmetic that stands in the graph already is used again: every layer of a
+        model divides the same shapes."""
+        if domain or attributes or not any(self._is_index_constant(value) for value in inputs):
+            return self._add((domain, op_type), list(inputs), self._attributes(attributes), outputs)
+        key = (op_type, tuple(inputs), outputs)
+        if key not in self.arithmetic:
+            self.arithmetic[key] = self._add((domain, op_type), list(inputs), [], outputs)
+        return list(self.arithmetic[key])
+
+    def _is_index_constant(self, value: Any) -> bool:
+        return value is not None and value.const_value is not None and value.dtype == self.ir.DataType.INT64
 
     def constant(self, value: np.ndarray[Any, Any]) -> Any:
         """A constant; equal ones are stored once."""
