@@ -45,25 +45,28 @@ def first(troubles: Sequence[Trouble]) -> Trouble | None:
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
 
 
-def error_of(trouble: Trouble, tail: Sequence[str]) -> RankFailedError:
-    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error."""
+def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> RankFailedError:
+    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error.
+
+    With ``trace``, an exception that is not one of ours brings its traceback: it is the user's own program's.
+    """
     where = f"rank {trouble.rank} on host {trouble.host}"
     if trouble.error is not None:
         message = str(trouble.error.get("message"))
         if not trouble.error.get("expected"):
             message = f"{trouble.error.get('type')}: {message}"
-        return RankFailedError(
-            f"{where}: {message}",
-            rank=trouble.rank,
-            host=trouble.host,
-            details=str(trouble.error.get("traceback", "")),
-        )
+        details = str(trouble.error.get("traceback", ""))
+        if trace and details and not trouble.error.get("expected"):
+            message += f"\n{details.rstrip()}"
+        return RankFailedError(f"{where}: {message}", rank=trouble.rank, host=trouble.host, details=details)
     code = trouble.ended.code if trouble.ended is not None else None
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:
         hint = _HINTS.get(_signal(code) or signal.SIGHUP, "")
     elif code is not None:
         sentence += " without an error message"
+    else:
+        hint = "Look at its host, and at the network between it and this one."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
     if tail:
         message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
@@ -80,7 +83,7 @@ def launcher_error(
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
     if lost is not None:
-        message += f" Rank {lost.rank} on host {lost.host} was the first to be gone, without saying why."
+        message += f" Rank {lost.rank} on host {lost.host} was gone first, and nothing says why."
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
@@ -89,7 +92,7 @@ def launcher_error(
 def how(code: int | None) -> str:
     """``exited with code 3``, ``was killed by SIGKILL``."""
     if code is None:
-        return "ended without saying why"
+        return "is gone, and nothing says why"
     if code < 0:
         number = _signal(code)
         return f"was killed by {number.name if number else f'signal {-code}'}"

@@ -54,6 +54,7 @@ class Job:
         send.
         """
         self.world_size = world_size
+        self._is_script = program[0] == "exec"
         self.failure: RankFailedError | LaunchError | None = None
         self.changed = threading.Condition()
         self._launcher = launcher
@@ -66,6 +67,7 @@ class Job:
         self._some_rank: Ended | None = None
         self._all_ended = False
         self._closing = False
+        self._hung_up = False
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -106,7 +108,7 @@ class Job:
 
     def _lost(self, peer: Peer) -> None:
         with self.changed:
-            if peer.rank not in self._done:
+            if peer.rank not in self._done and not self._hung_up:
                 self._trouble(peer.rank)
             self.changed.notify_all()
 
@@ -146,8 +148,9 @@ class Job:
             if self._closing:
                 return
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
-            if not self.changed.wait_for(self._certain, GATHER_SECONDS):
+            if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                self._hung_up = True
                 self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
             if self._closing:
@@ -184,7 +187,7 @@ class Job:
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
             return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started, lost)
-        return cause.error_of(trouble, self._output.tail(trouble.rank))
+        return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from ranks import wire
-from ranks.errors import CollectiveTimeoutError, PeerLostError, ShardrunError
+from ranks.errors import PeerLostError, ShardrunError
 from ranks.stream import Stream
 
 CONTROL = "SHARDRUN_CONTROL"
@@ -123,7 +123,7 @@ class Control:
                 "message": text[:_MAX_TEXT],
                 "traceback": trace[-_MAX_TEXT:],
                 "expected": isinstance(error, ShardrunError),
-                "secondary": isinstance(error, PeerLostError | CollectiveTimeoutError),
+                "secondary": isinstance(error, PeerLostError),
             },
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher import slices
-from tests.launcher.processes import Runner, Script
+from tests.launcher.processes import LIMIT, Runner, Script
 
 HOST = os.uname().nodename
 
@@ -23,8 +23,9 @@ SERVE = """
 
     # No guard: starting ranks must not run this script again.
     model, launcher, mode = sys.argv[1:]
+    TIMEOUT = float(os.environ.get("TEST_TIMEOUT", "300"))
     try:
-        with start(model, ranks=2, launcher=launcher) as group:
+        with start(model, ranks=2, launcher=launcher, timeout=TIMEOUT) as group:
             answer = group.predict(slices.feeds())
             mpirun = group._job._handle._process.pid if launcher == "mpirun" else None
             print(json.dumps({"pids": [s.pid for s in group.stats], "mpirun": mpirun}), flush=True)
@@ -59,6 +60,17 @@ def test_killed_rank(run_script: Runner, two_slices: Path, launcher: str, rank: 
     os.kill(script.message()["pids"][rank], signal.SIGKILL)
     found = first_cause(script)
     assert found.startswith(f"error: RankFailedError: rank {rank} on host {HOST} was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str, rank: int) -> None:
+    """A rank that neither works nor dies: the other waits for it as long as it may, and everything ends."""
+    script = run_script(SERVE, str(two_slices), launcher, "busy", TEST_TIMEOUT="10")
+    os.kill(script.message()["pids"][rank], signal.SIGSTOP)
+    code, _, errors = script.end(within=10 + LIMIT)
+    assert code == 1
+    assert errors.startswith(f"error: RankFailedError: rank {1 - rank} on host {HOST}: "), errors
+    assert f"Rank {rank} did not come" in errors
 
 
 @pytest.mark.parametrize("mode", ["busy", "idle"])
@@ -159,7 +171,10 @@ communicator.barrier()
 @pytest.mark.parametrize(
     ("deed", "expected"),
     [
-        ("raise ValueError('no such weight')", "rank 1 on host {host}: ValueError: no such weight"),
+        (
+            "raise ValueError('no such weight')",
+            "rank 1 on host {host}: ValueError: no such weight\nTraceback (most recent call last):\n  File ",
+        ),
         ("os._exit(3)", "rank 1 on host {host} exited with code 3 without an error message."),
         ("sys.exit(4)", "rank 1 on host {host} exited with code 4 without an error message."),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 1 on host {host} was killed by SIGSEGV."),
@@ -178,8 +193,9 @@ def test_a_rank_fails(run_script: Runner, launcher: str, tmp_path: Path, deed: s
     # Starting is not part of the 5 s, and cannot be told apart here.
     code, _, errors = script.end(within=30)
     assert code == 1
-    first = next(line for line in errors.splitlines() if not line.startswith("[rank "))
-    assert first.startswith("error: RankFailedError: " + expected.format(host=HOST))
+    own = "\n".join(line for line in errors.splitlines() if not line.startswith("[rank "))
+    assert own.startswith("error: RankFailedError: " + expected.format(host=HOST))
+    assert "launcher/" not in own and "ranks/" not in own
 
 
 def test_ranks_that_succeed(run_script: Runner, launcher: str, tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ def test_threads_take_turns(group: Group, two_slices: Path) -> None:
     assert not wrong
 
 
+def test_ranks_may_use_every_core(group: Group) -> None:
+    # Open MPI by itself binds each of two ranks to one core, and Intel MPI too.
+    assert {frozenset(os.sched_getaffinity(stats.pid)) for stats in group.stats} == {
+        frozenset(os.sched_getaffinity(0))
+    }
+
+
 def test_secret_is_on_no_command_line_and_inherited_by_nobody_else(group: Group) -> None:
     secret = group._job._listener.secret
     assert secret not in os.environ.values()
