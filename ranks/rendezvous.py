@@ -1,23 +1,22 @@
-"""How the ranks of one host find each other without MPI: an abstract Unix socket named after the job.
+"""The ranks of one host, connected without MPI; `ranks.meeting` brings them together.
 
-Rank 0 listens, the others connect; each side checks the user of the other as the kernel reports it
-(SO_PEERCRED). Abstract names leave nothing on disk, and file descriptors travel over the connections
-(SCM_RIGHTS), so neither does the memory that the ranks share. Each rank keeps the writing end of a pipe to
-itself and gives the reading end to all others: it reports a hang-up as soon as the rank is gone, by any
-death.
+Data and file descriptors travel through rank 0 (SCM_RIGHTS), so that the memory that ranks share needs no
+name. Each rank keeps the writing end of a pipe to itself and gives the reading end to all others: it hangs
+up as soon as the rank is gone, by any death. A rank that leaves in order first writes to it, and nobody
+reads: the number of bytes says why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
-import hashlib
 import json
 import os
 import select
 import socket
-import struct
 import sys
+import termios
 import time
 import weakref
 from collections.abc import Sequence
@@ -26,10 +25,8 @@ from typing import Any, NamedTuple
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity import Identity
 
-_PROTOCOL = "shardrun-rendezvous-1"
 _LARGEST_PACKET = 1 << 16
 _MOST_DESCRIPTORS = 8  # in one packet
-_NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
 
 
 class Item(NamedTuple):
@@ -40,7 +37,7 @@ class Item(NamedTuple):
 
 
 class Rendezvous:
-    """The ranks of one job on one host, connected. Made by `meet`."""
+    """The ranks of one job on one host, connected. Made by `ranks.meeting.meet`."""
 
     def __init__(self, identity: Identity, peers: dict[int, socket.socket], own_life: int) -> None:
         self.rank = identity.rank
@@ -48,12 +45,12 @@ class Rendezvous:
         self.life: dict[int, int] = {}
         self._peers = peers  # rank 0: one socket for each other rank; others: rank 0's
         self._own_life = own_life
+        self._reason = 1  # bytes to write when leaving
         # A forked child that kept the pipe open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_close_in_child, weakref.ref(self)))
 
     def exchange(self, data: Any, descriptors: Sequence[int] = (), timeout: float = 60.0) -> list[Item]:
-        """Every rank gives JSON-able ``data`` and file descriptors and gets those of all ranks, in rank
-        order.
+        """Every rank gives JSON-able ``data`` and file descriptors, and gets those of all in rank order.
 
         Own descriptors come back as they were given. Raises `PeerLostError` or `CollectiveTimeoutError`.
         """
@@ -67,8 +64,16 @@ class Rendezvous:
 
     def _collect_and_share(self, items: dict[int, Item], deadline: float) -> None:
         try:
-            for rank, peer in self._peers.items():
-                items[rank] = self._receive(peer, rank, deadline)
+            poll = select.poll()
+            waiting = {peer.fileno(): rank for rank, peer in self._peers.items()}
+            for descriptor in waiting:
+                poll.register(descriptor, select.POLLIN)
+            while waiting:  # whoever comes first: a death is noticed while others are awaited
+                ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                for descriptor in [descriptor for descriptor, _ in ready] or list(waiting)[:1]:
+                    rank = waiting.pop(descriptor)
+                    poll.unregister(descriptor)
+                    items[rank] = self._receive(self._peers[rank], rank, deadline)
             for to, peer in self._peers.items():
                 for rank, item in items.items():
                     if rank != to:
@@ -76,7 +81,7 @@ class Rendezvous:
         except CollectiveError as error:
             for rank, item in items.items():
                 if rank != 0:
-                    _close(item.descriptors)
+                    close_all(item.descriptors)
             for to, peer in self._peers.items():
                 with contextlib.suppress(CollectiveError):
                     self._send(peer, to, {"failed": str(error)}, ())
@@ -84,7 +89,10 @@ class Rendezvous:
 
     def _give_and_take(self, items: dict[int, Item], deadline: float) -> None:
         zero = self._peers[0]
-        self._send(zero, 0, items[self.rank].data, items[self.rank].descriptors)
+        with contextlib.suppress(
+            PeerLostError
+        ):  # where rank 0 has given up, what it said is there to be read
+            self._send(zero, 0, items[self.rank].data, items[self.rank].descriptors)
         try:
             while len(items) < self.size:
                 message = self._receive(zero, 0, deadline)
@@ -93,14 +101,14 @@ class Rendezvous:
                 if type(rank) is int and 0 <= rank < self.size and rank not in items:
                     items[rank] = Item(data.get("data"), message.descriptors)
                     continue
-                _close(message.descriptors)
+                close_all(message.descriptors)
                 if "failed" in data:
                     raise CollectiveError(str(data["failed"]))
                 raise CollectiveError(f"Rank 0 sent an unexpected message: {str(message.data)[:80]!r}.")
         except CollectiveError:
             for rank, item in items.items():
                 if rank != self.rank:
-                    _close(item.descriptors)
+                    close_all(item.descriptors)
             raise
 
     def gone(self) -> list[int]:
@@ -111,14 +119,40 @@ class Rendezvous:
         hung_up = {descriptor for descriptor, _ in poll.poll(0)}
         return [rank for rank, descriptor in self.life.items() if descriptor in hung_up]
 
+    def lost(self, peer: int) -> PeerLostError:
+        """The error that ``peer`` is gone, without what it was needed for.
+
+        Where it left because it had itself lost another rank, that one is named. This rank in turn will say
+        so.
+        """
+        seen = {self.rank}
+        while (said := self._last_words(peer)) > 1 and said - 2 in self.life and peer not in seen:
+            seen.add(peer)
+            peer = said - 2
+        self._reason = peer + 2
+        return PeerLostError(f"Rank {peer} {'left the group' if self._last_words(peer) else 'ended'}", peer)
+
     def close(self) -> None:
         """Leaves; the other ranks see this rank's pipe hang up. Safe to call twice."""
+        if self._own_life >= 0:
+            with contextlib.suppress(OSError):
+                os.set_blocking(self._own_life, False)
+                os.write(self._own_life, bytes(self._reason))
+        self._release()
+
+    def _release(self) -> None:
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()
         life, self.life = self.life, {}
         own, self._own_life = self._own_life, -1
-        _close([*life.values(), *([own] if own >= 0 else [])])
+        close_all([*life.values(), *([own] if own >= 0 else [])])
+
+    def _last_words(self, peer: int) -> int:
+        """Bytes in a rank's pipe: 0 if it ended, 1 if it left, 2 + n if it left having lost rank n."""
+        waiting = bytearray(4)
+        fcntl.ioctl(self.life[peer], termios.FIONREAD, waiting)
+        return int.from_bytes(waiting, sys.byteorder)
 
     def _send(self, peer: socket.socket, rank: int, data: Any, descriptors: Sequence[int]) -> None:
         try:
@@ -133,256 +167,27 @@ class Rendezvous:
             ) from error
 
     def _receive(self, peer: socket.socket, rank: int, deadline: float) -> Item:
-        if not select.select([peer], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not readable(peer, deadline - time.monotonic()):
             raise CollectiveTimeoutError(f"Rank {rank} did not answer in time while the ranks joined.")
-        item = _read(peer)
+        item = read(peer)
         if item is None:
             raise PeerLostError(f"Rank {rank} ended while the ranks joined.", rank)
         return item
 
 
-def meet(identity: Identity, timeout: float) -> Rendezvous:
-    """Connects this rank with all others of its job, which must be on this host.
-
-    Waits for late ranks up to ``timeout`` seconds. Raises `CollectiveTimeoutError` that names who is missing,
-    `PeerLostError` where a rank ended meanwhile, and `CollectiveError` where the ranks contradict each other
-    (another world size, the same rank twice, a second job of the same name).
-    """
-    if sys.platform != "linux":
-        raise CollectiveError(f"Ranks can meet without MPI on Linux only, but this is {sys.platform}.")
-    reading, writing = os.pipe()
-    try:
-        peers = _listen(identity, timeout) if identity.rank == 0 else {0: _connect(identity, timeout)}
-        rendezvous = Rendezvous(identity, peers, writing)
-    except BaseException:
-        _close([reading, writing])
-        raise
-    try:
-        items = rendezvous.exchange({"pid": os.getpid()}, [reading], timeout)
-        others = {rank: item.descriptors for rank, item in enumerate(items) if rank != identity.rank}
-        rendezvous.life = {rank: found[0] for rank, found in others.items() if found}
-        for rank, found in others.items():
-            _close(found[1:])
-            if len(found) != 1:
-                raise CollectiveError(f"Rank {rank} sent {len(found)} file descriptors instead of 1.")
-    except BaseException:
-        rendezvous.close()
-        raise
-    finally:
-        _close([reading])
-    return rendezvous
-
-
-def _name(identity: Identity) -> bytes:
-    """The job's abstract socket name. It holds no secret: every user of the host can list the names."""
-    key = f"{_PROTOCOL}:{os.getuid()}:{identity.key or 'job'}"
-    return b"\0shardrun-" + hashlib.sha256(key.encode()).hexdigest()[:32].encode()
-
-
-class _Guest:
-    """A connection that has not said yet which rank it is."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.pid, self.uid = _credentials(connection)
-
-
-def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
-    """Rank 0: waits until every other rank has said hello."""
-    deadline = time.monotonic() + timeout
-    size = identity.world_size
-    peers: dict[int, socket.socket] = {}
-    pids: dict[int, int] = {0: os.getpid()}
-    guests: dict[int, _Guest] = {}
-    listener = _bind(identity, deadline)
-    try:
-        poll = select.poll()
-        poll.register(listener, select.POLLIN)
-        while len(peers) < size - 1:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                missing = [rank for rank in range(1, size) if rank not in peers]
-                raise CollectiveTimeoutError(
-                    f"{_ranks(missing)} of {size} did not join within {timeout:g} s: start all ranks of "
-                    f"the job, with "
-                    "the same job, rank table and world size, on this host."
-                )
-            for descriptor, _ in poll.poll(min(left, 1.0) * 1000):
-                if descriptor == listener.fileno():
-                    guest = _accept(listener)
-                    if guest is not None:
-                        guests[guest.socket.fileno()] = guest
-                        poll.register(guest.socket, select.POLLIN)
-                elif descriptor in guests:
-                    guest = guests.pop(descriptor)
-                    poll.unregister(descriptor)
-                    rank = _admit(guest, identity, pids)
-                    if rank is not None:
-                        peers[rank] = guest.socket
-                        pids[rank] = guest.pid
-                        poll.register(guest.socket, select.POLLIN)
-                else:  # a rank that has joined says nothing until all have: it ended
-                    rank = next(r for r, peer in peers.items() if peer.fileno() == descriptor)
-                    raise PeerLostError(
-                        f"Rank {rank} (pid {pids[rank]}) ended before all ranks had joined.", rank
-                    )
-        # The name is free again before anyone is told, so that the next group of this job can have it.
-        listener.close()
-        for peer in peers.values():
-            with contextlib.suppress(OSError):
-                peer.send(b'{"welcome": true}')
-        return peers
-    except CollectiveError as error:
-        # All that are connected learn the reason, also those whose hello has not been read yet.
-        while (late := _accept(listener)) is not None:
-            guests[late.socket.fileno()] = late
-        for peer in (*peers.values(), *(guest.socket for guest in guests.values())):
-            with contextlib.suppress(OSError):
-                peer.send(json.dumps({"refused": str(error)}).encode())
-            peer.close()
-        raise
-    finally:
-        listener.close()
-        for guest in guests.values():
-            guest.socket.close()
-
-
-def _bind(identity: Identity, deadline: float) -> socket.socket:
-    patience = min(deadline, time.monotonic() + _NAME_TAKEN_PATIENCE)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    while True:
-        try:
-            listener.bind(_name(identity))
-            listener.listen(min(identity.world_size + 16, 4096))
-            listener.setblocking(False)
-            return listener
-        except OSError as error:
-            if time.monotonic() > patience:
-                listener.close()
-                raise CollectiveError(
-                    f"Rank 0 of this job is there already{_holder(identity)}: the job was started twice, "
-                    f"or two jobs "
-                    "have the same identity. Wait for the other one, or give each its own SHARDRUN_JOB "
-                    f"(32 hexadecimal digits). ({error.strerror})"
-                ) from error
-        time.sleep(0.05)
-
-
-def _accept(listener: socket.socket) -> _Guest | None:
-    """The next connection of this user; those of others are closed at once."""
-    try:
-        connection = listener.accept()[0]
-    except OSError:
-        return None
-    guest = _Guest(connection)
-    if guest.uid != os.getuid():
-        connection.close()
-        return None
-    return guest
-
-
-def _holder(identity: Identity) -> str:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(1.0)
-        probe.connect(_name(identity))
-        pid, uid = _credentials(probe)
-        return f" (process {pid} of user {uid})"
-    return ""
-
-
-def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | None:
-    """The rank that a guest says it is, or None for a stranger; raises where the job contradicts itself."""
-    item = _read(guest.socket)
-    if item is None:
-        guest.socket.close()
-        return None
-    _close(item.descriptors)
-    hello = item.data
-    if not isinstance(hello, dict) or hello.get("protocol") != _PROTOCOL:
-        guest.socket.close()
-        return None
-    rank, size = hello.get("rank"), hello.get("world_size")
-    wrong = None
-    if size != identity.world_size:
-        wrong = (
-            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank 0 (pid {os.getpid()}) for "
-            f"{identity.world_size}: start every rank with the same world size."
-        )
-    elif type(rank) is not int or not 0 <= rank < identity.world_size:
-        wrong = f"Process {guest.pid} says it is rank {rank!r} of {size}, which does not exist."
-    elif rank in pids:
-        wrong = f"Rank {rank} was started twice: processes {pids[rank]} and {guest.pid}."
-    if wrong:
-        with contextlib.suppress(OSError):
-            guest.socket.send(json.dumps({"refused": wrong}).encode())
-        guest.socket.close()
-        raise CollectiveError(wrong)
-    assert isinstance(rank, int)
-    return rank
-
-
-def _connect(identity: Identity, timeout: float) -> socket.socket:
-    """Another rank: connects to rank 0 and waits for its welcome."""
-    deadline = time.monotonic() + timeout
-    pause = 0.002
-    while True:
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            peer.settimeout(max(0.001, deadline - time.monotonic()))
-            peer.connect(_name(identity))
-            break
-        except OSError:  # not there yet (ECONNREFUSED), or its queue is full
-            peer.close()
-        if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(
-                f"Rank {identity.rank} waited {timeout:g} s for rank 0, which did not appear on this host: "
-                f"start all "
-                f"ranks of the job, with the same job, rank table and world size ({identity.world_size})."
-            )
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.05)
-    try:
-        _, uid = _credentials(peer)
-        if uid != os.getuid():
-            raise CollectiveError(
-                f"The rendezvous of this job is held by a process of another user (uid {uid})."
-            )
-        hello = {"protocol": _PROTOCOL, "rank": identity.rank, "world_size": identity.world_size}
-        item = None
-        with contextlib.suppress(OSError):
-            peer.send(json.dumps(hello).encode())
-            # Rank 0 knows who is missing and says so at its own time-out, which may be a little later than
-            # ours.
-            if not select.select([peer], [], [], max(0.0, deadline - time.monotonic()) + 1.0)[0]:
-                raise CollectiveTimeoutError(
-                    f"Rank {identity.rank} reached rank 0, but not all {identity.world_size} ranks joined "
-                    f"within "
-                    f"{timeout:g} s: start the missing ones."
-                )
-            item = _read(peer)
-        if item is None:
-            raise PeerLostError("Rank 0 ended before all ranks had joined.", 0)
-        _close(item.descriptors)
-        answer = item.data if isinstance(item.data, dict) else {}
-        if "refused" in answer:
-            raise CollectiveError(str(answer["refused"]))
-        if "welcome" not in answer:
-            raise CollectiveError(f"Rank 0 answered {str(item.data)[:80]!r} instead of a welcome.")
-        peer.setblocking(True)
-        return peer
-    except BaseException:
-        peer.close()
-        raise
-
-
-def _read(peer: socket.socket) -> Item | None:
+def read(peer: socket.socket) -> Item | None:
     """One packet, or None at the end; garbage is an Item without data."""
     try:
-        raw, descriptors, flags, _ = socket.recv_fds(peer, _LARGEST_PACKET, _MOST_DESCRIPTORS)
+        try:
+            raw, descriptors, flags, _ = socket.recv_fds(peer, _LARGEST_PACKET, _MOST_DESCRIPTORS)
+        except (
+            ConnectionResetError
+        ):  # it closed without reading all of ours; what it sent before is still there
+            raw, descriptors, flags, _ = socket.recv_fds(peer, _LARGEST_PACKET, _MOST_DESCRIPTORS)
     except OSError:
         return None
     if not raw:
-        _close(descriptors)
+        close_all(descriptors)
         return None
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -394,24 +199,18 @@ def _read(peer: socket.socket) -> Item | None:
         return Item(None, descriptors)
 
 
-def _credentials(peer: socket.socket) -> tuple[int, int]:
-    """Process and user id of the other end, from the kernel: unix(7)."""
-    pid, uid, _ = struct.unpack(
-        "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    )
-    return pid, uid
+def readable(peer: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(peer, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def _close_in_child(rendezvous: weakref.ref[Rendezvous]) -> None:
     if (parent := rendezvous()) is not None:
-        parent.close()
+        parent._release()
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _close(descriptors: Sequence[int]) -> None:
+def close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -68,7 +68,9 @@ def choose(identity: Identity, device: str = "cpu") -> str:
         return _DEVICE_BACKENDS[device]
     if identity.shares_host:
         return "shm"
-    return "mpi" if identity.source.startswith(("OMPI_", "PMI_", "SLURM_")) else "gloo"
+    # Under `srun --mpi=none` an MPI library would make every rank a world of its own.
+    slurm_with_mpi = identity.source.startswith("SLURM_") and "PMIX_RANK" in os.environ
+    return "mpi" if slurm_with_mpi or identity.source.startswith(("OMPI_", "PMI_")) else "gloo"
 
 
 def default_timeout() -> float:

@@ -122,3 +122,10 @@ def blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
     for row in range(0, rows, high):
         for column in range(0, columns, wide):
             yield slice(row, min(row + high, rows)), slice(column, min(column + wide, columns))
+
+
+def split(count: int, size: int) -> list[slice]:
+    """``count`` elements in ``size`` nearly equal parts, whose borders do not share a cache line."""
+    share = -(-count // size)
+    share = -(-share // 64) * 64
+    return [slice(min(rank * share, count), min((rank + 1) * share, count)) for rank in range(size)]

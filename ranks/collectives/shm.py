@@ -23,7 +23,8 @@ from ranks.collectives.shm_reduce import Sums
 from ranks.collectives.shm_sync import STEP, signature
 from ranks.errors import CollectiveError
 from ranks.identity import Identity
-from ranks.rendezvous import Rendezvous, meet
+from ranks.meeting import meet
+from ranks.rendezvous import Rendezvous
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 
@@ -39,9 +40,10 @@ class ShmCommunicator(Communicator):
         self.timeout = timeout
         self._rendezvous = rendezvous
         self._area = area
-        self._phases = Phases(area, rendezvous.life, timeout, crowded=crowded)
+        self._phases = Phases(area, rendezvous, timeout, crowded=crowded)
         self._sums = Sums(self._phases)
-        self._known_sums = self._sums.known
+        self._all_reduce = self._sums.all_reduce()
+        self.all_reduce = self._all_reduce  # type: ignore[method-assign, assignment]  # one call less
         self._sent = dict.fromkeys(range(self.size), 0)
         self._received = dict.fromkeys(range(self.size), 0)
 
@@ -50,11 +52,7 @@ class ShmCommunicator(Communicator):
         return self._area.allocate(tuple(shape), np.dtype(dtype))
 
     def all_reduce(self, buffer: Array) -> None:
-        try:
-            reduce = self._known_sums[id(buffer)]
-        except KeyError:
-            reduce = self._sums.find(buffer)
-        reduce(buffer)
+        self._all_reduce(buffer)
 
     def all_gather(self, buffer: Array, out: Array, axis: int = 0) -> None:
         phases = self._phases
@@ -151,8 +149,8 @@ class ShmCommunicator(Communicator):
         self._phases.meet(self._phases.begin(signature("barrier")), lambda: "barrier")
 
     def close(self) -> None:
-        if self._phases.leave():
-            self._rendezvous.close()
+        self._phases.stop("it was closed.")
+        self._rendezvous.close()
 
 
 def connect(identity: Identity, timeout: float) -> ShmCommunicator:

@@ -11,6 +11,7 @@ The file is sparse: only pages that were touched cost memory.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import mmap
@@ -71,6 +72,8 @@ class Area:
                 f"Shared memory of {found >> 20} MiB of addresses cannot be mapped ({error.strerror}): "
                 "raise the limit `ulimit -v`, or use other collectives (SHARDRUN_COLLECTIVES=gloo)."
             ) from error
+        with contextlib.suppress(OSError):
+            self._map.madvise(mmap.MADV_DONTDUMP)  # a core file would hold every rank's buffers
         self.rank = rank
         self.size = size
         view = memoryview(self._map)
@@ -85,7 +88,7 @@ class Area:
         self._returned: deque[tuple[int, int]] = deque()
 
     def line(self, rank: int) -> int:
-        """Index in `words` of a rank's line: counter, published offset, whether it has left."""
+        """Index in `words` of a rank's line: its counter, then the published offset."""
         return rank * LINE
 
     def mail_line(self, sender: int, receiver: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from ranks.collectives.arrays import Array
 from ranks.collectives.shm_area import Area
 from ranks.collectives.shm_sync import STEP, Waiter, fence
 from ranks.errors import CollectiveError
+from ranks.rendezvous import Rendezvous
 
 DIRECT = 128 << 10  # bytes from which buffers in shared memory are worked on where they are
 _NOWHERE = (1 << 64) - 1
-_CLOSED = "it was closed."
 
 What = Callable[[], str]  # says in words what a rank is doing, for an error
 
@@ -28,7 +29,7 @@ class Phases:
     seen all others in one phase knows that they have read what it wrote in the phase before the last.
     """
 
-    def __init__(self, area: Area, life: dict[int, int], timeout: float, *, crowded: bool) -> None:
+    def __init__(self, area: Area, rendezvous: Rendezvous, timeout: float, *, crowded: bool) -> None:
         self.area = area
         self.rank, self.size = area.rank, area.size
         self.timeout = timeout
@@ -36,17 +37,16 @@ class Phases:
         self.me = area.line(area.rank)
         self.peers = [(peer, area.line(peer)) for peer in range(area.size) if peer != area.rank]
         self.order = fence()
-        self.number = [0]  # times STEP; in a list, so that closures can share it
+        self.number = itertools.count(STEP, STEP)
         self.broken = ""
         self.when_broken: list[Callable[[], None]] = []
-        self._waiter = Waiter(area.words, area.rank, dict(self.peers), life, crowded=crowded)
+        self._waiter = Waiter(area.words, dict(self.peers), rendezvous, crowded=crowded)
         os.register_at_fork(after_in_child=functools.partial(_break_in_child, weakref.ref(self)))
 
     def begin(self, code: int) -> int:
         """Begins a phase: its number, with the operation's signature in the low bits."""
         self.check()
-        value = self.number[0] = self.number[0] + STEP
-        return value | code
+        return next(self.number) | code
 
     def slot(self, rank: int, value: int, like: Array) -> Array:
         """A rank's half in phase ``value``, as an array like another."""
@@ -120,14 +120,6 @@ class Phases:
         """Stops and raises."""
         self.stop(why)
         raise CollectiveError(why)
-
-    def leave(self) -> bool:
-        """Marks this rank as gone, for the messages of the others; False where that was done before."""
-        if self.broken == _CLOSED:
-            return False
-        self.stop(_CLOSED)
-        self.words[self.me + 2] = 1
-        return True
 
 
 def say(operation: str, buffer: Array) -> What:

@@ -15,6 +15,7 @@ from ranks.collectives.shm_sync import STEP, signature
 _WHOLE = 32 << 10  # bytes up to which more than two ranks each add everything, instead of a part each
 _PIECE = 512 << 10  # bytes of a piece of a large message: what two ranks work on stays in their caches
 _CHUNK = 1 << 20  # bytes that are added before they are handed out: they are still in the cache then
+_GLANCES = 50  # at a counter, before the calls that a longer wait takes
 _MOST_SHAPES = 1024  # remembered
 
 Reduce = Callable[[Array], None]
@@ -29,6 +30,19 @@ class Sums:
         self._guards: dict[int, weakref.ref[Array]] = {}
         self._by_shape: dict[tuple[str, tuple[int, ...]], Reduce] = {}
         phases.when_broken.append(self._forget_all)
+
+    def all_reduce(self) -> Reduce:
+        """The function that sums any buffer: a plain function, as a method would take longer to call."""
+        known, find = self.known, self.find
+
+        def reduce(buffer: Array) -> None:
+            try:
+                way = known[id(buffer)]
+            except KeyError:
+                way = find(buffer)
+            way(buffer)
+
+        return reduce
 
     def find(self, buffer: Array) -> Reduce:
         """The function that sums buffers like this one; raises where such a buffer cannot be summed."""
@@ -73,10 +87,10 @@ def _small_pair(phases: Phases, like: Array, code: int, what: What) -> Reduce:
     me, words, number, wait, order = phases.me, phases.words, phases.number, phases.wait, phases.order
     even, odd = (phases.slot(phases.rank, half * STEP, like) for half in (0, 1))
     even_in, odd_in = (phases.slot(peer, half * STEP, like) for half in (0, 1))
-    add, first = np.add, phases.rank == 0
+    add, first, glances = np.add, phases.rank == 0, range(_GLANCES)
 
     def reduce(buffer: Array) -> None:
-        value = number[0] = number[0] + STEP
+        value = next(number)
         if value & STEP:
             mine, theirs = odd, odd_in
         else:
@@ -86,7 +100,10 @@ def _small_pair(phases: Phases, like: Array, code: int, what: What) -> Reduce:
         if order is not None:
             order()
         words[me] = value
-        if words[line] != value:
+        for _ in glances:
+            if words[line] == value:
+                break
+        else:
             wait(peer, value, what)
         if order is not None:
             order()
@@ -130,7 +147,7 @@ def _piece(phases: Phases, piece: Array, code: int, what: What) -> None:
     value = phases.begin(code)
     phases.slot(phases.rank, value, piece)[...] = piece
     phases.meet(value, what)
-    parts = split(piece.size, phases.size)
+    parts = arrays.split(piece.size, phases.size)
     mine = parts[phases.rank]
     total = piece[mine]
     arrays.sum_into(total, [total, *(phases.slot(peer, value, piece)[mine] for peer, _ in phases.peers)])
@@ -147,7 +164,7 @@ def _large(phases: Phases, buffer: Array, code: int, what: What) -> None:
     if not buffers:
         _pieces(phases, buffer, code, what)
         return
-    mine = split(buffer.size, phases.size)[phases.rank]
+    mine = arrays.split(buffer.size, phases.size)[phases.rank]
     others = [buffers[peer] for peer, _ in phases.peers]
     step = _CHUNK // buffer.itemsize
     for start in range(mine.start, mine.stop, step):
@@ -157,10 +174,3 @@ def _large(phases: Phases, buffer: Array, code: int, what: What) -> None:
         for other in others:
             other[chunk] = total
     phases.meet(phases.begin(code), what)
-
-
-def split(count: int, size: int) -> list[slice]:
-    """``count`` elements in ``size`` nearly equal parts, whose borders do not share a cache line."""
-    share = -(-count // size)
-    share = -(-share // 64) * 64
-    return [slice(min(rank * share, count), min((rank + 1) * share, count)) for rank in range(size)]

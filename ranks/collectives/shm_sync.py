@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from ranks.collectives.arrays import CODES
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
+from ranks.rendezvous import Rendezvous
 
 OPERATIONS = ("barrier", "all_reduce", "all_gather", "all_to_all", "broadcast", "send/recv")
 STEP = 1 << 20  # one phase; the 20 bits below it hold the signature
@@ -35,7 +36,15 @@ _YIELDING_CROWDED = 1e-4
 _SHORTEST_NAP, _LONGEST_NAP = 5e-5, 5e-3
 _NAP_SHARE = 8  # a nap is at most this part of the wait so far, so that it delays little
 
-_MEMBARRIER = {"aarch64": 283, "riscv64": 283, "ppc64le": 365, "ppc64": 365, "s390x": 356, "loongarch64": 283}
+_ORDERED = {"x86_64", "AMD64", "i686"}  # processors that order memory as the program does, for this use
+_MEMBARRIER = {
+    "aarch64": 283,
+    "riscv64": 283,
+    "loongarch64": 283,
+    "ppc64le": 365,
+    "s390x": 356,
+    "x86_64": 324,
+}
 _GLOBAL_EXPEDITED, _REGISTER_GLOBAL_EXPEDITED = 1 << 1, 1 << 2
 
 
@@ -48,8 +57,11 @@ def signature(operation: str, dtype: str = "", *numbers: int) -> int:
 def fence() -> Callable[[], None] | None:
     """What orders memory between ranks on this processor; None where it does so by itself."""
     machine = platform.machine()
-    if machine in {"x86_64", "AMD64", "i686"}:
-        return None
+    return None if machine in _ORDERED else membarrier(machine)
+
+
+def membarrier(machine: str) -> Callable[[], None]:
+    """membarrier(2) over all processes that registered for it, as this one does here."""
     number = _MEMBARRIER.get(machine)
     libc = ctypes.CDLL(None, use_errno=True)
     if number is None or libc.syscall(number, _REGISTER_GLOBAL_EXPEDITED, 0, 0) != 0:
@@ -58,29 +70,30 @@ def fence() -> Callable[[], None] | None:
             "use other collectives (SHARDRUN_COLLECTIVES=mpi or gloo)."
         )
 
-    def membarrier() -> None:
+    def barrier() -> None:
         if libc.syscall(number, _GLOBAL_EXPEDITED, 0, 0) != 0:
             raise CollectiveError(f"membarrier(2) failed: {os.strerror(ctypes.get_errno())}.")
 
-    return membarrier
+    return barrier
 
 
 class Waiter:
     """Waits for counters of peers, and watches that the peers are alive."""
 
     def __init__(
-        self, words: memoryview, rank: int, lines: dict[int, int], life: dict[int, int], *, crowded: bool
+        self, words: memoryview, lines: dict[int, int], rendezvous: Rendezvous, *, crowded: bool
     ) -> None:
-        """``lines``: where in ``words`` each counter is; ``life``: the pipe that a rank's death hangs up."""
+        """``lines``: where in ``words`` each other rank's counter is."""
         self._words = words
-        self._rank = rank
+        self._rank = rendezvous.rank
+        self._rendezvous = rendezvous
         self._lines = lines
         self._spins = range(_SPINS_CROWDED if crowded else _SPINS)
         self._yielding = _YIELDING_CROWDED if crowded else _YIELDING
         self._poll = select.poll()
-        self._ranks = {descriptor: peer for peer, descriptor in life.items()}
+        self._ranks = {descriptor: peer for peer, descriptor in rendezvous.life.items()}
         self._gone: set[int] = set()
-        for descriptor in life.values():
+        for descriptor in rendezvous.life.values():
             self._poll.register(descriptor, 0)  # hang-ups are always reported
 
     def collective(self, peer: int, value: int, timeout: float, what: Callable[[], str]) -> None:
@@ -136,9 +149,8 @@ class Waiter:
         )
 
     def _lost(self, peer: int, what: Callable[[], str]) -> NoReturn:
-        left = self._words[self._lines[peer] + 2]
-        how = "left the group" if left else "ended"
-        raise PeerLostError(f"Rank {peer} {how} while rank {self._rank} waited for it in {what()}.", peer)
+        lost = self._rendezvous.lost(peer)
+        raise PeerLostError(f"{lost} while rank {self._rank} waited for it in {what()}.", lost.peer)
 
     def _disagree(self, peer: int, found: int, what: Callable[[], str]) -> NoReturn:
         raise CollectiveError(

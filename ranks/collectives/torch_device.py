@@ -153,8 +153,7 @@ class DeviceCommunicator(Communicator):
             self._broken = str(error)
             raise
         except RuntimeError as error:
-            gone = self._membership.gone()
-            mapped = translate(error, what, self.rank, self.timeout, gone[0] if gone else None)
+            mapped = translate(error, what, self.rank, self.timeout, self._membership.lost())
             self._broken = str(mapped)
             raise mapped from error
 
@@ -169,9 +168,9 @@ class DeviceCommunicator(Communicator):
             now = time.monotonic()
             if now - looked > _WATCH:
                 looked = now
-                for peer in self._membership.gone():
-                    # It may have ended after its part of this operation was done.
-                    time.sleep(_WATCH)
+                peer = self._membership.lost()
+                if peer is not None:
+                    time.sleep(_WATCH)  # it may have ended after its part of this operation was done
                     if not work.is_completed():
                         raise PeerLostError(
                             f"Rank {peer} ended while rank {self.rank} waited in {what}.", peer
@@ -189,7 +188,7 @@ class DeviceCommunicator(Communicator):
         work.wait()
 
     def _settle(self) -> None:
-        getattr(self._torch, self.device.type).current_stream(self.device).synchronize()
+        getattr(self._torch, self.device.type).synchronize(self.device)
 
 
 def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCommunicator:

@@ -18,7 +18,8 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.host import CLOSED, HostCommunicator, What
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
-from ranks.rendezvous import Rendezvous, meet
+from ranks.meeting import meet
+from ranks.rendezvous import Rendezvous
 
 _THIS_HOST = {"", "localhost", "127.0.0.1", "::1"}
 
@@ -64,14 +65,14 @@ class Membership:
             self.close()
             raise
 
-    def gone(self, patience: float = 0.0) -> list[int]:
-        """Ranks that are known to have ended; waits up to ``patience`` seconds for one."""
+    def lost(self, patience: float = 0.0) -> int | None:
+        """The rank that is known to have ended first; waits up to ``patience`` seconds for one."""
         if self._rendezvous is None:
-            return []
+            return None
         deadline = time.monotonic() + patience
         while not (found := self._rendezvous.gone()) and time.monotonic() < deadline:
             time.sleep(0.005)
-        return found
+        return self._rendezvous.lost(found[0]).peer if found else None
 
     def close(self) -> None:
         """Leaves the group, which the others notice. Safe to call twice."""
@@ -147,12 +148,14 @@ class GlooCommunicator(HostCommunicator):
             getattr(self._dist, name)(*tensors, group=self._group, **options)
         except RuntimeError as error:
             # The kernel closes a dead rank's connections one by one, so that this may come a little later.
-            gone = self._membership.gone(0.0 if "imed out" in str(error) else 0.2) or (
-                [1 - self.rank] if self.size == 2 else []
-            )
+            peer_lost = self._membership.lost(0.0 if "imed out" in str(error) else 0.2)
+            if peer_lost is None and self.size == 2:
+                peer_lost = 1 - self.rank
             # Tells ranks that wait for us and not for the one that was lost.
             self._membership.disband()
-            self._fail(translate(error, what(), self.rank, self.timeout, gone[0] if gone else peer))
+            self._fail(
+                translate(error, what(), self.rank, self.timeout, peer if peer_lost is None else peer_lost)
+            )
 
 
 def connect(identity: Identity, timeout: float, backend: str) -> Communicator:

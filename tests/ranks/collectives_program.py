@@ -22,8 +22,10 @@ import ml_dtypes
 import numpy as np
 
 from ranks import group
+from ranks.collectives import shm_phases, shm_sync
 from ranks.collectives.base import Communicator
 from ranks.errors import CollectiveError, PeerLostError, ShardrunError
+from ranks.identity import identify
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -222,6 +224,82 @@ def suite(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     tests.gather((2, largest // 8 // size), kind("float32"), 1)
     world.barrier()
     return tests.done
+
+
+def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
+    """The suite in a new group whose memory is ordered by membarrier(2), as on processors that need it."""
+    real, calls = shm_sync.membarrier("x86_64"), [0]
+
+    def counted() -> None:
+        calls[0] += 1
+        real()
+
+    world.barrier()
+    group.leave()
+    shm_phases.fence = lambda: counted
+    return {**suite(group.join(), largest, light), "barriers": calls[0]}
+
+
+def tensors(world: Communicator) -> dict[str, Any]:
+    """The communicator of device tensors, with CPU tensors and Gloo underneath.
+
+    Without send and recv: Gloo does not say whether one of those has completed.
+    """
+    import torch
+
+    from ranks.collectives.torch_device import DeviceCommunicator
+    from ranks.collectives.torch_dist import Membership
+
+    world.barrier()
+    group.leave()
+    device = torch.device("cpu")
+    world = DeviceCommunicator(Membership(identify(), world.timeout, "gloo"), world.timeout, "gloo", device)
+    size, rank, cases = world.size, world.rank, 0
+    for name in ("float32", "float16", "bfloat16", "int64", "uint8", "bool"):
+        dtype = getattr(torch, name)
+        parts = [(torch.arange(24).reshape(2, 3, 4) * (r + 1) % 7).to(dtype) for r in range(size)]
+        if name != "bool":
+            buffer = world.allocate((2, 3, 4), kind(name))
+            buffer.copy_(parts[rank])
+            world.all_reduce(buffer)
+            assert torch.equal(buffer, sum(parts)), name
+        for axis in (0, 1, 2, -1):
+            out = torch.cat([torch.zeros_like(parts[0])] * size, axis)
+            world.all_gather(parts[rank], out, axis)
+            assert torch.equal(out, torch.cat(parts, axis)), (name, axis)
+            cases += 1
+        out = torch.zeros_like(parts[0])
+        world.all_to_all(parts[rank], out)
+        assert torch.equal(out, torch.cat([part.chunk(size)[rank] for part in parts])), name
+        for root in range(size):
+            buffer = parts[rank].clone()
+            world.broadcast(buffer, root)
+            assert torch.equal(buffer, parts[root]), name
+        cases += 1
+    empty = torch.zeros((0, 2))
+    world.all_reduce(empty)
+    world.all_gather(empty, torch.zeros((0, 2)), 0)
+    for call in (
+        lambda: world.all_reduce(np.ones(3)),
+        lambda: world.all_reduce(torch.ones(3, dtype=torch.bool)),
+        lambda: world.all_reduce(torch.ones(4, 4).T),
+        lambda: world.all_reduce(torch.ones(3, device="meta")),
+        lambda: world.all_gather(torch.ones(3), torch.ones(3 * size), 1),
+        lambda: world.all_gather(torch.ones(3), torch.ones(3 * size + 1), 0),
+        lambda: world.all_to_all(torch.ones(size + 1), torch.ones(size + 1)),
+        lambda: world.broadcast(torch.ones(3), size),
+        lambda: world.send(torch.ones(3), rank),
+        lambda: world.allocate((3,), np.dtype("U3")),
+    ):
+        try:
+            call()
+        except CollectiveError:
+            cases += 1
+            continue
+        raise AssertionError("a wrong call was not refused")
+    world.barrier()
+    world.close()
+    return {"cases": cases}
 
 
 def random_sequence(tests: Suite, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,27 @@ def test_suite(backend: str, size: int) -> None:
             assert not ended.reports["files"], "shared memory has a name"
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors use membarrier in every test")
+def test_memory_barriers() -> None:
+    """Processors that do not order memory by themselves get it from membarrier(2): the same suite with it."""
+    world = worlds.run("shm", 3, "fenced", largest=MIB, light=True)
+    for ended in world.ranks:
+        assert ended.reports.get("finished") and ended.reports["barriers"] > 1000, ended.errors
+
+
+def test_device_tensors() -> None:
+    """The logic that NCCL and HCCL share, on CPU tensors over Gloo; NCCL itself needs a GPU for each rank."""
+    need("gloo")
+    world = worlds.run("auto", 2, "tensors")
+    for ended in world.ranks:
+        assert ended.reports.get("finished") and ended.reports["cases"] > 20, ended.errors
+
+
+def test_slurm_with_pmix_uses_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_RANK", "0")
+    assert choose(identity(2, "SLURM_PROCID and SLURM_NTASKS")) == "mpi"
+
+
 def test_mpirun_alone_needs_no_mpi_on_one_host() -> None:
     need("mpi")
     world = worlds.run("auto", 2, "forked", launcher="mpirun")
@@ -72,6 +94,7 @@ def identity(local_size: int | None, source: str) -> Identity:
         (identity(4, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "shm"),
         (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "mpi"),
         (identity(2, "PMI_RANK and PMI_SIZE"), "cpu", "mpi"),
+        (identity(2, "SLURM_PROCID and SLURM_NTASKS"), "cpu", "gloo"),  # srun --mpi=none
         (identity(2, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "gloo"),
         (identity(None, "RANK_ID and RANK_SIZE"), "cpu", "gloo"),
         (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cuda", "nccl"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -18,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from ranks import rendezvous
+from ranks import meeting
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity import Identity
-from ranks.rendezvous import Rendezvous, meet
+from ranks.meeting import meet
+from ranks.rendezvous import Rendezvous
 
 PATIENCE = 30.0
 
@@ -128,7 +130,7 @@ def test_another_world_size(pool: ThreadPoolExecutor, job: str) -> None:
 
 
 def test_rank_0_twice(pool: ThreadPoolExecutor, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_NAME_TAKEN_PATIENCE", 0.3)
+    monkeypatch.setattr(meeting, "_NAME_TAKEN_PATIENCE", 0.3)
     first = join(pool, job, 0, 2)
     time.sleep(0.2)
     with pytest.raises(
@@ -145,7 +147,7 @@ def stranger(job: str, size: int) -> socket.socket:
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(ConnectionRefusedError):
-            connection.connect(rendezvous._name(who(job, 0, size)))
+            connection.connect(meeting._name(who(job, 0, size)))
             return connection
         connection.close()
         assert time.monotonic() < deadline
@@ -197,7 +199,7 @@ def test_impossible_ranks_are_refused(pool: ThreadPoolExecutor, job: str, rank: 
 @pytest.mark.parametrize("answer", [b"\x00\x01", b"[]", b'{"hello": 1}', b'{"refused": ["x"]}', b""])
 def test_a_rank_0_that_answers_garbage(pool: ThreadPoolExecutor, job: str, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(rendezvous._name(who(job, 0, 2)))
+        listener.bind(meeting._name(who(job, 0, 2)))
         listener.listen()
         future = join(pool, job, 1, 2)
         with listener.accept()[0] as connection:
@@ -208,18 +210,26 @@ def test_a_rank_0_that_answers_garbage(pool: ThreadPoolExecutor, job: str, answe
             future.result(PATIENCE)
 
 
+def hello(connection: socket.socket, rank: int, size: int) -> None:
+    connection.send(
+        json.dumps({"protocol": "shardrun-rendezvous-1", "rank": rank, "world_size": size}).encode()
+    )
+
+
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_rank_that_ends_while_the_ranks_join(pool: ThreadPoolExecutor, job: str, size: int) -> None:
     before = open_descriptors()
-    first, third = join(pool, job, 0, size), join(pool, job, 2, size)
-    with stranger(job, size) as connection:
-        hello = {"protocol": "shardrun-rendezvous-1", "rank": 1, "world_size": size}
-        connection.send(json.dumps(hello).encode())
-    for future in (first, third):
-        with pytest.raises(CollectiveError, match=r"Rank 1 .*ended"):
-            future.result(PATIENCE)
-    with pytest.raises(PeerLostError):
-        first.result(PATIENCE)
+    first = join(pool, job, 0, size)
+    with stranger(job, size) as third:
+        hello(third, 2, size)
+        with stranger(job, size) as second:
+            hello(second, 1, size)
+        with pytest.raises(PeerLostError, match=r"Rank 1 .*ended"):
+            first.result(PATIENCE)
+        heard = b""
+        while packet := third.recv(4096):
+            heard += packet
+    assert re.search(rb"Rank 1 .*ended", heard), heard
     assert open_descriptors() == before
 
 
@@ -227,7 +237,7 @@ def other_process(job: str, rank: int, size: int, then: str) -> subprocess.Popen
     program = f"""if True:
         import os, signal, sys, time
         from ranks.identity import Identity
-        from ranks.rendezvous import meet
+        from ranks.meeting import meet
         member = meet(Identity({rank}, {size}, {rank}, {size}, key={job!r}), {PATIENCE})
         {then}
         """
@@ -294,7 +304,7 @@ def test_another_user_cannot_join(pool: ThreadPoolExecutor, job: str) -> None:
     hello = json.dumps({"protocol": "shardrun-rendezvous-1", "rank": 1, "world_size": 2})
     intruder = as_nobody(
         f"os.setuid({NOBODY}); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        f"s.connect({rendezvous._name(who(job, 0, 2))!r}); print('in'); s.send({hello!r}.encode()); "
+        f"s.connect({meeting._name(who(job, 0, 2))!r}); print('in'); s.send({hello!r}.encode()); "
         f"s.recv(10)"
     )
     assert (
@@ -310,7 +320,7 @@ def test_another_user_cannot_join(pool: ThreadPoolExecutor, job: str) -> None:
 def test_another_user_cannot_be_rank_0(pool: ThreadPoolExecutor, job: str) -> None:
     squatter = as_nobody(
         f"os.setuid({NOBODY}); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        f"s.bind({rendezvous._name(who(job, 0, 2))!r}); s.listen(); print('there', flush=True); "
+        f"s.bind({meeting._name(who(job, 0, 2))!r}); s.listen(); print('there', flush=True); "
         f"sys.stdin.read()"
     )
     assert squatter.stdout is not None and squatter.stdout.readline() == "there\n"
