@@ -30,6 +30,7 @@ _LARGE = 256 << 10  # bytes from which ranks first wait asleep for each other, a
 _SLOWEST = 50e6  # bytes per second: how long to stay awake for data
 _RING = 64 << 10  # bytes from which sums go round the ranks in parts
 _TAG = 7
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 class _Both:
@@ -198,6 +199,15 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     is not the one that the launcher started: the wrong launcher for a library silently makes every rank a
     world of its own.
     """
+    if not any(name in os.environ for name in _LAUNCHED):
+        # Asked before MPI starts: a lone Open MPI process leaves a file in /dev/shm.
+        raise CollectiveError(
+            f"The mpi collectives need ranks that an MPI launcher started, but {identity.source} say that "
+            f"this is rank "
+            f"{identity.rank} of {identity.world_size} and none of {', '.join(_LAUNCHED)} is set: start "
+            f"the ranks with "
+            "mpirun, or use SHARDRUN_COLLECTIVES=gloo."
+        )
     try:
         import mpi4py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,21 @@ def test_devices_that_are_not_there(backend: str, device: str) -> None:
         collectives.connect(identity(4, "test"), backend, timeout=1.0, device=device)
 
 
-def test_mpi_of_another_launcher_is_noticed() -> None:
+def test_mpi_without_its_launcher() -> None:
+    need("mpi")
+    world = worlds.run("mpi", 2, "late")
+    for rank, ended in enumerate(world.ranks):
+        assert f"this is rank {rank} of 2 and none of OMPI_COMM_WORLD_SIZE" in ended.reports["message"], (
+            ended.errors
+        )
+
+
+def test_mpi_of_another_launcher_is_noticed(tmp_path: Path) -> None:
     """The wrong launcher for an MPI library starts worlds of one rank, which all end well and are wrong."""
     need("mpi")
-    world = worlds.run("mpi", 2, "late")  # by a shell, of which MPI knows nothing
+    # As under MPICH's mpiexec, with Open MPI's library; which leaves a file behind by itself.
+    environ = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
+    world = worlds.run("mpi", 2, "late", environ=environ)
     for ended in world.ranks:
         assert ended.reports["error"] == "CollectiveError", ended.errors
         assert "made a world of 1" in ended.reports["message"]

@@ -44,7 +44,14 @@ class World:
 
 
 def run(
-    backend: str, size: int, scenario: str, *, launcher: str = "shell", timeout: float = 60, **options: Any
+    backend: str,
+    size: int,
+    scenario: str,
+    *,
+    launcher: str = "shell",
+    timeout: float = 60,
+    environ: dict[str, str] | None = None,
+    **options: Any,
 ) -> World:
     """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -55,6 +62,7 @@ def run(
             "SHARDRUN_TIMEOUT": str(timeout),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            **(environ or {}),
         }
         command = [sys.executable, str(PROGRAM), folder, scenario, json.dumps(options)]
         if launcher == "mpirun":
@@ -68,8 +76,8 @@ def run(
             started = []
             for rank in range(size):
                 who = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "SHARDRUN_JOB": job}
-                environ = {**base, **{name: str(value) for name, value in who.items()}}
-                started.append(_start(command, environ, folder, f"rank{rank}"))
+                variables = {**base, **{name: str(value) for name, value in who.items()}}
+                started.append(_start(command, variables, folder, f"rank{rank}"))
             statuses = _finish(started)
         ranks = [
             Ended(
