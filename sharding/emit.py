@@ -74,7 +74,7 @@ class RankEmitter:
         self.ir = ir
         self.rank, self.world = rank, world
         self.source = source
-        self.version = source.model.opset_imports.get("", source.model.opset_imports.get("ai.onnx", 1))
+        self.version = source.model.opset_imports.get("", 1)
         self.names = all_names(source.model)
         self.node_names: set[str] = set()
         self.nodes: list[ir.Node] = []
@@ -258,7 +258,7 @@ class RankEmitter:
     ) -> list[Any]:
         domain, op_type = kind
         node = self.ir.Node(
-            "" if domain == "ai.onnx" else domain,
+            domain,
             op_type,
             inputs,
             attributes,

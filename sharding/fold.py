@@ -17,23 +17,40 @@ SMALL_ELEMENTS = 1024
 """Constants up to this many elements are folded and shown to rules: shapes, axes, pads, split sizes."""
 FLOAT_ELEMENTS = 8
 """Of floating point only scales and the like are folded: a second copy of a weight would be held twice."""
-_RANDOM = {
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-}
-_GROWS = {"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "OneHot", "Resize", "NonZero"}
+_FOLDED = frozenset(
+    {
+        *(
+            "Abs",
+            "Add",
+            "And",
+            "Cast",
+            "Ceil",
+            "Concat",
+            "ConstantOfShape",
+            "Div",
+            "Equal",
+            "Expand",
+            "Floor",
+        ),
+        *("Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less"),
+        *("LessOrEqual", "Max", "Min", "Mul", "Neg", "NonZero", "Not", "Or", "Pad", "Pow", "Range"),
+        *("Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements"),
+        *("ScatterND", "Shape", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose"),
+        *("Trilu", "Unsqueeze", "Where", "Xor"),
+    }
+)
+"""What shapes, masks and scales are computed with. Of other operators the reference implementation does not
+always give what ONNX Runtime does, in the last bit or even in the type."""
+_GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
 
 
 def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
+    """The output of a node whose inputs are all small constants; None to leave it in the graph."""
     import onnx_ir as ir
 
     if (
         not node.inputs
-        or node.op_type in _RANDOM
+        or node.op_type not in _FOLDED
         or any(_has_graph(attribute) for attribute in node.attributes.values())
     ):
         return None
@@ -57,24 +74,16 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         return None
     if np.asarray(result).dtype.kind not in "iub" and np.size(result) > FLOAT_ELEMENTS:
         return None
-    return ir.tensor(np.asarray(result))
+    tensor = ir.tensor(np.asarray(result))
+    wanted = node.outputs[0].dtype
+    return tensor if wanted is None or tensor.dtype == wanted else None
 
 
 def _output_size(node: ir.Node) -> int | None:
     """Elements of the output; None where unknown, for an Expand or Range may be huge."""
     shape = node.outputs[0].shape
     if shape is None or not all(isinstance(axis, int) for axis in shape.dims):
-        grows = node.op_type in {
-            "Expand",
-            "Range",
-            "ConstantOfShape",
-            "Tile",
-            "Pad",
-            "OneHot",
-            "Resize",
-            "NonZero",
-        }
-        return None if grows else 0
+        return None if node.op_type in _GROWS else 0
     return math.prod(axis for axis in shape.dims if isinstance(axis, int))
 
 

@@ -14,6 +14,7 @@ from sharding.manifest import FileEntry, sha256_of
 from sharding.protobuf import MalformedError, without_weights
 from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
+from sharding.validity import check, first_cause
 from sharding.values import replace_by_constant
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
         proto.ParseFromString(stripped)
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
-    if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
-        raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
+    check(proto, path)
     return proto, FileEntry(path.name, size, digest)
 
 
@@ -87,8 +87,7 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
         model = ir.serde.deserialize_model(proto)
         model.graph.sort()
     except Exception as error:  # a hostile file can fail anywhere in here, and is always a bad model
-        raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
-    _check_nodes(proto, path)
+        raise ModelError(f"{path} is not a valid ONNX model: {first_cause(error)}.") from None
     graph = model.graph
     known: set[Any] = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
@@ -110,30 +109,11 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
     return model
 
 
-def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
-    """Checks that nodes of ONNX's own operators have the inputs and attributes that these demand."""
-    import onnx
-
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version = proto.ir_version
-    context.opset_imports = {item.domain: item.version for item in proto.opset_import}
-    for node in proto.graph.node:
-        bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-        if node.domain not in {"", "ai.onnx"} or bodies:  # the checker knows no outer values
-            continue
-        try:
-            onnx.checker.check_node(node, context)
-        except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
-            reason = str(error).split("\n", 1)[0].strip()
-            what = f"node {node.name or node.op_type!r}"
-            raise ModelError(f"{path} is not valid: {what}: {reason}.") from None
-
-
 def _constants_to_initializers(model: ir.Model) -> None:
     graph = model.graph
     outputs = set(graph.outputs)
     for node in list(graph):
-        if node.op_type != "Constant" or node.domain not in {"", "ai.onnx"} or node.outputs[0] in outputs:
+        if node.op_type != "Constant" or node.domain or node.outputs[0] in outputs:
             continue
         tensor = _constant_tensor(node)
         if tensor is not None:

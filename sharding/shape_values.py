@@ -118,8 +118,9 @@ def _concat(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return np.concatenate([item for item in inputs if item is not None])
 
 
-def _unsqueeze(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
-    return inputs[0].reshape(1) if inputs[0] is not None and inputs[0].ndim == 0 else None
+def _unsqueeze(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    data, axes = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else None)
+    return data.reshape(1) if data is not None and data.ndim == 0 and np.size(axes) == 1 else None
 
 
 def _squeeze(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
@@ -197,13 +198,23 @@ def _where(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return result
 
 
+def _cast(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+    """To int32 and int64; other types do not hold every length, or compute in another way."""
+    data = inputs[0]
+    if data is None or attributes.get("to") not in {6, 7}:
+        return None
+    result = np.empty(data.shape, object)
+    result.reshape(-1)[:] = [int(item) if isinstance(item, bool) else item for item in data.flat]
+    return result
+
+
 def _same(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return inputs[0]
 
 
 _OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any]] = {
     "Add": _elementwise(_add),
-    "Cast": _same,
+    "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Div": _elementwise(_divide),

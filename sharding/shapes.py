@@ -93,6 +93,8 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
     return min(b, a, key=vagueness) if vagueness(a) == 2 else min(a, b, key=vagueness)
 
 
+_FOLLOWED = {"INT32", "INT64", "BOOL"}
+"""Element types in which shapes are computed."""
 _SHAPED = {"Reshape", "Expand", "Range"}
 
 
@@ -102,19 +104,13 @@ class _Completion:
     def __init__(self, model: ir.Model) -> None:
         self.model, self.graph = model, model.graph
         self.outputs = set(self.graph.outputs)
-        self.opsets = {
-            ("" if domain == "ai.onnx" else domain): v for domain, v in model.opset_imports.items()
-        }
+        self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
         self.changed: set[ir.Value] = set()
 
     def run(self) -> None:
         for node in list(self.graph):
-            if (
-                node.domain in {"", "ai.onnx"}
-                and not any(True for _ in subgraphs(node))
-                and not self._fold(node)
-            ):
+            if not node.domain and not any(True for _ in subgraphs(node)) and not self._fold(node):
                 self._follow(node)
         for node in reversed(list(self.graph)):
             if not any(value.uses() or value in self.outputs for value in node.outputs):
@@ -140,6 +136,18 @@ class _Completion:
         return True
 
     def _elements(self, node: ir.Node) -> Known | None:
+        """What is known of a node's output; nothing where its type could not hold it, for then it wraps."""
+        import onnx_ir as ir
+
+        elements = self._unbounded_elements(node)
+        limit = 1 << (63 if node.outputs[0].dtype == ir.DataType.INT64 else 31)
+        if elements is None or not all(
+            -limit <= item < limit for item in elements.flat if isinstance(item, int)
+        ):
+            return None
+        return elements
+
+    def _unbounded_elements(self, node: ir.Node) -> Known | None:
         attributes = {
             name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()
         }
@@ -147,6 +155,8 @@ class _Completion:
             shape = shape_of(node.inputs[0])
             part = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
             return None if part is None else shape_values.known(part)
+        if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
+            return None
         return shape_values.evaluate(node.op_type, attributes, [self._known(value) for value in node.inputs])
 
     def _known(self, value: ir.Value | None) -> Known | None:
@@ -155,7 +165,7 @@ class _Completion:
         if value in self.known:
             return self.known[value]
         constant = small_constant(value)
-        if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iub":
+        if constant is None or constant.ndim > 1 or value.dtype is None or value.dtype.name not in _FOLLOWED:
             return None
         return shape_values.known(constant)
 

@@ -105,11 +105,10 @@ def _found_rule(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) 
 
 def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
     """What a rule may know of this node."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
     return NodeView(
         op_type=node.op_type,
-        domain=domain,
-        version=opsets.get(domain, opsets.get(node.domain, 1)),
+        domain=node.domain,
+        version=opsets.get(node.domain, 1),
         world=world,
         attributes={
             name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()

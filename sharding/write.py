@@ -141,8 +141,6 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
     opsets = dict(source.opset_imports)
     if rank_graph.collectives:
         opsets.setdefault(DOMAIN, 1)
-    if "" not in opsets and "ai.onnx" in opsets:  # two names of one domain; nodes use the short one
-        opsets[""] = opsets.pop("ai.onnx")
     graph = ir.Graph(
         rank_graph.inputs,
         rank_graph.outputs,

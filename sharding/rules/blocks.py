@@ -44,6 +44,7 @@ def _collect(
 ) -> None:
     for placement, shape in zip(placements, shapes, strict=False):
         if isinstance(placement, Split) and placement.blocks > 1 and shape is not None:
-            length = shape[placement.axis]
+            # A file may say of an output what cannot be: another number of axes than its operator gives it.
+            length = shape[placement.axis] if placement.axis < len(shape) else None
             if isinstance(length, int):
                 counts.setdefault(length, set()).add(placement.blocks)

@@ -113,7 +113,7 @@ def _combine(nodes: list[Any], values: list[Arrays]) -> None:
     if nodes[0].op_type == "AllReduce":
         total = arrays[0].copy()
         for array in arrays[1:]:
-            total = total + array
+            total = np.asarray(total + array)  # numpy makes a scalar of an array without axes
         results = [total] * world
     elif nodes[0].op_type == "AllGather":
         assert attributes["group_size"] == world

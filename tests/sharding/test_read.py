@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from sharding.errors import ModelError, ShardrunError, SliceError
 from sharding.protobuf import without_weights
 from sharding.read import read_model
 from sharding.values import shape_of
-from tests.sharding import graphs
+from tests.sharding import graphs, lockstep
 
 
 def test_a_missing_file_a_folder_and_an_empty_file_are_named(tmp_path: Path) -> None:
@@ -270,3 +271,83 @@ def test_planning_a_model_beyond_two_gigabytes_of_weights_needs_little_memory(tm
     held, kilobytes = map(int, done.stdout.split())
     assert held == axes[0] * axes[1] * 2
     assert kilobytes < 500_000
+
+
+def _changed(tmp_path: Path, change: Callable[[onnx.ModelProto], object]) -> Path:
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    change(model)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("opset", ["", "ai.onnx", "both"])
+@pytest.mark.parametrize("node", ["", "ai.onnx"])
+def test_the_default_domain_has_two_names(tmp_path: Path, opset: str, node: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        for item in model.graph.node:
+            item.domain = node
+        if opset == "both":
+            model.opset_import.insert(0, onnx.helper.make_opsetid("ai.onnx", 7))  # the last one counts
+        else:
+            model.opset_import[0].domain = opset
+
+    path = _changed(tmp_path, change)
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
+
+
+def _twice(model: onnx.ModelProto, what: str) -> None:
+    values = getattr(model.graph, what)
+    values.append(values[0])
+
+
+def _sparse(model: onnx.ModelProto) -> None:
+    sparse = model.graph.sparse_initializer.add(dims=[32, 8])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([1, 2]), "w3"))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.asarray([0, 9]), "places"))
+
+
+def _sparse_constant(model: onnx.ModelProto) -> None:
+    _sparse(model)
+    node = model.graph.node.add(op_type="Constant", output=["w3"])
+    node.attribute.append(onnx.helper.make_attribute("sparse_value", model.graph.sparse_initializer[0]))
+    del model.graph.sparse_initializer[:]
+
+
+def _undefined(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = 0
+
+
+BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
+    ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
+    ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
+    ("sparse weight", _sparse, "weight 'w3' is a sparse tensor"),
+    ("sparse constant", _sparse_constant, "node 'Constant' holds a sparse tensor"),
+    ("no element type", _undefined, "its input 'x' has no element type"),
+    ("no type", lambda model: model.graph.input[0].ClearField("type"), "its input 'x' has no element type"),
+    ("value twice", lambda model: model.graph.node[1].output.__setitem__(0, "a"), "Output 'a' is redeclared"),
+    ("unknown type", lambda model: setattr(model.graph.initializer[0], "data_type", 99), "99 is not a valid"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [item[1:] for item in BROKEN], ids=[item[0] for item in BROKEN]
+)
+def test_what_onnx_does_not_allow_is_named(
+    tmp_path: Path, change: Callable[[onnx.ModelProto], object], reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        read_model(_changed(tmp_path, change))
+
+
+def test_an_output_that_claims_another_rank(tmp_path: Path) -> None:
+    """ONNX Runtime warns of it and goes on."""
+    text = "g (float[n, 12] x) => (float y) { r = Reshape(x, s) y = MatMul(r, w) }"
+    weights = {"s": np.asarray([0, 2, 6]), "w": graphs.array(6, 6)}
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]>\n' + text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(item, name) for name, item in weights.items())
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 12)})

@@ -1,0 +1,112 @@
+"""What must be true of an ONNX message before its graph is built; each failure is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharding.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+_ALIAS = "ai.onnx"
+"""The other name of the domain of ONNX's own operators, whose name is empty."""
+
+
+def check(proto: onnx.ModelProto, path: Path) -> None:
+    """Checks a model, and writes what can be said in two ways in one: the default domain as an empty name, a
+    type that is not known as none."""
+    if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
+        raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
+    _name_domains(proto)
+    _check_graph(proto.graph, path)
+    _forget_undefined(proto.graph)
+    _check_nodes(proto, path)
+
+
+def first_cause(error: BaseException) -> str:
+    """The first line of what an error that wraps others says of its first cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _name_domains(proto: onnx.ModelProto) -> None:
+    for holder in (proto, *proto.functions):
+        versions = {}
+        for item in holder.opset_import:  # where a domain is imported twice, the last one counts
+            versions["" if item.domain == _ALIAS else item.domain] = item.version
+        del holder.opset_import[:]
+        for domain, version in versions.items():
+            holder.opset_import.add(domain=domain, version=version)
+    for node in _nodes((proto.graph, *proto.functions)):
+        if node.domain == _ALIAS:
+            node.domain = ""
+
+
+def _nodes(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
+    """The nodes of graphs and functions and of the graphs in their attributes."""
+    waiting = list(holders)
+    while waiting:
+        for node in waiting.pop().node:
+            yield node
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g)
+                waiting.extend(attribute.graphs)
+
+
+def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
+    import onnx
+
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise ModelError(
+            f"{path}: weight {name!r} is a sparse tensor, which cannot be sliced: store it as a dense one."
+        )
+    for what, values in (("input", graph.input), ("weight", graph.initializer)):
+        seen: set[str] = set()
+        for value in values:
+            if value.name and value.name in seen:
+                raise ModelError(f"{path} is not valid: it has two {what}s named {value.name!r}.")
+            seen.add(value.name)
+    weights = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        kind = value.type.WhichOneof("value")
+        unknown = kind == "tensor_type" and value.type.tensor_type.elem_type == onnx.TensorProto.UNDEFINED
+        if value.name not in weights and (kind is None or unknown):
+            raise ModelError(f"{path} is not valid: its input {value.name!r} has no element type.")
+
+
+def _forget_undefined(graph: onnx.GraphProto) -> None:
+    import onnx
+
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        undefined = value.type.tensor_type.elem_type == onnx.TensorProto.UNDEFINED
+        if value.type.WhichOneof("value") == "tensor_type" and undefined:
+            value.ClearField("type")
+
+
+def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+    """Checks that nodes of ONNX's own operators have the inputs and attributes that these demand."""
+    import onnx
+
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = proto.ir_version
+    context.opset_imports = {item.domain: item.version for item in proto.opset_import}
+    for node in proto.graph.node:
+        bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+        if node.domain or bodies:  # the checker knows no outer values
+            continue
+        what = f"node {node.name or node.op_type!r}"
+        if any(attribute.HasField("sparse_tensor") for attribute in node.attribute):
+            raise ModelError(
+                f"{path}: {what} holds a sparse tensor, which cannot be sliced: store it as a dense one."
+            )
+        try:
+            onnx.checker.check_node(node, context)
+        except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
+            raise ModelError(f"{path} is not valid: {what}: {first_cause(error)}.") from None
