@@ -128,7 +128,8 @@ class _Solver:
     def _advance(self, states: list[_State], index: int, step: Step) -> list[_State]:
         inputs = [None if value is None else self.numbers[value] for value in step.inputs]
         outputs = [self.numbers[value] for value in step.node.outputs]
-        if len(step.options) == 1 and not any(
+        stays_whole = len(step.options) == 1 and set(step.options[0].outputs) <= {REPLICATED}
+        if stays_whole and not any(
             number is not None
             and (self.values[number].counted or any(number in state.held for state in states))
             for number in inputs

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sharding.fold import small_constant
 from sharding.placement import REPLICATED, Placement, Split
+from sharding.randomness import drawn_once, draws
 from sharding.rules import RULES
 from sharding.rules.base import NodeView, Option
 from sharding.rules.blocks import block_counts
@@ -29,7 +30,7 @@ class Step:
     view: NodeView
     inputs: tuple[ir.Value | None, ...]
     options: list[Option]
-    """The first one keeps everything whole."""
+    """The first one keeps everything whole, unless the node draws random numbers."""
 
 
 def steps(source: Source, world: int) -> list[Step]:
@@ -46,7 +47,9 @@ def steps(source: Source, world: int) -> list[Step]:
         inputs = (*node.inputs, *captured(node))
         whole = Option((REPLICATED,) * len(inputs), (REPLICATED,) * len(node.outputs), divides_work=False)
         options = [whole]
-        if has_rule and world > 1:
+        if world > 1 and draws(node, source.model.functions):
+            options = [drawn_once(node, inputs, source.path)]
+        elif has_rule and world > 1:
             step_values = (*node.inputs, *node.outputs)
             options += [
                 option

@@ -249,3 +249,56 @@ def test_paddle_recognition_model_is_split_almost_whole() -> None:
     plan = sharding.plan_model(models.get("ppocr_rec").path, 2)
     assert plan.whole == {}
     assert plan.rank_weight_bytes() <= 0.52 * sum(weight.nbytes for weight in plan.source.weights.values())
+
+
+NOISE = [
+    "r = RandomNormalLike(x)",
+    "r = RandomUniform<shape = [3, 16], low = -1.0, high = 1.0>()",
+    "r = Bernoulli(half)",
+    "r = Dropout(x, ratio, yes)",
+    "r = If (yes) <then_branch = a () => (float[3, 16] t) { t = RandomNormalLike(x) }, "
+    "else_branch = b () => (float[3, 16] o) { o = Identity(x) }>",
+    "i = Multinomial<sample_size = 16>(half) r = Cast<to = 1>(i)",
+    "r = own.noise(x)",
+]
+
+
+@pytest.mark.parametrize("noise", NOISE, ids=[item.split(" = ")[1].split("(")[0] for item in NOISE])
+def test_all_ranks_draw_the_same_random_numbers(tmp_path: Path, noise: str) -> None:
+    """Without a seed every session draws others; what comes out must belong to one draw."""
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[3, 16] x) => (float[3, 8] y, float[3, 16] r) {{
+      {noise}
+      n = Add(x, r)
+      a = MatMul(n, w1)
+      h = Relu(a)
+      y = MatMul(h, w2)
+    }}
+    <domain: "own", opset_import: ["" : 18]> noise (x) => (r) {{ r = RandomUniformLike(x) }}"""
+    weights = {"w1": array(16, 32), "w2": array(32, 8), "half": np.full((3, 16), 0.5, np.float32)}
+    weights |= {"ratio": np.asarray(0.5, np.float32), "yes": np.asarray(True)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    x = array(3, 16)
+    first, second = lockstep.run_slices(tmp_path / "slices", {"x": x})
+    np.testing.assert_array_equal(first["r"], second["r"])
+    assert len(np.unique(first["r"])) > 1
+    for outputs in (first, second):
+        expected = np.maximum((x + outputs["r"]) @ weights["w1"], 0) @ weights["w2"]
+        assert lockstep.relative_error(outputs["y"], expected) <= 1e-4
+
+
+def test_random_numbers_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
+    text = """g (float[3, 16] x) => (float[3, 8] y, bool[3, 16] m) {
+      r, m = Dropout(x, ratio, yes)
+      y = MatMul(r, w)
+    }"""
+    weights = {"w": array(16, 8), "ratio": np.asarray(0.5, np.float32), "yes": np.asarray(True)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    with pytest.raises(SliceError, match=r"Dropout '.*' draws random numbers without a seed"):
+        sharding.slice_model(path, 2, tmp_path / "slices")
+    seeded = text.replace("Dropout(", "Dropout<seed = 3>(")
+    path = graphs.save(tmp_path / "model.onnx", seeded, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    first, second = lockstep.run_slices(tmp_path / "slices", {"x": array(3, 16)})
+    np.testing.assert_array_equal(first["m"], second["m"])
