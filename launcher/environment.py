@@ -20,6 +20,7 @@ _IDENTITY = frozenset(
     ]
 )
 _IDENTITY_PREFIXES = ("OMPI_COMM_WORLD_", "SHARDRUN_JOB", "SHARDRUN_CONTROL", "SHARDRUN_SCRATCH")
+_BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
 _PMIX_SETTINGS = ("PMIX_MCA_",)
 
 
@@ -45,6 +46,19 @@ def python_path(environ: Mapping[str, str]) -> str | None:
     return os.pathsep.join([root, present]) if present else root
 
 
-def executable() -> str:
-    """The Python interpreter for ranks."""
-    return sys.executable
+def boot_command() -> list[str]:
+    """The start of a rank's command line, with a Python that takes no module from the current folder.
+
+    That folder is the user's and may hold a `ranks` or a `numpy.py`. ranks.boot takes the setting back for
+    what it starts; Python 3.10 does not have it, and there its place goes to a folder without modules.
+    """
+    if sys.version_info >= (3, 11):
+        return [sys.executable, "-m", "ranks.boot"]
+    return [sys.executable, "-c", _BOOT]
+
+
+def safe_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that belong to `boot_command`."""
+    if "PYTHONSAFEPATH" in environ:
+        return {}
+    return {"PYTHONSAFEPATH": "1", "SHARDRUN_SAFE_PATH": "1"}

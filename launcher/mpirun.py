@@ -135,9 +135,7 @@ class MpirunLauncher(Launcher):
         if mpirun.library is not None:
             ours.setdefault("MPI4PY_LIBMPI", str(mpirun.library))
         inherited = environments.clean()
-        # The current folder may hold a `ranks` or a `numpy.py` of the user's; ranks.boot takes this back.
-        if "PYTHONSAFEPATH" not in inherited:
-            ours |= {"PYTHONSAFEPATH": "1", "SHARDRUN_SAFE_PATH": "1"}
+        ours |= environments.safe_path(inherited)
         path = environments.python_path(inherited)
         if path:
             ours["PYTHONPATH"] = path
@@ -151,7 +149,7 @@ class MpirunLauncher(Launcher):
             str(mpirun.path),
             *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
         ]
-        command += [environments.executable(), "-m", "ranks.boot", *program]
+        command += [*environments.boot_command(), *program]
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
         try:
             return MpirunHandle(command, full, mpirun.flavour, scratch)

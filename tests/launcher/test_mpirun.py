@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import base, mpirun
+from launcher import environment as environment_module
 from launcher.base import SOME_RANK, Ended
 from launcher.errors import ConfigError, LaunchError
 from launcher.hosts import remote_hosts
@@ -123,7 +124,7 @@ def test_open_mpi_on_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     words, environment = started(monkeypatch, tmp_path, "openmpi", None)
     text = " ".join(words)
     assert text.startswith("-n 3 --bind-to none --map-by :OVERSUBSCRIBE --output tag ")
-    assert text.endswith(f"{sys.executable} -m ranks.boot serve model")
+    assert text.rstrip().endswith(" ".join([*environment_module.boot_command(), "serve model"]))
     assert "-x SHARDRUN_JOB" in text and "-x SHARDRUN_CONTROL" in text and "s3cret" not in text
     assert environment["SHARDRUN_JOB"].startswith("s3cret")
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"

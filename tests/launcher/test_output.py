@@ -102,7 +102,7 @@ def test_several_ranks_through_one_pipe(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open(os.devnull, "w", encoding="utf-8") as closed:  # noqa: PTH123 - the null device has no path to speak of
+    with open(os.devnull, "w", encoding="utf-8") as closed:  # noqa: PTH123 - the null device
         pass
     for stream in (closed, None):
         monkeypatch.setattr("sys.stdout", stream)
