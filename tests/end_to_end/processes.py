@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 MARK = "SHARDRUN_TEST_MARK"
 SHARED_MEMORY = Path("/dev/shm")
 LIMIT = 5.0
@@ -15,12 +17,12 @@ LIMIT = 5.0
 T = TypeVar("T")
 
 
-def _marked(mark: str) -> dict[int, str]:
-    """Processes that inherited the mark, and so descend from the program, whoever their parent is now."""
+def _holding(text: str) -> dict[int, str]:
+    """The living processes with this text in their environment (zombies have none), and their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+            if entry.name.isdecimal() and text.encode() in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
@@ -30,6 +32,11 @@ def _marked(mark: str) -> dict[int, str]:
 def _in_memory() -> set[str]:
     names = {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
     return {name for name in names if "shardrun" in name}
+
+
+def _left_since(before: set[str]) -> set[str]:
+    """What is new in shared memory and told to no living process: other jobs may be running meanwhile."""
+    return {name for name in _in_memory() - before if not _holding(name)}
 
 
 def _once_empty(look: Callable[[], T], seconds: float) -> T:
@@ -56,7 +63,9 @@ def run_clean(
         timeout=timeout,
         check=False,
     )
-    assert _once_empty(lambda: _marked(mark), LIMIT) == {}
-    # Other programs may be running ranks of their own meanwhile; what they make goes again.
-    assert _once_empty(lambda: _in_memory() - before, 2 * LIMIT) == set()
+    # Every descendant inherits the mark, whoever its parent is now.
+    if left := _once_empty(lambda: _holding(f"{MARK}={mark}"), LIMIT):
+        pytest.fail(f"{command} left processes: {left}")
+    if names := _once_empty(lambda: _left_since(before), LIMIT):
+        pytest.fail(f"{command} left in {SHARED_MEMORY}: {names}")
     return done
