@@ -58,11 +58,14 @@ def _draws_itself(node: ir.Node) -> bool:
     return node.op_type in _GENERATORS
 
 
-def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object) -> Option:
-    """The option of such a node; `SliceError` where its outputs are no numbers that can be summed."""
+def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object, *, can_write: bool) -> Option:
+    """The option of such a node; `SliceError` where its outputs are no numbers that can be summed, or (not
+    ``can_write``) its opset lacks what it takes."""
     for value in node.outputs:
         known = value.dtype is not None and value.dtype.name != "STRING" and shape_of(value) is not None
-        if value.name and not (known and summable(value.dtype.numpy() if value.dtype else None)):
+        if value.name and not (
+            can_write and known and summable(value.dtype.numpy() if value.dtype else None)
+        ):
             raise SliceError(
                 f"{path}: {node.op_type} {node.name!r} draws random numbers without a seed, so every rank "
                 f"would compute another {value.name!r}: give its attribute seed a value."

@@ -16,6 +16,10 @@ from sharding.values import captured, plain_attribute, shape_of
 
 logger = logging.getLogger(__name__)
 
+WRITING_OPSET = 9
+"""The first opset with what options write besides the node itself: Where, comparisons of integers (and before
+opset 7 ONNX Runtime has no arithmetic)."""
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -40,6 +44,7 @@ def steps(source: Source, world: int) -> list[Step]:
     nodes = _constants_late(graph)
     views = [node_view(node, opsets, world) for node in nodes]
     found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
+    can_write = opsets.get("", 1) >= WRITING_OPSET
     counts = block_counts(view for view, has_rule in zip(views, found, strict=True) if has_rule)
     result = []
     for node, plain, has_rule in zip(nodes, views, found, strict=True):
@@ -48,13 +53,13 @@ def steps(source: Source, world: int) -> list[Step]:
         whole = Option((REPLICATED,) * len(inputs), (REPLICATED,) * len(node.outputs), divides_work=False)
         options = [whole]
         if world > 1 and draws(node, source.model.functions):
-            options = [drawn_once(node, inputs, source.path)]
+            options = [drawn_once(node, inputs, source.path, can_write=can_write)]
         elif has_rule and world > 1:
             step_values = (*node.inputs, *node.outputs)
             options += [
                 option
                 for option in RULES[view.domain, view.op_type](view)
-                if _usable(option, step_values, world)
+                if _usable(option, step_values, world) and (option.emit is None or can_write)
             ]
         result.append(Step(node, view, inputs, options))
     return result

@@ -302,3 +302,32 @@ def test_random_numbers_that_cannot_be_shared_are_refused(tmp_path: Path) -> Non
     sharding.slice_model(path, 2, tmp_path / "slices")
     first, second = lockstep.run_slices(tmp_path / "slices", {"x": array(3, 16)})
     np.testing.assert_array_equal(first["m"], second["m"])
+
+
+OPSETS = [
+    ("float[n, 7] y", "y = Gather(table, i)"),
+    ("float[1, 1] y", "e = Gather(wide, i) y = ReduceMean<axes = [0, 1]>(e)"),
+    (
+        "float[n, 9] y",
+        "e = Gather(wide, i) l, r = Split<axis = 1, split = [8, 8]>(e) m = Mul(l, r) y = MatMul(m, w)",
+    ),
+    ("float[n, 9] y", "e = Gather(wide, i) s = Shape(e) f = Expand(v, s) l = Mul(e, f) y = Gemm(l, w2, b)"),
+]
+
+
+@pytest.mark.parametrize("opset", [8, 9, 10, 11, 12])
+@pytest.mark.parametrize(("result", "body"), OPSETS, ids=["gather", "mean", "split", "expand"])
+def test_old_opsets(tmp_path: Path, opset: int, result: str, body: str) -> None:
+    """What slicing adds must be there in the model's opset, for the types it is used on."""
+    weights = {
+        "table": array(8, 7),
+        "wide": array(9, 16),
+        "w": array(8, 9),
+        "w2": array(16, 9),
+        "b": array(9),
+    }
+    weights["v"] = array(1, 16)
+    text = f'<ir_version: 4, opset_import: ["" : {opset}]> g (int64[n] i) => ({result}) {{ {body} }}'
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"i": np.asarray([7, 0, 3])})
