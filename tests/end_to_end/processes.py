@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _holding(text: str) -> dict[int, str]:
-    """The living processes with this text in their environment (zombies have none), and their command lines."""
+    """The living processes with this text in their environment, and their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
