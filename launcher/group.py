@@ -18,6 +18,7 @@ import numpy as np
 from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
+from launcher.job import TARGETS
 from launcher.watch import Job
 from ranks import wire
 from ranks.tensors import TensorSpec, order_feeds
@@ -153,6 +154,7 @@ def start(
     rank_table: str | os.PathLike[str] | RankTable | None = None,
     collectives: str = "auto",
     threads: int | None = None,
+    target: str = "cpu",
     timeout: float = TIMEOUT,
     allow_replicated: bool = False,
     environment: Mapping[str, str] | None = None,
@@ -161,13 +163,16 @@ def start(
 
     ``model``: a slice folder, or a model file, which is sliced first (into the cache). ``ranks``: how many;
     a slice folder and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by default the
-    cores shared among the ranks. ``timeout``: seconds that start-up, and later any one collective, may
-    take. ``environment``: more variables for the ranks.
+    cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
+    ``timeout``: seconds that start-up, and later any one collective, may take. ``environment``: more
+    variables for the ranks.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
     while it loads.
     """
+    if target not in TARGETS:
+        raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
     table = load_table(rank_table)
     path = Path(model)
     if not path.exists():
@@ -179,7 +184,7 @@ def start(
         from launcher import cache
 
         path = cache.sliced(path, size, allow_replicated=allow_replicated)
-    job = Job(chosen, ["serve", str(path.resolve())], size, environment=variables, table=table)
+    job = Job(chosen, ["serve", str(path.resolve()), target], size, environment=variables, table=table)
     return Group(job, timeout)
 
 

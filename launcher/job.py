@@ -10,6 +10,7 @@ from typing import Any
 from launcher.errors import ConfigError
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
+TARGETS = ("cpu", "gpu", "ascend")
 COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
 MAX_RANKS = 4096
 MAX_THREADS = 1024
@@ -24,6 +25,7 @@ class Job:
     ranks: int | None = None
     rank_table: Path | None = None
     launcher: str = "auto"
+    target: str = "cpu"
     collectives: str | None = None
     threads: int | None = None
     timeout: float | None = None

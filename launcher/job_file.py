@@ -27,6 +27,7 @@ class JobFile(BaseModel):
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     rank_table: Text | None = None
     launcher: Literal["auto", "local", "mpirun", "external"] | None = None
+    target: Literal["cpu", "gpu", "ascend"] | None = None
     collectives: Literal["auto", "shm", "mpi", "nccl", "gloo", "hccl"] | None = None
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -45,6 +46,7 @@ EXPECTED = {
     "ranks": f"a whole number from 1 to {MAX_RANKS}",
     "rank_table": "the path of a rank table",
     "launcher": "one of auto, local, mpirun, external",
+    "target": "one of cpu, gpu, ascend",
     "collectives": "one of auto, shm, mpi, nccl, gloo, hccl",
     "threads": f"a whole number from 1 to {MAX_THREADS}",
     "timeout": "a number of seconds above 0, at most 1000000",

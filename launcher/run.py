@@ -65,6 +65,7 @@ def run_group(job: Job) -> None:
         ranks=manifest.world_size,
         launcher=job.launcher,
         rank_table=table,
+        target=job.target,
         collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
         threads=job.threads,
         timeout=job.timeout or TIMEOUT,
@@ -84,21 +85,26 @@ def run_rank(job: Job, identity: Identity) -> int:
     feeds = read_inputs(job, manifest) if identity.rank == 0 else None
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
-    from ranks import executor, group
+    from ranks import group
     from ranks.spread import Spreader
+    from ranks.target import load
     from ranks.wire import Kind, Message
 
     try:
         began = time.perf_counter()
-        communicator = group.join(identity, job.collectives)
-        model = executor.load(folder, communicator=communicator, threads=job.threads)
+        communicator, model = load(
+            folder, identity, job.target, collectives=job.collectives, threads=job.threads
+        )
         loaded = time.perf_counter() - began
         given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
         everyone = Spreader(communicator).spread(given).tensors
         result = repeat(
             job, lambda: dict(zip((s.name for s in model.outputs), model.run(everyone), strict=True))
         )
-        result.facts |= {"collectives by": communicator.name, "join and load": seconds(loaded)}
+        result.facts |= {
+            "collectives by": model.collectives or communicator.name,
+            "join and load": seconds(loaded),
+        }
         model.close()
         group.leave()
         if feeds is not None:

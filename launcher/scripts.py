@@ -174,6 +174,7 @@ def _arguments(job: Job) -> list[str]:
     for name, size in job.dims.items():
         arguments += ["--dim", f"{name}={size}"]
     for flag, value in (
+        ("--target", job.target if job.target != "cpu" else None),
         ("--collectives", job.collectives),
         ("--threads", job.threads),
         ("--timeout", job.timeout),

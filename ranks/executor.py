@@ -92,6 +92,11 @@ class RankModel:
             return self._stats
         return replace(self._stats, communication_seconds=self._program.communication_seconds)
 
+    @property
+    def collectives(self) -> str:
+        """The name of the backend that joins the segments; empty where nothing is exchanged."""
+        return self._program.collectives if self._program is not None else ""
+
     def close(self) -> None:
         """Frees sessions and buffers; the communicator stays open. Safe to call twice."""
         with self._lock:

@@ -76,6 +76,11 @@ class Program:
         self._planned_levels = self._fixed_levels()
         self.communication_seconds = 0.0
 
+    @property
+    def collectives(self) -> str:
+        """The name of the backend in use; empty without one."""
+        return self._communicator.name if self._communicator is not None else ""
+
     def run(self, feeds: Sequence[Any]) -> list[Any]:
         """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
         with self._memory.active():

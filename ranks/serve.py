@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from ranks.spread import Spreader
 
 
-def serve(path: str, identity: Identity, control: Control | None) -> None:
-    """Joins the group, loads ``path`` and serves; returns when the launcher says stop."""
+def serve(path: str, target: str, identity: Identity, control: Control | None) -> None:
+    """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop."""
     if control is None:
         raise ShardrunError(
             "`ranks.boot serve` is started by shardrun's launchers only (SHARDRUN_CONTROL is not set): "
             "use `shardrun run`, or launcher.start() from Python."
         )
-    from ranks import executor, group
     from ranks.spread import Spreader
+    from ranks.target import load
 
     began = time.perf_counter()
-    communicator = group.join(identity)
-    model = executor.load(path, communicator=communicator)
-    control.send(Kind.READY, _describe(model, communicator.name, time.perf_counter() - began))
+    communicator, model = load(path, identity, target)
+    control.send(
+        Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
+    )
     spreader = Spreader(communicator)
     try:
         while True:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS
+from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS, TARGETS
 
 ABSENT = argparse.SUPPRESS
 
@@ -69,6 +69,15 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=ABSENT,
         help="how long a rank waits for another one (default: 300)",
+    )  # fmt: skip
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """What ranks compute on."""
+    parser.add_argument(
+        "--target", choices=TARGETS, default=ABSENT,
+        help="what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
+        "with its local rank's number",
     )  # fmt: skip
 
 

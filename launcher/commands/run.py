@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import add_data, add_launching, add_ranks, add_slicing
+from launcher.commands.options import add_data, add_launching, add_ranks, add_slicing, add_target
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_ranks(parser)
     add_launching(parser)
+    add_target(parser)
     add_slicing(parser)
     add_data(parser, "--output")
     parser.add_argument(

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, add_data, add_ranks, add_runtime, add_slicing
+from launcher.commands.options import ABSENT, add_data, add_ranks, add_runtime, add_slicing, add_target
 
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_ranks(parser)
     add_runtime(parser)
+    add_target(parser)
     add_slicing(parser)
     add_data(parser, "--save")
     parser.add_argument(

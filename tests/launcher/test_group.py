@@ -38,6 +38,15 @@ def expected(folder: Path, feeds: dict[str, Any]) -> np.ndarray[Any, Any]:
     return result
 
 
+def test_a_target_that_is_not_there_is_the_cause(two_slices: Path) -> None:
+    if "CANNExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the Ascend provider, so the target may be there")
+    with pytest.raises(RankFailedError, match=r"(?s)^rank \d on host .*'ascend' cannot be served here.*CANN"):
+        start(two_slices, launcher="local", target="ascend")
+    with pytest.raises(ConfigError, match="no target 'tpu': expected one of cpu, gpu, ascend"):
+        start(two_slices, launcher="local", target="tpu")
+
+
 @pytest.mark.parametrize("batch", [1, 5, 0, 3000, 200_000])
 def test_equals_the_whole_model(group: Group, two_slices: Path, batch: int) -> None:
     # 3000 rows fill more than the first broadcast, 200000 more than any socket buffer.

@@ -1,0 +1,68 @@
+"""A rank's model on the device that its job asks for, with the groups that this takes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ranks import executor, group
+from ranks.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ranks.collectives.base import Communicator
+    from ranks.executor import RankModel
+    from ranks.identity import Identity
+
+TARGETS = ("cpu", "gpu", "ascend")
+_ON_DEVICE = ("nccl", "hccl")
+
+
+def load(
+    path: str | Path,
+    identity: Identity,
+    target: str = "cpu",
+    *,
+    collectives: str | None = None,
+    threads: int | None = None,
+) -> tuple[Communicator, RankModel]:
+    """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
+
+    A rank on a device takes the one that the launcher or the rank table gives it, else the one with its
+    local rank's number. Returns the communicator for arrays in host memory, by which inputs travel, and the
+    model. Raises `DeviceError` where this machine cannot serve the target, and what `ranks.group.join` and
+    `ranks.executor.load` raise.
+    """
+    if target not in TARGETS:
+        raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
+    if target == "cpu":
+        host = group.join(identity, collectives)
+        return host, executor.load(path, communicator=host, threads=threads)
+
+    from ranks import devices
+    from ranks.api.context import Context
+    from ranks.api.targets import place
+
+    context = Context()
+    context.target = [target]
+    device = identity.device if identity.device is not None else identity.local_rank
+    if target == "gpu":
+        context.gpu.device_id = device
+    else:
+        context.ascend.device_id = device
+    placement = place(context)
+    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
+    on_device = name == "auto" or name in _ON_DEVICE
+    host = group.join(identity, "auto" if on_device else name)
+    buffers = devices.DEVICES[placement.providers[0]].buffers if len(placement.providers) > 1 else "cpu"
+    exchange = group.join(identity, name, buffers) if on_device and buffers != "cpu" else host
+    model = executor.load(
+        path,
+        communicator=exchange,
+        threads=threads,
+        providers=placement.providers,
+        provider_options=placement.options,
+        device_id=placement.device_id,
+    )
+    return host, model
