@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -612,13 +613,16 @@ def test_what_onnxruntime_cannot_compute(tmp_path: Path) -> None:
 
 def test_an_error_of_a_peer_comes_through(tmp_path: Path) -> None:
     paths = save(mlps(2), tmp_path)
+    ran = threading.Event()
 
     def work(communicator: FakeCommunicator) -> None:
         loaded = executor.load(paths[communicator.rank], communicator=communicator, threads=1)
         loaded.run(rows(1)[0])
         if communicator.rank == 1:
+            assert ran.wait(60)
             communicator.board.barrier.abort()
             return
+        ran.set()
         with pytest.raises(PeerLostError):
             loaded.run(rows(1)[0])
 
