@@ -218,10 +218,9 @@ class RankEmitter:
         outputs = [self.get(value, REPLICATED) for value in self.source.model.graph.outputs]
         weights: list[HeldWeight] = []
         for value in self.source.model.graph.initializers.values():
-            parts = self.weights.get(value, {})
-            for placement, part in sorted(parts.items(), key=lambda item: item[0] != REPLICATED):
-                first = not any(held.source == value.name for held in weights)
-                part.name = value.name if first else self._fresh(f"{value.name}/{placement}")
+            parts = sorted(self.weights.get(value, {}).items(), key=lambda item: item[0] != REPLICATED)
+            for number, (placement, part) in enumerate(parts):
+                part.name = self._fresh(f"{value.name}/{placement}") if number else value.name
                 weights.append(HeldWeight(part, value.name or "", placement))
         for node in self.nodes:
             for output in node.outputs:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sharding.read import Source
 
 WIDTH = 48
+MAX_HELD = 96
+"""Values that a state remembers as not whole; what a node makes beyond that counts as gathered at once. Only
+graphs of very many parallel branches reach it: without it they would take hours."""
 FLOOR_FRACTION = 4096
 """A weight below this part of all weights is no reason for a collective: it is cut where that is free."""
 VECTOR_BYTES = 1 << 20
@@ -58,6 +61,7 @@ class _Value:
     static: bool
     """A constant made of counted weights: to gather it at every inference would undo the cut."""
     last_use: int
+    """The last step that uses it; of a weight that is an output, the end."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class _Solver:
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[_Value] = []
         self._describe(source)
-        self.outputs = [self.numbers[value] for value in source.model.graph.outputs]
+        self.outputs = {self.numbers[value] for value in source.model.graph.outputs}
 
     def _describe(self, source: Source) -> None:
         model_graph, end = source.model.graph, len(self.graph)
@@ -89,7 +93,7 @@ class _Solver:
         last: dict[ir.Value, int] = {}
         for index, step in enumerate(self.graph):
             last.update((value, index) for value in step.inputs if value is not None)
-        last.update((value, end) for value in model_graph.outputs)
+        last.update((value, end) for value in model_graph.outputs if value.is_initializer())
 
         def add(
             value: ir.Value, *, weight: bool = False, static: bool = False, constant: bool = False
@@ -144,12 +148,21 @@ class _Solver:
                 if result is None:
                     continue
                 (weight_bytes, time), held = result
+                time += work
                 for output, placement in zip(outputs, option.outputs, strict=True):
-                    if placement != REPLICATED:
-                        held[output] = (placement,)
-                held = {key: where for key, where in held.items() if self.values[key].last_use > index}
+                    if placement == REPLICATED:
+                        continue
+                    held[output] = (placement,)
+                    if len(held) > MAX_HELD:
+                        (more_bytes, more_time), _ = self._bring(output, held.pop(output), REPLICATED)
+                        weight_bytes, time = weight_bytes + more_bytes, time + more_time
+                for value in [key for key in held if self.values[key].last_use <= index]:
+                    where = held.pop(value)
+                    if value in self.outputs:  # what the model returns is needed whole in the end
+                        (more_bytes, more_time), _ = self._bring(value, where, REPLICATED)
+                        weight_bytes, time = weight_bytes + more_bytes, time + more_time
                 key = tuple(sorted(held.items(), key=lambda item: item[0]))
-                cost = (weight_bytes, time + work)
+                cost = (weight_bytes, time)
                 if key not in reached or cost < reached[key].cost:
                     reached[key] = _State(cost, held, state, (index, number))
         return self._prune(list(reached.values()))

@@ -331,3 +331,14 @@ def test_old_opsets(tmp_path: Path, opset: int, result: str, body: str) -> None:
     path = graphs.save(tmp_path / "model.onnx", text, weights)
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, {"i": np.asarray([7, 0, 3])})
+
+
+@pytest.mark.parametrize("limit", [1, 3, 96])
+def test_more_branches_than_the_solver_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr("sharding.solve.MAX_HELD", limit)
+    branches = " ".join(f"a{i} = MatMul(x, w{i}) b{i} = Relu(a{i})" for i in range(6))
+    joined = ", ".join(f"b{i}" for i in range(6))
+    text = f"g (float[n, 16] x) => (float[n, 12] y, float[n, 12] b0) {{ {branches} y = Sum({joined}) }}"
+    check(tmp_path, text, {f"w{i}": array(16, 12, seed=i) for i in range(6)})
