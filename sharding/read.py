@@ -42,13 +42,13 @@ def read_model(path: str | Path) -> Source:
     proto, file = _read_proto(path)
     model = _deserialize(proto, path)
     _constants_to_initializers(model)
+    _load_inner_weights(model, path)
     for name, value in model.graph.initializers.items():
         _check_tensor(name, _data(value, path), path)
     infer(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    _load_subgraph_weights(model, path)
     return Source(path, file, model, weights)
 
 
@@ -58,6 +58,8 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
     try:
         if path.is_dir():
             raise ModelError(f"{path} is a folder; expected an ONNX file (model.onnx).")
+        if path.exists() and not path.is_file():  # to open a pipe would wait for who writes to it
+            raise ModelError(f"{path} is not a file; expected an ONNX file (model.onnx).")
         with path.open("rb") as file:
             size = path.stat().st_size
             if size == 0:
@@ -155,15 +157,24 @@ def _check_tensor(name: str, tensor: ir.TensorProtocol, path: Path) -> None:
         raise ModelError(f"{path} is not valid: weight {name!r} does not hold what its type and shape say.")
 
 
-def _load_subgraph_weights(model: ir.Model, path: Path) -> None:
-    """Brings external weights of control-flow bodies into memory: bodies are copied as they are."""
+def _load_inner_weights(model: ir.Model, path: Path) -> None:
+    """Brings external data of nodes and of control-flow bodies into memory: these are copied as they are."""
     import onnx_ir as ir
+
+    def loaded(name: str, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+        return ir.tensor(np.array(locate(name, tensor, path).array()), dtype=tensor.dtype, name=tensor.name)
 
     for graph in model.graphs():
         if graph is model.graph:
             continue
         for name, value in graph.initializers.items():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = ir.tensor(
-                    np.array(locate(name, value.const_value, path).array()), name=name
-                )
+                value.const_value = loaded(name, value.const_value)
+    holders: list[Any] = [model.graph, *model.functions.values()]
+    for holder in holders:
+        for node in holder.all_nodes():
+            for name, attribute in list(node.attributes.items()):
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(
+                    attribute.value, ir.ExternalTensor
+                ):
+                    node.attributes[name] = ir.AttrTensor(name, loaded(node.name or name, attribute.value))

@@ -22,6 +22,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
     _name_domains(proto)
     _check_graph(proto.graph, path)
+    _check_external(proto, path)
     _forget_undefined(proto.graph)
     _check_nodes(proto, path)
 
@@ -45,6 +46,26 @@ def _name_domains(proto: onnx.ModelProto) -> None:
     for node in _nodes((proto.graph, *proto.functions)):
         if node.domain == _ALIAS:
             node.domain = ""
+
+
+def _check_external(proto: onnx.ModelProto, path: Path) -> None:
+    """Checks how tensors say where their data lies; whether it lies there is known when it is looked for."""
+    import onnx
+
+    tensors = list(proto.graph.initializer)
+    for node in _nodes((proto.graph, *proto.functions)):
+        for attribute in node.attribute:
+            tensors += [attribute.t, *attribute.g.initializer]
+    for tensor in tensors:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        what = f"{path} is not valid: weight {tensor.name!r}"
+        if tensor.data_type == onnx.TensorProto.STRING:
+            raise ModelError(f"{what} is of strings, which cannot lie in another file.")
+        for entry in tensor.external_data:
+            digits = entry.value.isascii() and entry.value.isdigit() and len(entry.value) < 19
+            if entry.key in {"offset", "length"} and not digits:
+                raise ModelError(f"{what} has the {entry.key} {entry.value!r}; expected a number of bytes.")
 
 
 def _nodes(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
@@ -99,7 +120,8 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     context.opset_imports = {item.domain: item.version for item in proto.opset_import}
     for node in proto.graph.node:
         bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-        if node.domain or bodies:  # the checker knows no outer values
+        elsewhere = any(item.t.data_location == onnx.TensorProto.EXTERNAL for item in node.attribute)
+        if node.domain or bodies or elsewhere:  # the checker knows no outer values, and no folder
             continue
         what = f"node {node.name or node.op_type!r}"
         if any(attribute.HasField("sparse_tensor") for attribute in node.attribute):

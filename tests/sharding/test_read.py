@@ -127,8 +127,9 @@ def test_offsets_and_lengths_beyond_the_file_are_refused(tmp_path: Path) -> None
         read_model(_with_location(tmp_path, offset=1 << 40))
     with pytest.raises(ModelError, match="needs 2048 bytes for its type and shape, but its length is 5"):
         read_model(_with_location(tmp_path, length=5))
-    with pytest.raises(ModelError):
-        read_model(_with_location(tmp_path, offset="many"))
+    for wrong in ("many", "-1", "1e3", "", "9" * 30):
+        with pytest.raises(ModelError, match=f"weight 'w1' has the offset '{wrong}'; expected a number"):
+            read_model(_with_location(tmp_path, offset=wrong))
     path = graphs.mlp(tmp_path / "model.onnx", external=True)
     os.truncate(tmp_path / "model.onnx.data", 1000)
     with pytest.raises(ModelError, match="which has 1000: it is truncated"):
@@ -319,6 +320,12 @@ def _undefined(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.elem_type = 0
 
 
+def _external_strings(model: onnx.ModelProto) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.data_type, tensor.data_location = onnx.TensorProto.STRING, onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="model.onnx")
+
+
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
@@ -327,6 +334,7 @@ BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("no element type", _undefined, "its input 'x' has no element type"),
     ("no type", lambda model: model.graph.input[0].ClearField("type"), "its input 'x' has no element type"),
     ("value twice", lambda model: model.graph.node[1].output.__setitem__(0, "a"), "Output 'a' is redeclared"),
+    ("strings elsewhere", _external_strings, "weight 'w1' is of strings, which cannot lie in another file"),
     ("unknown type", lambda model: setattr(model.graph.initializer[0], "data_type", 99), "99 is not a valid"),
 ]
 
@@ -351,3 +359,49 @@ def test_an_output_that_claims_another_rank(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 12)})
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    code = "import sys; from sharding.read import read_model; read_model(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "ModelError" in done.stderr and "is not a file; expected an ONNX file" in done.stderr
+
+
+def test_external_data_of_nodes_is_found(tmp_path: Path) -> None:
+    """In a Constant, in one inside a body, and in one inside a function."""
+    text = """<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[n, 16] x, bool flag) => (float[n, 8] y, float[16, 32] w) {
+      w = Constant<value = float[1] {0.0}>()
+      v = Constant<value = float[1] {0.0}>()
+      a = MatMul(x, w)
+      b = MatMul(x, v)
+      c = Add(a, b)
+      d = If (flag) <
+        then_branch = t () => (float[n, 8] p) { k = Constant<value = float[1] {0.0}>() p = MatMul(c, k) },
+        else_branch = e () => (float[n, 8] q) { k2 = Constant<value = float[1] {0.0}>() q = MatMul(c, k2) }
+      >
+      z = own.shifted(c)
+      y = Add(d, z)
+    }
+    <domain: "own", opset_import: ["" : 18]>
+    shifted (c) => (z) { f = Constant<value = float[1] {0.0}>() z = MatMul(c, f) }"""
+    model = onnx.parser.parse_model(text)
+    branches = [item.g for item in model.graph.node[5].attribute]
+    constants = [*model.graph.node[:2], *(branch.node[0] for branch in branches), model.functions[0].node[0]]
+    for number, node in enumerate(constants):
+        value = graphs.array(16, 32) if number < 2 else graphs.array(32, 8, seed=number)
+        (tmp_path / f"{number}.data").write_bytes(value.tobytes())
+        tensor = onnx.TensorProto(data_type=1, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=f"{number}.data")
+        node.attribute[0].t.CopyFrom(tensor)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    x, w, v = graphs.array(3, 16), graphs.array(16, 32), graphs.array(16, 32)
+    for flag in (True, False):
+        expected = x @ (w + v) @ (graphs.array(32, 8, seed=2 if flag else 3) + graphs.array(32, 8, seed=4))
+        for outputs in lockstep.run_slices(tmp_path / "slices", {"x": x, "flag": np.asarray(flag)}):
+            assert lockstep.relative_error(outputs["y"], expected) <= 1e-4
+            np.testing.assert_array_equal(outputs["w"], w)
