@@ -15,6 +15,8 @@ from sharding import manifest as manifests
 from sharding.errors import ShardError, SliceError
 
 _SUFFIX = ".partial"
+_LOCK_SECONDS = 5.0
+"""How long the parent folder's lock is waited for: ours is held for a moment, another's may be for ever."""
 _STALE_SECONDS = 10
 """Between making its folder and locking it, a slicing that runs beside this one looks stale."""
 
@@ -23,7 +25,7 @@ _STALE_SECONDS = 10
 def new_folder(output: Path, needed: int) -> Iterator[Path]:
     """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure."""
     check_output(output)
-    target = output.resolve() if output.is_symlink() else output.absolute()
+    target = _target(output)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
@@ -46,6 +48,10 @@ def new_folder(output: Path, needed: int) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _target(output: Path) -> Path:
+    return output.resolve() if output.is_symlink() else output.absolute()
+
+
 def _prefix(target: Path) -> str:
     return f".{target.name[:100]}-"
 
@@ -62,13 +68,36 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def _parent_locked(target: Path) -> Iterator[None]:
+    """Slicings to one output look at it and replace it one after the other."""
+    try:
+        descriptor = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # not there, or may not be read: then there is nothing to lock
+        yield
+        return
+    try:
+        end = time.monotonic() + _LOCK_SECONDS
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _remove_stale(target: Path) -> None:
     """Removes what a killed slicing to this output left beside it: temporary folders whose lock is free."""
     for path in target.parent.iterdir():
         if not (path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX)):
             continue
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             continue  # another slicing ended meanwhile
         young = time.time() - os.fstat(descriptor).st_mtime < _STALE_SECONDS
@@ -84,21 +113,31 @@ def _remove_stale(target: Path) -> None:
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    if not target.exists():
-        temporary.rename(target)
-        return
     old = temporary.with_name(temporary.name.removesuffix(_SUFFIX) + "-old" + _SUFFIX)
-    target.rename(old)
-    try:
-        temporary.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
+    with _parent_locked(target):
+        _check(target)  # again: slicing may have taken minutes
+        if target.exists():
+            target.rename(old)
+        try:
+            temporary.rename(target)
+        except BaseException:
+            if old.exists():
+                old.rename(target)
+            raise
     shutil.rmtree(old, ignore_errors=True)
 
 
 def check_output(output: Path) -> None:
     """Raises `SliceError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
+    try:
+        target = _target(output)
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise SliceError(f"{output} cannot be read: {error}.") from None
+    with _parent_locked(target):
+        _check(output)
+
+
+def _check(output: Path) -> None:
     try:
         if not output.exists():
             return

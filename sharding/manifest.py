@@ -119,6 +119,8 @@ def read_manifest(folder: str | Path) -> Manifest:
     path = Path(folder) / FILE_NAME
     try:
         size = path.stat().st_size
+        if not path.is_file():  # to read a pipe would wait for who writes to it
+            raise ShardError(f"{path} is not a file: slice the model again.")
         if size > MAX_BYTES:
             raise ShardError(
                 f"{path} has {size} bytes; a manifest has at most {MAX_BYTES}: slice the model again."
@@ -150,7 +152,7 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         )
     world_size = root["world_size"].integer(1)
     manifest = Manifest(
-        source=_file(root["source"]),
+        source=_source(root["source"]),
         world_size=world_size,
         ranks=tuple(_rank(item) for item in root["ranks"].items()),
         weights={name: _weight(item) for name, item in root["weights"].entries()},
@@ -161,7 +163,8 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         strategy=root.text("strategy"),
         created_by=root.text("created_by"),
     )
-    if [entry.rank for entry in manifest.ranks] != list(range(world_size)):
+    ranks = manifest.ranks
+    if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):
         expected = f"one entry for each rank 0..{world_size - 1}, in order"
         raise root["ranks"].error(expected, [entry.rank for entry in manifest.ranks])
     return manifest
@@ -218,6 +221,14 @@ def sha256_of(path: str | Path) -> str:
 
 def _file(item: Field) -> FileEntry:
     return FileEntry(item["file"].file_name(), item["bytes"].integer(0), item["sha256"].sha256())
+
+
+def _source(item: Field) -> FileEntry:
+    """The model's file: not one of this folder, so it may have any name that a file can have."""
+    name = item.text("file")
+    if name in {"", ".", ".."} or "/" in name or "\0" in name:
+        raise item["file"].error("the name of a file", name)
+    return FileEntry(name, item["bytes"].integer(0), item["sha256"].sha256())
 
 
 def _rank(item: Field) -> RankEntry:

@@ -11,6 +11,7 @@ from sharding.errors import ShardError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PLACEMENT = re.compile(r"replicated|partial|split:\d{1,4}(/\d{1,9})?")
+_HALF = re.compile(r"[\ud800-\udfff]")
 _RESERVED = {"", ".", ".."}
 
 
@@ -40,9 +41,17 @@ class Field:
             raise ShardError(f'{self.where}: {self.path} lacks the key "{key}": slice the model again.')
         return Field(self.where, f"{self.path}.{key}", mapping[key])
 
+    def string(self) -> str:
+        """This value as text that can be printed and written: JSON can hold halves of characters."""
+        if not isinstance(self.value, str) or _HALF.search(self.value):
+            raise self.error("a string", self.value)
+        return self.value
+
     def entries(self) -> Iterator[tuple[str, Field]]:
         """The members of this object."""
         for key, value in self.mapping().items():
+            if _HALF.search(key):
+                raise self.error("an object with names that are text", key)
             yield key, Field(self.where, f"{self.path}[{json.dumps(key)}]", value)
 
     def items(self) -> Iterator[Field]:
@@ -60,21 +69,22 @@ class Field:
 
     def text(self, key: str) -> str:
         """The string under ``key``."""
-        field = self[key]
-        if not isinstance(field.value, str):
-            raise field.error("a string", field.value)
-        return field.value
+        return self[key].string()
 
     def dimension(self) -> int | str | None:
         """This value as an axis length: a number, a symbol or null."""
-        if self.value is None or isinstance(self.value, str):
-            return self.value
-        return self.integer(0)
+        if self.value is None:
+            return None
+        return self.string() if isinstance(self.value, str) else self.integer(0)
 
     def file_name(self) -> str:
         """This value as the plain name of a file in the manifest's own folder."""
         value = self.value
-        if not isinstance(value, str) or value in _RESERVED or re.search(r"[/\\:\x00-\x1f]", value):
+        if (
+            not isinstance(value, str)
+            or value in _RESERVED
+            or re.search(r"[/\\:\x00-\x1f\ud800-\udfff]", value)
+        ):
             raise self.error("the plain name of a file in this folder", value)
         return value
 

@@ -79,7 +79,8 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
     check(proto, path)
-    return proto, FileEntry(path.name, size, digest)
+    name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
+    return proto, FileEntry(name, size, digest)
 
 
 def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:

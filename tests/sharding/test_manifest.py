@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,12 @@ CHANGES: list[tuple[list[Any], Any, str]] = [
     (["world_size"], 0, r"$.world_size must be a whole number of at least 1, but is 0"),
     (["world_size"], True, "$.world_size must be a whole number"),
     (["world_size"], 3, "$.ranks must be one entry for each rank 0..2, in order, but is [0, 1]"),
+    (["source", "file"], "../model.onnx", "$.source.file must be the name of a file"),
+    (["world_size"], 1 << 62, "$.ranks must be one entry for each rank 0..4611686018427387903"),
+    (["inputs", 0, "name"], "\ud800", "$.inputs[0].name must be a string"),
+    (["outputs", 0, "shape", 0], "\udfff", "$.outputs[0].shape[0] must be a string"),
+    (["ranks", 0, "files", 0, "file"], "\ud800", "$.ranks[0].files[0].file must be the plain name"),
+    (["whole"], {"\ud800": 1}, "$.whole must be an object with names that are text"),
     (["ranks", 0, "rank"], 1, "$.ranks must be one entry for each rank"),
     (["ranks"], {}, "$.ranks must be a list, but is {}"),
     (["ranks", 1, "files", 0, "file"], "../rank_1.onnx", "$.ranks[1].files[0].file must be the plain name"),
@@ -118,11 +125,19 @@ def test_what_is_no_manifest_is_refused(text: bytes) -> None:
         manifests.parse_manifest(text)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    code = "import sys; from sharding.manifest import read_manifest; read_manifest(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "ShardError" in done.stderr and "manifest.json is not a file" in done.stderr
+
+
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="does not exist"):
         manifests.read_manifest(tmp_path)
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(ShardError, match="cannot be read"):
+    with pytest.raises(ShardError, match="is not a file"):
         manifests.read_manifest(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The slice folder: complete or absent, the same bytes each time, written in little memory."""
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -233,3 +234,57 @@ def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: b
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert int(done.stdout) < 128_000  # kilobytes
     assert read_manifest(tmp_path / "out").ranks[0].weight_bytes == block.nbytes
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b.onnx", "back\\slash.onnx", "two\nlines.onnx", os.fsdecode(b"\xff.onnx")]
+)
+def test_any_name_of_a_model_can_be_sliced(tmp_path: Path, name: str) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx").rename(tmp_path / name)
+    written = sharding.slice_model(path, 2, tmp_path / "out")
+    assert read_manifest(tmp_path / "out") == written
+    assert sharding.slice_model(path, 2, tmp_path / "out") == written
+
+
+def test_what_was_put_into_the_output_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    notes = tmp_path / "out/notes.txt"
+    with pytest.raises(SliceError, match=r"other files than its slice \(notes\.txt\)"):
+        sharding.slice_model(path, 2, tmp_path / "out", progress=lambda *_: notes.touch())
+    assert notes.exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_slicings_to_one_output_replace_each_other(tmp_path: Path) -> None:
+    """Each ends well, and what remains is whole."""
+    path = graphs.mlp(tmp_path / "model.onnx", inner=48)
+    once = "sharding.slice_model(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
+    code = f"import sys, sharding\nfor _ in range(8): {once}"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(path), str(ranks), str(tmp_path / "out")])
+        for ranks in (2, 3)
+    ]
+    try:
+        assert [process.wait(timeout=120) for process in running] == [0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    left = read_manifest(tmp_path / "out")
+    for rank in range(left.world_size):
+        verify_shard(tmp_path / "out", left, rank, left.world_size)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_a_lock_of_another_program_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_LOCK_SECONDS", 0.05)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
+    finally:
+        os.close(descriptor)
+    assert read_manifest(tmp_path / "out").world_size == 2
