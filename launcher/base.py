@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import queue
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -71,6 +71,9 @@ class Handle(ABC):
     def heard(self, line: str) -> Ended | None:
         """The end of a rank, if this line of the launching program's own completes what it says of one."""
         return None
+
+    def end_children(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers see each rank's end
+        """Ends what ranks, given by their process ids, that have ended themselves left running."""
 
     @abstractmethod
     def terminate(self) -> None:

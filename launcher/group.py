@@ -80,6 +80,7 @@ class Group:
         """
         if not self._closer.alive:
             raise LaunchError("This group is closed: start another one.")
+        self._job.check_owner()
         arrays = order_feeds(self.inputs, feeds)
         _check_symbols(self.inputs, arrays)
         tensors = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}

@@ -72,6 +72,7 @@ class LocalHandle(Handle):
         self._processes: list[SpawnProcess] = []
         self._started = threading.Event()
         self._error: BaseException | None = None
+        self._owner = os.getpid()
         arguments = (list(program), environments_)
         # The kernel kills a child with PR_SET_PDEATHSIG when the thread that made it ends, not the process:
         # so one thread makes them and lives as long as they do.
@@ -97,11 +98,16 @@ class LocalHandle(Handle):
             self._error = error
         finally:
             self._started.set()
-        running = {process.sentinel: rank for rank, process in enumerate(self._processes)}
+        running = {_end_of(process): rank for rank, process in enumerate(self._processes)}
         while running:
-            for sentinel in wait(list(running)):
-                rank = running.pop(cast(int, sentinel))
+            for end in wait(list(running)):
+                rank = running.pop(cast(int, end))
                 process = self._processes[rank]
+                if end != process.sentinel:
+                    os.close(cast(int, end))
+                    # What the rank started, while its number cannot be another's: it is not reaped yet.
+                    with contextlib.suppress(OSError):
+                        os.killpg(cast(int, process.pid), signal.SIGKILL)
                 process.join()
                 self._ended.put(Ended(rank, process.exitcode))
         self._ended.put(None)
@@ -126,15 +132,35 @@ class LocalHandle(Handle):
         for reader in readers:
             reader.close()
 
+    def forget(self) -> None:
+        """In a forked child: its exit must not end the parent's ranks."""
+        self._owner = -1
+        for process in self._processes:
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # its exit handler joins them
+
     def terminate(self) -> None:
         """See `Handle.terminate`."""
-        for process in self._processes:
+        for process in self._own():
             process.terminate()
 
     def kill(self) -> None:
         """See `Handle.kill`."""
-        for process in self._processes:
+        for process in self._own():
             process.kill()
+
+    def _own(self) -> list[SpawnProcess]:
+        return self._processes if self._owner == os.getpid() else []
+
+
+def _end_of(process: SpawnProcess) -> int:
+    """A descriptor that becomes readable when the process ends.
+
+    Its own sentinel does so only when every child that it forked has ended too.
+    """
+    try:
+        return os.pidfd_open(cast(int, process.pid))
+    except (OSError, AttributeError):  # Linux before 5.3
+        return process.sentinel
 
 
 @contextlib.contextmanager
@@ -159,3 +185,11 @@ def _end_all() -> None:
     # multiprocessing's exit handler would wait for children that wait for us.
     for handle in list(_alive):
         handle.kill()
+
+
+def _forget_all() -> None:
+    for handle in list(_alive):
+        handle.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

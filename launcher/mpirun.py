@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -242,6 +244,7 @@ class MpirunHandle(Handle):
         super().__init__()
         self._flavour = flavour
         self._scratch = scratch
+        self._job = f"SHARDRUN_JOB={environment['SHARDRUN_JOB']}"
         self._said = ""
         self._reported = False
         # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own
@@ -304,7 +307,35 @@ class MpirunHandle(Handle):
     def _signal(self, action: Literal["terminate", "kill"]) -> None:
         getattr(self._process, action)()
 
+    def end_children(self, ranks: Collection[int]) -> None:
+        """See `Handle.end_children`; mpirun would wait for them as long as they hold a rank's output open."""
+        _end_session(self._process.pid, self._job, ranks)
+
     def close(self) -> None:
-        """Removes mpirun's session folder, which a killed mpirun leaves."""
+        """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
+        _end_session(self._process.pid, self._job)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _end_session(session: int, mark: str, groups: Collection[int] | None = None) -> None:
+    """Kills what is left of a session on this host: children of ranks, which mpirun does not end.
+
+    ``mark`` stands in their environment; without it they are somebody else's, who got the same number.
+    ``groups``: of these process groups only; mpirun makes every rank the leader of one.
+    """
+    for name in os.listdir("/proc"):  # noqa: PTH208 - faster where there are thousands
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            process = os.pidfd_open(int(name))  # first, so that what is read and what is killed are one
+            try:
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                if (
+                    int(fields[3]) == session
+                    and (groups is None or int(fields[2]) in groups)
+                    and mark.encode() in Path("/proc", name, "environ").read_bytes()
+                ):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)

@@ -54,6 +54,7 @@ class Job:
         send.
         """
         self.world_size = world_size
+        self._owner = os.getpid()
         self._is_script = program[0] == "exec"
         self.failure: RankFailedError | LaunchError | None = None
         self.changed = threading.Condition()
@@ -63,6 +64,7 @@ class Job:
         self._peers: dict[int, Peer] = {}
         self._troubles: dict[int, cause.Trouble] = {}
         self._done: set[int] = set()
+        self._gone: set[int] = set()
         self._launcher_ended: Ended | None = None
         self._some_rank: Ended | None = None
         self._all_ended = False
@@ -108,6 +110,7 @@ class Job:
 
     def _lost(self, peer: Peer) -> None:
         with self.changed:
+            self._gone.add(peer.rank)
             if peer.rank not in self._done and not self._hung_up:
                 self._trouble(peer.rank)
             self.changed.notify_all()
@@ -217,6 +220,7 @@ class Job:
 
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
+        self.check_owner()
         with self.changed:
             if not self.changed.wait_for(lambda: self.failure is not None or condition(), timeout):
                 missing = [str(rank) for rank in range(self.world_size) if rank not in self._peers]
@@ -228,9 +232,22 @@ class Job:
                 # A copy: raising one error object in several threads would mix their tracebacks.
                 raise _copy(self.failure)
 
+    def check_owner(self) -> None:
+        """Raises `LaunchError` in a child that the starting process forked: it has neither the threads that
+        listen to the ranks nor the sockets."""
+        if os.getpid() != self._owner:
+            raise LaunchError(
+                f"These ranks were started by process {self._owner}, of which this one (process "
+                f"{os.getpid()}) is a forked child: use them there, or start a group here."
+            )
+
     def wait(self) -> None:
         """Blocks until every rank has ended well; raises `RankFailedError` or `LaunchError` otherwise."""
-        self.wait_for(lambda: self._all_ended and self._finished(), None, "")
+        self.wait_for(
+            lambda: self._finished() and (self._all_ended or len(self._gone) == self.world_size), None, ""
+        )
+        self._handle.end_children([peer.pid for peer in self._peers.values() if peer.process is not None])
+        self.wait_for(lambda: self._all_ended, None, "")
 
     def send(
         self, rank: int, kind: wire.Kind, fields: dict[str, Any], tensors: dict[str, Any] | None = None
@@ -241,7 +258,12 @@ class Job:
             self._peers[rank].send(kind, fields, tensors)
 
     def close(self) -> None:
-        """Ends every rank, politely if all is well, and returns when no process of this job is left."""
+        """Ends every rank, politely if all is well, and returns when no process of this job is left.
+
+        In a forked child it does nothing: the ranks are the parent's.
+        """
+        if os.getpid() != self._owner:
+            return
         with self.changed:
             polite = self.failure is None and not self._closing and not self._all_ended
             self._closing = True

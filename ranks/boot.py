@@ -8,6 +8,7 @@ for this one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def main(program: Sequence[str]) -> None:
     """Runs ``program`` in this process; returns only if it succeeded."""
     control: Control | None = None
     rank: int | None = None
+    process = os.getpid()
     try:
         _set_up_process()
         if not program or program[0] not in ("serve", "exec") or len(program) < 2:
@@ -50,11 +52,17 @@ def main(program: Sequence[str]) -> None:
 
             run_script(program[1], list(program[2:]))
     except SystemExit as error:
-        _exit(control, error)
+        _exit(_own(control, process), error)
     except BaseException as error:
-        _fail(control, rank, error)
+        _fail(_own(control, process), rank, error)
+    control = _own(control, process)
     if control is not None:
         control.bye()
+
+
+def _own(control: Control | None, process: int) -> Control | None:
+    """None in a child that the script forked: how that ends is not how the rank ends."""
+    return control if os.getpid() == process else None
 
 
 def spawned(
@@ -66,12 +74,15 @@ def spawned(
 ) -> None:
     """`main` for the local launcher: a fresh multiprocessing child that still has its parent's
     environment."""
-    for descriptor, pipe in ((1, stdout), (2, stderr)):
-        os.dup2(pipe.fileno(), descriptor)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # what the rank starts can be ended with it
+    # Where the launcher's own streams are closed, the pipes have their numbers.
+    ours = [fcntl.fcntl(pipe.fileno(), fcntl.F_DUPFD, 3) for pipe in (stdout, stderr)]
+    for pipe in (stdout, stderr):
         pipe.close()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    for descriptor, own in zip((1, 2), ours, strict=True):
+        os.dup2(own, descriptor)
+        os.close(own)
     os.environ.clear()
     os.environ.update(environment)
     if os.getppid() != parent:
@@ -80,6 +91,12 @@ def spawned(
 
 
 def _set_up_process() -> None:
+    if os.environ.get("SHARDRUN_CONTROL"):
+        # A rank has no input. Open MPI would give its own to rank 0, and that of /dev/null never ends.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        if nothing != 0:
+            os.dup2(nothing, 0)
+            os.close(nothing)
     for stream in (sys.stdout, sys.stderr):
         # A rank's output is a pipe: without this its last lines would come late, or be lost with it.
         reconfigure = getattr(stream, "reconfigure", None)

@@ -3,12 +3,14 @@ rank."""
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import weakref
 from typing import Any
 
 from ranks import wire
@@ -90,6 +92,8 @@ class Control:
         self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._stopping = False
+        # A forked child that kept the socket open would hide this rank's death.
+        os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
 
     @classmethod
     def connect(cls, address: str, job: str, rank: int, world_size: int, host: str) -> Control:
@@ -154,3 +158,8 @@ class Control:
 
             shutil.rmtree(scratch, ignore_errors=True)
         os._exit(EXIT_ORPHANED)
+
+
+def _drop_in_child(control: weakref.ref[Control]) -> None:
+    if (parents := control()) is not None:
+        parents._stream.socket.close()  # not shut down: the connection is the parent's
