@@ -63,10 +63,10 @@ class Handle(ABC):
         """Blocks for the next end of a process; None once everything has ended."""
         return self._ended.get()
 
-    def attribute(self, line: str) -> tuple[int | None, str]:
-        """The rank that wrote a line of a pipe without a rank, and the line without the launching
-        program's mark."""
-        return None, line
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
+        """The ranks that wrote a line of a pipe without a rank, each with its part of it, without the
+        launching program's marks."""
+        return [(None, line)]
 
     def heard(self, line: str) -> Ended | None:
         """The end of a rank, if this line of the launching program's own completes what it says of one."""

@@ -6,24 +6,15 @@ Starting it imports the standard library only; each subcommand imports what it n
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from launcher.errors import ConfigError, ShardrunError, VerifyError
+from launcher.exits import EXIT_USAGE, Terminated, prepare_streams, report
 
 COMMANDS = ("slice", "run", "scripts", "table", "exec")
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_VERIFY = 3
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 EPILOG = """\
 examples:
@@ -41,8 +32,15 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with ``argv`` (default: the process's arguments) and returns its exit code."""
+    prepare_streams()
     parser = build_parser()
-    args = parser.parse_args(argv)
+    try:
+        try:
+            args = parser.parse_args(argv)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # --help or --version could not be printed
+        return report(error)
     if args.command is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
@@ -52,11 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.module.run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # The reader of our output has gone (`shardrun ... | head`): there is nobody left to tell. Python
-        # would complain once more while it flushes at exit, so standard output goes to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except (Exception, KeyboardInterrupt) as error:
         if args.debug:
             import traceback
@@ -70,34 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, previous)
 
 
-def report(error: BaseException, where: str = "") -> int:
-    """Prints what ended the command, on which rank, and returns its exit code."""
-    if isinstance(error, Terminated):
-        return _say("terminated", EXIT_TERMINATED)
-    if isinstance(error, KeyboardInterrupt):
-        return _say("interrupted", EXIT_INTERRUPTED)
-    if isinstance(error, ShardrunError):
-        return _say(f"error: {where}{error}", exit_code(error))
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return _say(f"internal error: {where}{text} (run with --debug for the traceback)", EXIT_FAILED)
-
-
-def exit_code(error: ShardrunError) -> int:
-    """The exit code that stands for an error."""
-    if isinstance(error, VerifyError):
-        return EXIT_VERIFY
-    from ranks.errors import IdentityError
-
-    return EXIT_USAGE if isinstance(error, ConfigError | IdentityError) else EXIT_FAILED
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="shardrun",
         description="Slice an ONNX model into one shard per rank and run it distributed.",
         epilog=EPILOG,
@@ -128,6 +96,17 @@ def _add_common(parser: argparse.ArgumentParser, *, top: bool) -> None:
     parser.add_argument("--debug", action="store_true", default=debug, help="show tracebacks of errors")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence; argparse itself puts the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.partition(" ")[2]
+        self.exit(
+            EXIT_USAGE,
+            f"shardrun: error: {command + ': ' if command else ''}{message} (see `{self.prog} --help`)\n",
+        )
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from launcher.version import version
@@ -153,12 +132,6 @@ def _terminate_like_interrupt() -> Any:
         return signal.signal(signal.SIGTERM, stop)
     except ValueError:
         return None
-
-
-def _say(text: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # standard error is closed too
-        print(f"shardrun: {text}", file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -203,7 +203,8 @@ def run_program(
     """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
     end.
 
-    Raises like `start`, and `RankFailedError` when a rank ends with anything but success.
+    Raises like `start`, `RankFailedError` when a rank ends with anything but success, and `OSError` where
+    some of what the ranks printed could not be written.
     """
     table = load_table(rank_table)
     size = ranks if ranks is not None else table.world_size if table is not None else 1
@@ -214,6 +215,8 @@ def run_program(
         job.wait()
     finally:
         job.close()
+    if job.lost_output is not None:
+        raise job.lost_output
 
 
 def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | None:

@@ -217,7 +217,7 @@ def _refuse_mixed_order(table: RankTable) -> None:
         )
 
 
-_OPEN_MPI_TAG = re.compile(r"\[[^\]]*?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
+_OPEN_MPI_TAG = re.compile(r"\[[^\[\]]{,256}?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 _TAG = {
     "openmpi": re.compile(_OPEN_MPI_TAG.pattern + " "),
     "openmpi4": _OPEN_MPI_TAG,
@@ -244,7 +244,7 @@ class MpirunHandle(Handle):
         super().__init__()
         self._flavour = flavour
         self._scratch = scratch
-        self._job = f"SHARDRUN_JOB={environment['SHARDRUN_JOB']}"
+        self._job = f"SHARDRUN_JOB={environment.get('SHARDRUN_JOB', '')}"
         self._said = ""
         self._reported = False
         # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own
@@ -276,10 +276,20 @@ class MpirunHandle(Handle):
         self._ended.put(Ended(None, code))
         self._ended.put(None)
 
-    def attribute(self, line: str) -> tuple[int | None, str]:
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
         """See `Handle.attribute`."""
-        tag = _TAG[self._flavour].match(line)
-        return (int(tag[1]), line[tag.end() :]) if tag else (None, line)
+        tag = _TAG[self._flavour]
+        # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
+        # other two's marks are too plain to be looked for in a text.
+        found = (
+            list(tag.finditer(line)) if self._flavour in _OPEN_MPI else list(filter(None, [tag.match(line)]))
+        )
+        ends = [mark.start() for mark in found[1:]] + [len(line)]
+        parts: list[tuple[int | None, str]] = [
+            (int(mark[1]), line[mark.end() : end]) for mark, end in zip(found, ends, strict=False)
+        ]
+        before = line[: found[0].start()] if found else line
+        return [(None, before), *parts] if before else parts
 
     def heard(self, line: str) -> Ended | None:
         """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""

@@ -21,13 +21,14 @@ _LONGEST_LINE = 1 << 20
 class Output:
     """Reads the pipes of started ranks in one thread and keeps the last lines of each rank's standard error.
 
-    Lines that belong to no rank are the launching program's own: they are kept, given to ``Handle.heard``,
-    and not shown.
+    ``lost`` is the error if some of it could not be written. Lines that belong to no rank are the launching
+    program's own: they are kept, given to ``Handle.heard``, and not shown.
     """
 
     def __init__(self, handle: Handle, on_end: Callable[[Ended], None]) -> None:
         self._handle = handle
         self._on_end = on_end
+        self.lost: OSError | None = None
         self._tails: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
         self._thread = threading.Thread(
             target=self._read, args=(handle.pipes,), name="shardrun output", daemon=True
@@ -55,17 +56,19 @@ class Output:
                         os.close(key.fd)
 
     def _take(self, pipe: Pipe, text: str) -> None:
-        rank = pipe.rank
-        if rank is None:
-            rank, text = self._handle.attribute(text)
-        if rank is None or pipe.name == "stderr":
+        parts = [(pipe.rank, text)] if pipe.rank is not None else self._handle.attribute(text)
+        for rank, part in parts:
+            self._take_of(rank, pipe.name, part)
+
+    def _take_of(self, rank: int | None, name: StreamName, text: str) -> None:
+        if rank is None or name == "stderr":
             self._tails[rank].append(text.rstrip("\n"))
         if rank is None:
             ended = self._handle.heard(text)
             if ended is not None:
                 self._on_end(ended)
             return
-        show(rank, pipe.name, text)
+        self.lost = show(rank, name, text) or self.lost
 
 
 class _Reader:
@@ -95,14 +98,17 @@ class _Reader:
             self._rest = rest
 
 
-def show(rank: int, name: StreamName, text: str) -> None:
+def show(rank: int, name: StreamName, text: str) -> OSError | None:
     """Writes a rank's text to this process's stream of that name, marked unless it is rank 0's standard
-    output."""
+    output; gives the error that prevented it, for the ranks' work goes on."""
     stream = sys.stdout if name == "stdout" else sys.stderr
     if rank != 0 or name == "stderr":
         text = f"[rank {rank}] {text}" if text.endswith("\n") else f"[rank {rank}] {text}\n"
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError, AttributeError):
-        pass  # the reader of our own output is gone, or it is closed: the ranks' work goes on
+    except OSError as error:  # the device is full, or the reader of our own output is gone
+        return error
+    except (ValueError, AttributeError):
+        pass  # it was closed on purpose
+    return None

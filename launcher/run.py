@@ -116,7 +116,7 @@ def run_rank(job: Job, identity: Identity) -> int:
 
 def _leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
-    from launcher.cli import report
+    from launcher.exits import report
 
     code = report(error, f"rank {identity.rank} on host {identity.host}: " if identity.world_size > 1 else "")
     for stream in (sys.stdout, sys.stderr):

@@ -232,6 +232,11 @@ class Job:
                 # A copy: raising one error object in several threads would mix their tracebacks.
                 raise _copy(self.failure)
 
+    @property
+    def lost_output(self) -> OSError | None:
+        """The error where some of what the ranks printed could not be written."""
+        return self._output.lost
+
     def check_owner(self) -> None:
         """Raises `LaunchError` in a child that the starting process forked: it has neither the threads that
         listen to the ranks nor the sockets."""

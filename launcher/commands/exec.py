@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
-    from launcher.cli import report
     from launcher.errors import RankFailedError
+    from launcher.exits import report
     from launcher.group import run_program
 
     given = vars(args)
@@ -70,9 +70,11 @@ def _on_ranks(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace) -> int:
     """In this process, which may be one rank of a group that something else started."""
+    import contextlib
     import os
+    import signal
 
-    from launcher.cli import report
+    from launcher.exits import report
     from ranks.compat import format_error, run_script
     from ranks.errors import ShardrunError
 
@@ -80,6 +82,10 @@ def _here(args: argparse.Namespace) -> int:
     for name in ("collectives", "threads", "timeout"):
         if name in given:
             os.environ[f"SHARDRUN_{name.upper()}"] = f"{given[name]}"
+    with contextlib.suppress(ValueError):  # not the main thread
+        # As `python SCRIPT` has it. The script's children inherit it, and a handler in Python could miss the
+        # signal while one is forked, so that a multiprocessing.Pool never ends.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         run_script(args.script, args.arguments, given.get("target"))
     except SystemExit as leaving:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli
+from launcher import cli, exits
 from launcher.errors import ConfigError, LaunchError, RankTableError, VerifyError
 from tests.launcher.cli_tools import ROOT, environment, save_mlp, shardrun
 
@@ -67,7 +67,8 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("shardrun: error: ") and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,9 +119,9 @@ def test_errors_are_one_sentence_and_a_code(
 
 
 def test_exit_codes_of_errors() -> None:
-    assert cli.exit_code(LaunchError("x")) == 1
-    assert cli.exit_code(ConfigError("x")) == cli.exit_code(RankTableError("x")) == 2
-    assert cli.exit_code(VerifyError("x")) == 3
+    assert exits.exit_code(LaunchError("x")) == 1
+    assert exits.exit_code(ConfigError("x")) == exits.exit_code(RankTableError("x")) == 2
+    assert exits.exit_code(VerifyError("x")) == 3
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -168,8 +169,12 @@ def test_a_reader_that_leaves(folder: Path) -> None:
     assert (process.wait(30), err) == (1, b"")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals(folder: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    # A script is terminated as Python has it; the command itself is tested in test_streams.py.
+    [(signal.SIGINT, 130, "shardrun: interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")],
+)
+def test_signals_to_a_script(folder: Path, number: int, code: int, said: str) -> None:
     # A pipe that nobody writes into: the command waits while it reads its "script".
     (folder / "wait.py").write_text("print('waiting', flush=True)\nimport time\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "launcher.cli", "exec", "wait.py"]
@@ -180,8 +185,7 @@ def test_signals(folder: Path, number: int, code: int) -> None:
     assert process.stdout.readline() == "waiting\n"
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert err == ("shardrun: interrupted\n" if number == signal.SIGINT else "shardrun: terminated\n")
+    assert (process.returncode, err) == (code, said)
 
 
 def test_plan_as_json_and_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

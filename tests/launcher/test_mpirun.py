@@ -229,15 +229,20 @@ def test_what_mpirun_says_of_ended_ranks(name: str) -> None:
 @pytest.mark.parametrize(
     ("flavour", "line", "expected"),
     [
-        ("openmpi", "[1,0]<stdout>: hello\n", (0, "hello\n")),
-        ("openmpi", "[prterun-vm-12@1,13]<stderr>: \n", (13, "\n")),
-        ("openmpi4", "[1,2]<stderr>: text\n", (2, " text\n")),
-        ("openmpi", "[1,0] no tag\n", (None, "[1,0] no tag\n")),
-        ("mpich", "[3] a [4] b\n", (3, "a [4] b\n")),
-        ("intel", "=   RANK 1\n", (None, "=   RANK 1\n")),
+        ("openmpi", "[1,0]<stdout>: hello\n", [(0, "hello\n")]),
+        ("openmpi", "[prterun-vm-12@1,13]<stderr>: \n", [(13, "\n")]),
+        ("openmpi", "[1,0]<stdout>: half[1,1]<stdout>: other\n", [(0, "half"), (1, "other\n")]),
+        ("openmpi", "noise[1,1]<stdout>: a\n", [(None, "noise"), (1, "a\n")]),
+        ("openmpi", "[" * 100000, [(None, "[" * 100000)]),
+        ("openmpi4", "[1,2]<stderr>: text\n", [(2, " text\n")]),
+        ("openmpi4", "[1,0]<stdout>:half[1,1]<stdout>:other", [(0, "half"), (1, "other")]),
+        ("openmpi", "[1,0] no tag\n", [(None, "[1,0] no tag\n")]),
+        ("mpich", "[3] a [4] b\n", [(3, "a [4] b\n")]),
+        ("intel", "=   RANK 1\n", [(None, "=   RANK 1\n")]),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_whose_line_it_is(flavour: str, line: str, expected: tuple[int | None, str]) -> None:
+def test_whose_line_it_is(flavour: str, line: str, expected: list[tuple[int | None, str]]) -> None:
     handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
     assert handle.attribute(line) == expected
     for pipe in handle.pipes:

@@ -21,9 +21,9 @@ class Pipes(Handle):
             self.pipes.append(Pipe(reader, rank, name))
             self.writers.append(writer)
 
-    def attribute(self, line: str) -> tuple[int | None, str]:
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
         number, colon, rest = line.partition(":")
-        return (int(number), rest) if colon and number.isdecimal() else (None, line)
+        return [(int(number), rest) if colon and number.isdecimal() else (None, line)]
 
     def heard(self, line: str) -> Ended | None:
         return Ended(1, -9) if "killed" in line else None

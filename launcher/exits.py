@@ -1,0 +1,89 @@
+"""How the command ends: exit codes, and what is printed of an error.
+
+A module of its own, since the command's may be loaded twice (as ``__main__`` and by its name), and an
+exception class must be one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+
+from launcher.errors import ConfigError, ShardrunError, VerifyError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_VERIFY = 3
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
+
+
+def report(error: BaseException, where: str = "") -> int:
+    """Prints what ended the command, on which rank, and returns its exit code."""
+    if isinstance(error, Terminated):
+        return _say("terminated", EXIT_TERMINATED)
+    if isinstance(error, KeyboardInterrupt):
+        return _say("interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, ShardrunError):
+        return _say(f"error: {where}{error}", exit_code(error))
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output has gone (`shardrun ... | head`): there is nobody left to tell.
+        drop_output()
+        return EXIT_FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        return _say(f"error: {where}{error.filename}: {error.strerror}", EXIT_FAILED)
+    if isinstance(error, OSError) and error.errno in _DEVICE_FULL:
+        # Everything else that is written is a file, and named.
+        drop_output()
+        return _say(f"error: {where}standard output cannot be written: {error.strerror}", EXIT_FAILED)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return _say(f"internal error: {where}{text} (run with --debug for the traceback)", EXIT_FAILED)
+
+
+def exit_code(error: ShardrunError) -> int:
+    """The exit code that stands for an error."""
+    if isinstance(error, VerifyError):
+        return EXIT_VERIFY
+    from ranks.errors import IdentityError
+
+    return EXIT_USAGE if isinstance(error, ConfigError | IdentityError) else EXIT_FAILED
+
+
+def prepare_streams() -> None:
+    """Makes standard streams that can be written to, whatever this process was started with.
+
+    Where one is closed, the next file or socket would get its number, and what is printed would go there.
+    Characters that the stream's encoding lacks, or that stand for a file name's odd bytes, are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, and that is this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - kept to the end
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - kept to the end
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - kept to the end
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream
+
+
+def drop_output() -> None:
+    """Sends standard output nowhere: Python would complain once more while it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # standard error is closed too
+        print(f"shardrun: {text}", file=sys.stderr, flush=True)
+    return code
