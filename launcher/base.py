@@ -110,10 +110,15 @@ class Launcher(ABC):
         """
 
 
-def choose(name: str, table: RankTable | None = None) -> Launcher:
-    """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several."""
+def choose(name: str, table: RankTable | None = None, collectives: str = "auto") -> Launcher:
+    """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several, or where
+    MPI is to carry the collectives."""
     if name == "auto":
-        name = "mpirun" if remote_hosts(table) else "local"
+        name = "mpirun" if collectives == "mpi" or remote_hosts(table) else "local"
+    if name == "local" and collectives == "mpi":
+        raise ConfigError(
+            "The mpi collectives need the launcher mpirun, but local is asked for: leave out one of the two."
+        )
     try:
         module, _, attribute = LAUNCHERS[name].partition(":")
     except KeyError:

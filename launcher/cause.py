@@ -63,7 +63,9 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:
         hint = _HINTS.get(_signal(code) or signal.SIGHUP, "")
-    elif code is not None:
+    elif code == 0:
+        sentence += " before it was done, as os._exit(0) would"
+    elif code is not None and not tail:
         sentence += " without an error message"
     else:
         hint = "Look at its host, and at the network between it and this one."

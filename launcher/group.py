@@ -18,16 +18,16 @@ import numpy as np
 from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
-from launcher.job import TARGETS
+from launcher.job import COLLECTIVES, TARGETS
 from launcher.watch import Job
 from ranks import wire
+from ranks.collectives import default_timeout
 from ranks.tensors import TensorSpec, order_feeds
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
 
 Array = np.ndarray[Any, Any]
-TIMEOUT = 300.0
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
@@ -78,6 +78,11 @@ class Group:
         Raises `ShardrunError` for inputs that do not fit the model (nothing is sent), `PredictError` where
         the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost.
         """
+        if not isinstance(feeds, Mapping):
+            raise ShardrunError(
+                f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
+                f"but are {type(feeds).__name__}."
+            )
         if not self._closer.alive:
             raise LaunchError("This group is closed: start another one.")
         self._job.check_owner()
@@ -156,7 +161,7 @@ def start(
     collectives: str = "auto",
     threads: int | None = None,
     target: str = "cpu",
-    timeout: float = TIMEOUT,
+    timeout: float | None = None,
     allow_replicated: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Group:
@@ -165,8 +170,8 @@ def start(
     ``model``: a slice folder, or a model file, which is sliced first (into the cache). ``ranks``: how many;
     a slice folder and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by default the
     cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
-    ``timeout``: seconds that start-up, and later any one collective, may take. ``environment``: more
-    variables for the ranks.
+    ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
+    300). ``environment``: more variables for the ranks.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
@@ -174,12 +179,13 @@ def start(
     """
     if target not in TARGETS:
         raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
+    timeout = default_timeout() if timeout is None else timeout
     table = load_table(rank_table)
     path = Path(model)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder; expected a model or a slice folder.")
     size = count_ranks(path, ranks, table)
-    chosen = base.choose(launcher, table)
+    chosen = base.choose(launcher, table, collectives)
     variables = rank_environment(collectives, threads, timeout, table, environment)
     if path.is_file() and size > 1:
         from launcher import cache
@@ -197,7 +203,7 @@ def run_program(
     rank_table: str | os.PathLike[str] | RankTable | None = None,
     collectives: str = "auto",
     threads: int | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
@@ -209,8 +215,9 @@ def run_program(
     table = load_table(rank_table)
     size = ranks if ranks is not None else table.world_size if table is not None else 1
     _check_count(size, table)
-    variables = rank_environment(collectives, threads, timeout, table, environment)
-    job = Job(base.choose(launcher, table), program, size, environment=variables, table=table)
+    seconds = default_timeout() if timeout is None else timeout
+    variables = rank_environment(collectives, threads, seconds, table, environment)
+    job = Job(base.choose(launcher, table, collectives), program, size, environment=variables, table=table)
     try:
         job.wait()
     finally:
@@ -269,6 +276,10 @@ def rank_environment(
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
+    if collectives not in COLLECTIVES:
+        raise ConfigError(
+            f"There are no collectives {collectives!r}: choose one of {', '.join(COLLECTIVES)}."
+        )
     if not isinstance(timeout, int | float) or not 0 < timeout < 1e7:
         raise ConfigError(f"The time-out must be a number of seconds above 0, but is {timeout!r}.")
     variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}

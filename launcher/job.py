@@ -59,6 +59,8 @@ class Job:
             raise ConfigError(
                 f"--output {self.output}: the folder {self.output.absolute().parent} does not exist"
             )
+        if self.output is not None and self.output.is_dir():
+            raise ConfigError(f"--output {self.output}: expected the name of a file, found a folder")
         return self
 
 

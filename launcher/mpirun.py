@@ -171,6 +171,8 @@ def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables for mpirun itself."""
     if flavour in _OPEN_MPI:
         return {
+            # Without it Open MPI does not start.
+            **({} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_ALLOW_RUN_AS_ROOT": "1",

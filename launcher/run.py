@@ -42,6 +42,11 @@ def external_identity(job: Job) -> Identity | None:
     identity = identify()
     if job.launcher == "auto" and (identity.world_size == 1 or job.rank_table is not None):
         return None
+    if job.launcher == "external" and identity.source == "single":
+        raise ConfigError(
+            "--launcher external: expected an environment that says which rank this process is (RANK, "
+            "WORLD_SIZE and LOCAL_RANK, or those of mpirun or srun), found none; leave it out to start ranks"
+        )
     if job.ranks is not None and job.ranks != identity.world_size:
         raise ConfigError(
             f"--ranks {job.ranks} contradicts the environment ({identity.source}): this process is rank "
@@ -55,7 +60,7 @@ def run_group(job: Job) -> None:
     folder, manifest = resolve(job, world_size(job))
     source = source_of(job, folder, manifest) if job.verify else None
     feeds = read_inputs(job, manifest)
-    from launcher.group import TIMEOUT, start
+    from launcher.group import start
     from launcher.rank_table import load_rank_table
 
     table = load_rank_table(job.rank_table) if job.rank_table else None
@@ -68,7 +73,7 @@ def run_group(job: Job) -> None:
         target=job.target,
         collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
         threads=job.threads,
-        timeout=job.timeout or TIMEOUT,
+        timeout=job.timeout,
     ) as group:
         loaded = time.perf_counter() - began
         result = repeat(job, lambda: dict(group.predict(feeds)))

@@ -117,7 +117,9 @@ def run_reference(
     model: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None = None
 ) -> dict[str, NDArray[Any]]:
     """The outputs of the unsliced model in ONNX Runtime on the CPU; raises `ConfigError` if it cannot run."""
-    import onnxruntime
+    import ranks  # noqa: F401 - before ONNX Runtime: turns its telemetry off
+
+    import onnxruntime  # isort: skip
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -224,9 +224,10 @@ class Job:
         with self.changed:
             if not self.changed.wait_for(lambda: self.failure is not None or condition(), timeout):
                 missing = [str(rank) for rank in range(self.world_size) if rank not in self._peers]
-                which = f"; nothing was heard of rank {', '.join(missing)}" if missing else ""
+                several = "s" if len(missing) > 1 else ""
+                which = f"; nothing was heard of rank{several} {', '.join(missing)}" if missing else ""
                 raise LaunchError(
-                    f"{what} within {timeout:g} s{which}: look at its host, or allow more time (--timeout)."
+                    f"{what} within {timeout:g} s{which}: look at the hosts, or allow more time (--timeout)."
                 )
             if self.failure is not None:
                 # A copy: raising one error object in several threads would mix their tracebacks.

@@ -6,7 +6,12 @@ process that needs only a part of this package starts without the rest.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# ONNX Runtime reports its use to its makers, and keeps an id for that (.ses) in the folder for temporary
+# files. It reads this when it is imported, which modules of this package do.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from ranks.api import (

@@ -121,6 +121,8 @@ def _checked(spec: TensorSpec, array: Any) -> Any:
         raise ShardrunError(
             f"Input {spec.name!r} must be a numpy array of {spec}, but is {type(array).__name__}."
         )
+    if array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
+        array = array.astype(spec.dtype)  # only the order of its bytes is another
     if array.dtype != spec.dtype and not (spec.dtype == OBJECT and array.dtype.kind in "UST"):
         raise ShardrunError(
             f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "

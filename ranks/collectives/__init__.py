@@ -51,7 +51,8 @@ def connect(
     needed = {backend: place for place, backend in _DEVICE_BACKENDS.items()}.get(chosen, "cpu")
     if needed != device:
         raise CollectiveError(
-            f"The {chosen} collectives work on buffers of device {needed}, but this group's are on {device}."
+            f"The {chosen} collectives work on buffers of device {needed}, but this group's are on {device}: "
+            "leave the choice to auto, or run the model on that device."
         )
     module, extra = BACKENDS[chosen]
     communicator: Communicator = importlib.import_module(module).connect(identity, seconds, **extra)

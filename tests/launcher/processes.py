@@ -104,8 +104,7 @@ class Script:
             self.process.wait()
             for reader in self._readers:
                 reader.join(5)
-        # ONNX Runtime keeps an id of its own under that name.
-        left_behind = [path.name for path in self.temporary.rglob("*") if path.name != ".ses"]
+        left_behind = [path.name for path in self.temporary.rglob("*")]
         assert not left_behind, left_behind
         # Other programs use shared memory too, and what they add for a moment is not ours.
         assert wait_until(lambda: not self._new_memory(), 10), self._new_memory()

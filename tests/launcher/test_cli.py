@@ -89,6 +89,13 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         (["run", "slices", "--verify"], 2, "give it with --against MODEL.onnx"),
         (["run", "slices", "--output", "no/where.npz"], 2, "does not exist"),
         (["run", "slices", "--rank-table", "three.json"], 2, "sliced for 2 ranks, but 3 are asked for"),
+        (
+            ["run", "slices", "--output", "away"],
+            2,
+            "--output away: expected the name of a file, found a folder",
+        ),
+        (["run", "slices", "--launcher", "external"], 2, "says which rank this process is"),
+        (["run", "slices", "--launcher", "local", "--collectives", "mpi"], 2, "need the launcher mpirun"),
         (["run", "--config", "absent.yaml"], 2, "absent.yaml: cannot read this job file"),
         (["scripts", "slices", "--ranks", "3", "--output", "j"], 2, "sliced for 2 ranks"),
         (["scripts", "m.onnx", "--output", "j"], 2, "say over how many ranks"),

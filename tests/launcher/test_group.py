@@ -210,6 +210,33 @@ def test_rank_table_of_one_host(two_slices: Path, launcher: str) -> None:
         assert len(group.stats) == 2
 
 
+def test_the_environments_time_out_counts(two_slices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.001")
+    with pytest.raises(LaunchError, match=r"not ready within 0.001 s; nothing was heard of ranks 0, 1"):
+        start(two_slices)
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "soon")
+    with pytest.raises(ShardrunError, match=r"SHARDRUN_TIMEOUT must be .*'soon'"):
+        start(two_slices)
+
+
+def test_mpi_collectives_are_started_by_mpirun(two_slices: Path) -> None:
+    with start(two_slices, collectives="mpi") as group:
+        assert {stats.backend for stats in group.stats} == {"mpi"}
+
+
+def test_bytes_in_the_other_order(group: Group) -> None:
+    feeds = slices.feeds()
+    swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in feeds.items()}
+    assert np.array_equal(group.predict(swapped)["y"], group.predict(feeds)["y"])
+
+
+def test_what_is_no_mapping(group: Group) -> None:
+    with pytest.raises(
+        ShardrunError, match=r"a mapping of names to arrays, such as {'x': array}, but are list"
+    ):
+        group.predict([slices.feeds()["x"]])  # type: ignore[arg-type]  # on purpose
+
+
 def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
     with start(two_slices, launcher=launcher) as one, start(two_slices, launcher=launcher) as two:
         first, second = one.predict(slices.feeds())["y"], two.predict(slices.feeds())["y"]
@@ -225,7 +252,12 @@ def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
         ({"timeout": 0}, ConfigError, "time-out must be"),
         ({"threads": 0}, ConfigError, "number of threads must be"),
         ({"threads": True}, ConfigError, "number of threads must be"),
-        ({"collectives": "carrier-pigeon"}, RankFailedError, "carrier-pigeon"),
+        ({"collectives": "carrier-pigeon"}, ConfigError, "no collectives 'carrier-pigeon': choose one of"),
+        (
+            {"collectives": "mpi", "launcher": "local"},
+            ConfigError,
+            "mpi collectives need the launcher mpirun",
+        ),
         (
             {"rank_table": make_rank_table([("a", 1), ("b", 1)]), "launcher": "local"},
             LaunchError,

@@ -235,3 +235,10 @@ def test_a_rank_table_on_this_host(slices: Path, tmp_path: Path) -> None:
     for launcher in ("auto", "mpirun"):
         done = shardrun("run", slices, "--rank-table", "t.json", "--launcher", launcher, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+
+
+def test_an_environment_with_nothing_in_it(slices: Path, tmp_path: Path) -> None:
+    """Open MPI wants a home folder, which services and containers often lack."""
+    bare = ["env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME", "-u", "PATH"]
+    done = shardrun("run", slices, "--launcher", "mpirun", cwd=tmp_path, before=bare)
+    assert (done.returncode, done.stderr) == (0, "")

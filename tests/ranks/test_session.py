@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -97,3 +99,20 @@ def test_a_provider_that_falls_back_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(devices, "require", lambda *_: None)
     with pytest.raises(DeviceError, match=r"CUDA device 1 cannot be used: .*; install the NVIDIA driver"):
         create(relu(), SessionConfig(providers=("CUDAExecutionProvider",), device_id=1), "it")
+
+
+@pytest.mark.parametrize("module", ["ranks.session", "launcher.verify"])
+def test_onnxruntime_leaves_no_id_of_this_user(module: str, tmp_path: Path) -> None:
+    code = f"import {module}; import onnxruntime"
+    if module == "launcher.verify":
+        code = "from launcher.verify import run_reference; run_reference('absent.onnx', {})"
+    environ = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert list(tmp_path.iterdir()) == []
