@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from launcher.rank_table import RankTable
 
 Array = np.ndarray[Any, Any]
+_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
@@ -287,8 +288,10 @@ def rank_environment(
         if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 4096:
             raise ConfigError(f"The number of threads must be an integer from 1 to 4096, but is {threads!r}.")
         variables["SHARDRUN_THREADS"] = str(threads)
-    address = os.environ.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
-    port = os.environ.get("MASTER_PORT")
+    # Of a launcher around us, the two are that one's, and its port is in use.
+    chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
+    address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
+    port = chosen.get("MASTER_PORT")
     variables["MASTER_ADDR"] = address
     variables["MASTER_PORT"] = str(_free_port() if port is None else _check_port(port, address))
     return {**variables, **(more or {})}

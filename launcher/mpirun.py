@@ -38,6 +38,7 @@ _FOLDERS = (
     *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"),  # the same in Open MPI 4
 )
 _VERSION_SECONDS = 20
+_SCRATCH_BYTES = 32 << 20  # Open MPI takes about 16 MB for two ranks
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,10 @@ class MpirunLauncher(Launcher):
 
 def _make_scratch() -> Path:
     memory = Path("/dev/shm")
-    parent = memory if os.access(memory, os.W_OK | os.X_OK) else None
+    parent = None
+    with contextlib.suppress(OSError):
+        if os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= _SCRATCH_BYTES:
+            parent = memory
     return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -217,6 +218,46 @@ def test_the_environments_time_out_counts(two_slices: Path, monkeypatch: pytest.
     monkeypatch.setenv("SHARDRUN_TIMEOUT", "soon")
     with pytest.raises(ShardrunError, match=r"SHARDRUN_TIMEOUT must be .*'soon'"):
         start(two_slices)
+
+
+def test_a_launcher_around_us_has_its_own_port(two_slices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(LaunchError, match="is taken by another program"):
+            start(two_slices, ranks=2)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        with start(two_slices, ranks=2, launcher="local", collectives="gloo") as group:
+            assert group.predict(slices.feeds())["y"].shape == (5, 3)
+
+
+DAEMON = """
+    import multiprocessing, sys
+    from launcher import start
+    from launcher.errors import ShardrunError
+    from tests.launcher import slices
+
+    def work():
+        try:
+            with start(sys.argv[1], launcher=sys.argv[2]) as group:
+                print(group.predict(slices.feeds())["y"].shape, flush=True)
+        except ShardrunError as error:
+            print(error, flush=True)
+
+    if __name__ == "__main__":
+        process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("launcher", "said"), [("mpirun", "(5, 3)"), ("local", "A daemonic process of")])
+def test_in_a_worker_of_multiprocessing(
+    run_script: Runner, two_slices: Path, launcher: str, said: str
+) -> None:
+    code, output, errors = run_script(DAEMON, str(two_slices), launcher).end(60)
+    assert (code, errors) == (0, "") and output.startswith(said)
 
 
 def test_mpi_collectives_are_started_by_mpirun(two_slices: Path) -> None:
