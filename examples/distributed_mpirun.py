@@ -27,8 +27,11 @@ model = mslite.Model()
 model.build_from_file(arguments.model_path.format(context.gpu.rank_id), mslite.ModelType.MINDIR, context)
 
 inputs = model.get_inputs()
+if any(-1 in tensor.shape for tensor in inputs):  # an open dimension takes any length: here 1
+    model.resize(inputs, [[max(axis, 1) for axis in tensor.shape] for tensor in inputs])
+NUMPY = {mslite.DataType.INT32: np.int32, mslite.DataType.INT64: np.int64}
 for tensor in inputs:
-    tensor.set_data_from_numpy(np.ones(tensor.shape, dtype=np.float32))
+    tensor.set_data_from_numpy(np.ones(tensor.shape, dtype=NUMPY.get(tensor.dtype, np.float32)))
 
 for output in model.predict(inputs):
     name, size, count = output.name.rstrip(), output.data_size, output.element_num

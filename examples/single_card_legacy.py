@@ -10,6 +10,8 @@ import sys
 import mindspore_lite as mslite
 import numpy as np
 
+if len(sys.argv) != 3:
+    sys.exit("usage: shardrun exec examples/single_card_legacy.py MODEL.onnx INPUT.bin")
 model_path, input_path = sys.argv[1:]
 
 cpu = mslite.CPUDeviceInfo(enable_fp16=False)

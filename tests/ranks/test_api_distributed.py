@@ -212,3 +212,27 @@ def test_program_takes_an_open_dimension(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     expected = oracle(model, np.ones((1, 8), np.float32)).flatten()
     np.testing.assert_allclose(printed_values(done.stdout.splitlines()[1]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tutorial", ["mpirun", "rank table"])
+def test_tutorials_take_open_dimensions(tutorial: str, tmp_path: Path) -> None:
+    sliced = make(tmp_path, "batch")
+    paths = [sliced.by_hand.format(rank) for rank in range(2)]
+    command = by_hand(paths, EXAMPLES / "config_file.ini")
+    if tutorial == "mpirun":
+        program = EXAMPLES / "distributed_mpirun.py"
+        command = [*map(str, [*EXEC, "--ranks", "2", program]), "--model_path", sliced.by_hand]
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = oracle(sliced.whole, np.ones((1, 8), np.float32)).flatten()
+    lines = [line.split("] ")[-1] for line in done.stdout.splitlines()]
+    values = [printed_values(line) for line in lines if line.startswith("output data")]
+    assert len(values) == 2
+    for found in values:
+        np.testing.assert_allclose(found, expected[:10], rtol=1e-4, atol=1e-5)
+
+
+def test_the_legacy_program_says_how_it_is_used(tmp_path: Path) -> None:
+    done = run([*EXEC, EXAMPLES / "single_card_legacy.py"], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "usage: shardrun exec examples/single_card_legacy.py MODEL.onnx INPUT.bin\n"
