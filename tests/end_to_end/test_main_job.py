@@ -56,6 +56,7 @@ def test_prints_the_summary(job: tuple[Path, str]) -> None:
     error = re.search(r"largest relative error against ONNX Runtime +(\S+)", output)
     assert error
     assert float(error[1]) <= 1e-4
+    assert "ok: 2 ranks answer as one process does. The model: /" in output.splitlines()[-1]
 
 
 def test_similar_sentences_are_similar(job: tuple[Path, str]) -> None:
