@@ -84,8 +84,8 @@ class LocalHandle(Handle):
             raise
         if isinstance(self._error, AssertionError) and multiprocessing.current_process().daemon:
             raise LaunchError(
-                "A daemonic process of multiprocessing (a worker of its Pool is one) may have no children, so "
-                "the local launcher cannot start ranks in it: use the launcher mpirun, or another process."
+                "A daemonic process of multiprocessing (a worker of its Pool is one) may have no children, "
+                "so the local launcher cannot start ranks in it: use the launcher mpirun, or another process."
             )
         if self._error is not None:
             self.kill()
