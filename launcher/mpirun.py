@@ -37,6 +37,8 @@ _FOLDERS = (
     *("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"),
     *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"),  # the same in Open MPI 4
 )
+# Of mpirun's own host only: the other hosts have no such folder.
+_LOCAL_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
 _VERSION_SECONDS = 20
 _SCRATCH_BYTES = 32 << 20  # Open MPI takes about 16 MB for two ranks
 
@@ -142,18 +144,21 @@ class MpirunLauncher(Launcher):
         path = environments.python_path(inherited)
         if path:
             ours["PYTHONPATH"] = path
-        scratch = _make_scratch() if local else None
+        here: dict[str, str] = {}  # for mpirun and the ranks of its host, not for other hosts
+        scratch = _make_scratch() if local or mpirun.flavour in _OPEN_MPI else None
         if scratch:
-            ours["SHARDRUN_SCRATCH"] = str(scratch)
-            if mpirun.flavour in _OPEN_MPI:
-                # Session folders and shared memory that a killed mpirun or rank would leave behind.
-                ours |= dict.fromkeys(_FOLDERS, str(scratch))
+            (ours if local else here)["SHARDRUN_SCRATCH"] = str(scratch)
+        if scratch and not local:
+            here |= dict.fromkeys(_LOCAL_FOLDERS, str(scratch))
+        elif scratch and mpirun.flavour in _OPEN_MPI:
+            # Session folders and shared memory that a killed mpirun or rank would leave behind.
+            ours |= dict.fromkeys(_FOLDERS, str(scratch))
         command = [
             str(mpirun.path),
             *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
         ]
         command += [*environments.boot_command(), *program]
-        full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
+        full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
         try:
             return MpirunHandle(command, full, mpirun.flavour, scratch)
         except OSError as error:

@@ -8,6 +8,7 @@ them, decides which was first, tells the caller, and ends the rest.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -28,12 +29,17 @@ from ranks import wire
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
 
+log = logging.getLogger(__name__)
+
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
 REPORT_SECONDS = 1.0
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
+NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
+_SHOWN = 8
+_LONGEST = 300
 
 
 class Job:
@@ -74,7 +80,8 @@ class Job:
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
-        self._listener = Listener(world_size, remote_hosts(table), self._hello, self._message, self._lost)
+        self._remote = remote_hosts(table)
+        self._listener = Listener(world_size, self._remote, self._hello, self._message, self._lost)
         ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
         try:
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
@@ -222,16 +229,47 @@ class Job:
         """
         self.check_owner()
         with self.changed:
-            if not self.changed.wait_for(lambda: self.failure is not None or condition(), timeout):
-                missing = [str(rank) for rank in range(self.world_size) if rank not in self._peers]
-                several = "s" if len(missing) > 1 else ""
-                which = f"; nothing was heard of rank{several} {', '.join(missing)}" if missing else ""
-                raise LaunchError(
-                    f"{what} within {timeout:g} s{which}: look at the hosts, or allow more time (--timeout)."
-                )
+            done = self._wait_aloud(lambda: self.failure is not None or condition(), timeout)
+            if not done:
+                raise LaunchError(self._late(what, timeout or 0.0))
             if self.failure is not None:
                 # A copy: raising one error object in several threads would mix their tracebacks.
                 raise _copy(self.failure)
+
+    def _wait_aloud(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """`Condition.wait_for` that says, once, for which hosts it waits where the start takes long."""
+        if timeout is None or timeout <= NOTICE_SECONDS or not self._remote:
+            return self.changed.wait_for(condition, timeout)
+        if self.changed.wait_for(condition, NOTICE_SECONDS):
+            return True
+        if len(self._peers) < self.world_size:
+            log.warning(
+                "%d of %d ranks have started; %s reaches %s over ssh",
+                *(len(self._peers), self.world_size, self._launcher.name, ", ".join(self._remote[:_SHOWN])),
+            )
+        return self.changed.wait_for(condition, timeout - NOTICE_SECONDS)
+
+    def _late(self, what: str, timeout: float) -> str:
+        """What to say where ranks are not there in time, with the last words of what starts them."""
+        missing = [rank for rank in range(self.world_size) if rank not in self._peers]
+        text = f"{what} within {timeout:g} s"
+        if missing:
+            shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+            text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
+        advice = "look at the hosts, or allow more time (--timeout)."
+        if missing and self._remote:
+            hosts = ", ".join(self._remote[:_SHOWN]) + (", ..." if len(self._remote) > _SHOWN else "")
+            advice = (
+                f"{self._launcher.name} starts the ranks over ssh on {hosts}: see that `ssh {self._remote[0]}` "
+                "connects without a question and that this program is installed there, or allow more time "
+                "(--timeout)."
+            )
+        said = (
+            [f"  {line[:_LONGEST]}" for line in self._output.tail(None) if line.strip("- ")]
+            if missing
+            else []
+        )
+        return "\n".join([f"{text}: {advice}", *([f"{self._launcher.name} said:"] if said else []), *said])
 
     @property
     def lost_output(self) -> OSError | None:

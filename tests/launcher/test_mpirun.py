@@ -17,7 +17,9 @@ from launcher.hosts import remote_hosts
 from launcher.local import LocalLauncher
 from launcher.mpirun import MpirunLauncher
 from launcher.rank_table import make_rank_table
-from tests.launcher.processes import wait_until
+from sharding import slice_model
+from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.processes import SHARED_MEMORY, wait_until
 
 VERSIONS = {
     "openmpi": "mpirun (Open MPI) 5.0.11",
@@ -142,7 +144,35 @@ def test_open_mpi_on_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     words, environment = started(monkeypatch, tmp_path, "openmpi", [("h2", 2), ("h1", 1)])
     text = " ".join(words)
     assert "--host h2:2,h1:1 " in text and "--map-by slot:OVERSUBSCRIBE" in text
-    assert "SHARDRUN_SCRATCH" not in environment
+    # For mpirun and the ranks beside it; other hosts have no such folder.
+    scratch = environment["SHARDRUN_SCRATCH"]
+    assert environment["PRTE_MCA_prte_local_tmpdir_base"] == scratch and not Path(scratch).exists()
+    assert "SHARDRUN_SCRATCH" not in words and "PRTE_MCA_prte_tmpdir_base" not in environment
+
+
+def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
+    if mpirun.find().flavour != "openmpi":
+        pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
+    asked = tmp_path / "asked"
+    agent = write_program(tmp_path / "agent", f"echo $$ >> {asked}; echo knocking at $1 >&2; exec sleep 300")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
+    table = tmp_path / "table.json"
+    table.write_text(make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)]).to_json())
+    before = set(SHARED_MEMORY.glob("shardrun-*"))
+    done = shardrun(
+        *("run", tmp_path / "slices", "--rank-table", table, "--timeout", 4),
+        cwd=tmp_path, PRTE_MCA_plm_ssh_agent=str(agent), TMPDIR=str(temporary),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    first, *said = done.stderr.splitlines()
+    assert (
+        "nothing was heard of ranks 0, 1: mpirun starts the ranks over ssh on 192.0.2.1, 192.0.2.2" in first
+    )
+    assert "  knocking at 192.0.2.1" in said and said[0] == "mpirun said:"
+    assert not any(Path("/proc", pid).exists() for pid in asked.read_text().split())
+    assert not list(temporary.iterdir()) and not set(SHARED_MEMORY.glob("shardrun-*")) - before
 
 
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])
