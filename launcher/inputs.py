@@ -154,7 +154,14 @@ def _is_raw(path: Path) -> bool:
     return path.suffix.lower() not in {".npy", ".npz"}
 
 
+def _refuse_pipe(path: Path, what: str) -> None:
+    """A named pipe that nobody writes into would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{what}: expected a regular file, found a folder or device")
+
+
 def _members(path: Path) -> list[str]:
+    _refuse_pipe(path, str(path))
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -165,6 +172,7 @@ def _members(path: Path) -> list[str]:
 
 def _read_numpy(spec: Spec, path: Path, member: str | None, known: Mapping[str, int]) -> NDArray[Any]:
     what = f"{path}: input {spec.name!r}"
+    _refuse_pipe(path, what)
     try:
         if member is None:
             with path.open("rb") as file:

@@ -13,12 +13,13 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
 
 from ranks.errors import ShardrunError
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from ranks.control import Control
 
 USAGE = "usage: python -m ranks.boot serve MODEL [TARGET] | exec SCRIPT [ARG]..."

@@ -225,3 +225,10 @@ def test_garbage_is_refused_with_a_sentence(
     spec = Spec("x", "float32", (1 << 20, "n"))  # more than the raw data can be
     with pytest.raises(ConfigError):
         make_inputs([spec], [f"x={path}" if name != "x.npz" else str(path)])
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.bin"])
+def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match="expected a regular file, found a folder or device"):
+        make_inputs([X], [str(tmp_path / name)])
