@@ -260,9 +260,9 @@ class Job:
         if missing and self._remote:
             hosts = ", ".join(self._remote[:_SHOWN]) + (", ..." if len(self._remote) > _SHOWN else "")
             advice = (
-                f"{self._launcher.name} starts the ranks over ssh on {hosts}: see that `ssh {self._remote[0]}` "
-                "connects without a question and that this program is installed there, or allow more time "
-                "(--timeout)."
+                f"{self._launcher.name} starts the ranks over ssh on {hosts}: see that "
+                f"`ssh {self._remote[0]}` connects without a question and that this program is "
+                "installed there, or allow more time (--timeout)."
             )
         said = (
             [f"  {line[:_LONGEST]}" for line in self._output.tail(None) if line.strip("- ")]
