@@ -7,6 +7,7 @@ launcher is one module and one line in `LAUNCHERS`.
 from __future__ import annotations
 
 import importlib
+import logging
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from launcher.errors import ConfigError
-from launcher.hosts import remote_hosts
+from launcher.hosts import remote_hosts, unknown_host
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
+
+log = logging.getLogger(__name__)
 
 LAUNCHERS = {
     "local": "launcher.local:LocalLauncher",
@@ -113,6 +116,12 @@ class Launcher(ABC):
 def choose(name: str, table: RankTable | None = None, collectives: str = "auto") -> Launcher:
     """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several, or where
     MPI is to carry the collectives."""
+    if host := unknown_host(table):
+        log.warning(
+            "the rank table's server %r is no host name that can be found, and has no server_ip: "
+            "its ranks run on this machine",
+            host,
+        )
     if name == "auto":
         name = "mpirun" if collectives == "mpi" or remote_hosts(table) else "local"
     if name == "local" and collectives == "mpi":

@@ -119,7 +119,16 @@ def _configure_logging(verbose: int, debug: bool) -> None:
     import logging
 
     level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="shardrun: %(levelname)s: %(name)s: %(message)s")
+    names = "%(name)s: " if level == logging.DEBUG else ""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"shardrun: %(kind)s: {names}%(message)s"))
+    handler.addFilter(_name_kind)
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _name_kind(record: Any) -> bool:
+    record.kind = record.levelname.lower()
+    return True
 
 
 def _terminate_like_interrupt() -> Any:

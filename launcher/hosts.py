@@ -19,16 +19,34 @@ def remote_hosts(table: RankTable | None) -> list[str]:
     if table is None:
         return []
     hosts = list(table.hosts)
-    return hosts if len(hosts) > 1 or not _is_here(hosts[0]) else []
+    return hosts if len(hosts) > 1 or _is_here(table) is False else []
 
 
-def _is_here(host: str) -> bool:
+def unknown_host(table: RankTable | None) -> str | None:
+    """The name of a table's only host where it says nothing of a machine, and is taken for this one."""
+    if table is None or len(table.hosts) > 1:
+        return None
+    host = table.devices[0].host
+    return host if _is_here(table) is None and not _is_number(host) else None
+
+
+def _is_here(table: RankTable) -> bool | None:
+    """Whether the table's only host is this machine; None where its name says nothing."""
+    device = table.devices[0]
+    # The address may be that of the machine around a container, whose name is the id.
+    answers = [_is_local(device.host), _is_local(device.server_id)]
+    return True if True in answers else answers[0]
+
+
+def _is_local(host: str) -> bool | None:
     if host in {"localhost", os.uname().nodename}:
         return True
+    if _is_number(host):
+        return None
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return True
+        return None
     for family, kind, _, _, address in found:
         with socket.socket(family, kind) as probe:
             try:
@@ -37,3 +55,8 @@ def _is_here(host: str) -> bool:
             except OSError:
                 continue
     return False
+
+
+def _is_number(host: str) -> bool:
+    """Whether a server id only counts servers; a resolver would read 1 as the address 0.0.0.1."""
+    return host.isdecimal()

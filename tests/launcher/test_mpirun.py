@@ -16,7 +16,7 @@ from launcher.errors import ConfigError, LaunchError
 from launcher.hosts import remote_hosts
 from launcher.local import LocalLauncher
 from launcher.mpirun import MpirunLauncher
-from launcher.rank_table import make_rank_table
+from launcher.rank_table import make_rank_table, parse_rank_table
 from sharding import slice_model
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.processes import SHARED_MEMORY, wait_until
@@ -195,8 +195,6 @@ def test_ranks_that_are_not_host_by_host() -> None:
     for server, ranks in zip(table.document["server_list"], (("0", "2"), ("1", "3")), strict=True):
         for device, rank in zip(server["device"], ranks, strict=True):
             device["rank_id"] = rank
-    from launcher.rank_table import parse_rank_table
-
     mixed = parse_rank_table(table.document)
     with pytest.raises(LaunchError, match=r"number them host by host.*|not in that order \(h1: \[0, 2\]"):
         mpirun._arguments("openmpi", 4, {}, mixed)
@@ -295,6 +293,8 @@ def test_choosing() -> None:
         (["127.0.0.1"], False),
         (["::1"], False),
         (["a-label.invalid"], False),
+        (["0"], False),  # ids that count servers are no addresses
+        (["1"], False),
         (["192.0.2.1"], True),  # TEST-NET-1 of RFC 5737: nobody's
         (["localhost", "127.0.0.1"], True),
     ],
@@ -302,3 +302,28 @@ def test_choosing() -> None:
 def test_which_hosts_are_this_one(hosts: list[str], remote: bool) -> None:
     table = make_rank_table([(host, 1) for host in hosts])
     assert remote_hosts(table) == (hosts if remote else [])
+
+
+def test_an_address_that_is_not_ours_beside_our_name() -> None:
+    document = make_rank_table([("192.0.2.1", 2)]).document
+    document["server_list"][0]["server_id"] = os.uname().nodename
+    assert remote_hosts(parse_rank_table(document)) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("a-label.invalid", True), ("localhost", False), ("0", False), ("192.0.2.1", False)]
+)
+def test_a_host_that_nobody_knows_is_this_one_with_a_warning(
+    caplog: pytest.LogCaptureFixture, host: str, warned: bool
+) -> None:
+    launcher = base.choose("auto", make_rank_table([(host, 2)]))
+    assert launcher.name == ("mpirun" if host == "192.0.2.1" else "local")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warned and all(
+        f"server {host!r} is no host name that can be found" in text for text in said
+    )
+
+
+def test_the_local_launcher_refuses_another_host() -> None:
+    with pytest.raises(LaunchError, match=r"this host only, but the rank table has 192\.0\.2\.1: use"):
+        LocalLauncher().check(make_rank_table([("192.0.2.1", 2)]))
