@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from launcher.exits import EXIT_USAGE, Terminated, prepare_streams, report
+from launcher.exits import EXIT_USAGE, prepare_streams, report, stop
 
 COMMANDS = ("slice", "run", "scripts", "table", "exec")
 
@@ -132,11 +132,10 @@ def _name_kind(record: Any) -> bool:
 
 
 def _terminate_like_interrupt() -> Any:
-    """Makes SIGTERM raise `Terminated`; returns the handler that was there, None outside the main thread."""
+    """Makes SIGTERM raise `launcher.exits.Terminated`.
 
-    def stop(_number: int, _frame: object) -> None:
-        raise Terminated
-
+    Returns the handler that was there, None outside the main thread.
+    """
     try:
         return signal.signal(signal.SIGTERM, stop)
     except ValueError:

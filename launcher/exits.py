@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+from dataclasses import dataclass
 
 from launcher.errors import ConfigError, ShardrunError, VerifyError
 
@@ -28,10 +29,34 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
 
 
+@dataclass
+class _Ending:
+    """What is known of this process's end before it comes."""
+
+    terminated: bool = False
+    one_of_several: bool = False
+
+
+_ending = _Ending()
+
+
+def stop(_number: int, _frame: object) -> None:
+    """The handler of SIGTERM."""
+    _ending.terminated = True
+    raise Terminated
+
+
+def be_one_of_several() -> None:
+    """This process is one rank that something else started, and ends when another rank has failed: what it
+    would say of that is no news, and would hide the first cause."""
+    _ending.one_of_several = True
+
+
 def report(error: BaseException, where: str = "") -> int:
     """Prints what ended the command, on which rank, and returns its exit code."""
-    if isinstance(error, Terminated):
-        return _say("terminated", EXIT_TERMINATED)
+    # A library that is being imported, or one in C, may turn the exception into another one.
+    if isinstance(error, Terminated) or _ending.terminated:
+        return EXIT_TERMINATED if _ending.one_of_several else _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):

@@ -72,3 +72,20 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
     source = manifest.source
     own = None if is_slices(job.model) else job.model
     return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
+
+
+def check_reference(source: Path, manifest: Manifest) -> None:
+    """Raises `ConfigError` unless the model to compare with has the inputs and outputs of the slices."""
+    from launcher.verify import read_signature
+
+    for what, found, entries in zip(
+        ("input", "output"), read_signature(source), (manifest.inputs, manifest.outputs), strict=True
+    ):
+        wanted = {entry.name: str(entry.dtype) for entry in entries}
+        for name in [*wanted, *(name for name in found if name not in wanted)]:
+            have, want = found.get(name, "none of that name"), wanted.get(name, "none of that name")
+            if have != want:
+                raise ConfigError(
+                    f"--verify: {source} is not the model that was sliced: its {what} {name!r} is expected "
+                    f"to be {want}, found {have}; give the unsliced model with --against"
+                )

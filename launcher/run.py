@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
+from launcher.exits import be_one_of_several
 from launcher.job import Job
-from launcher.model import resolve, source_of, world_size
+from launcher.model import check_reference, resolve, source_of, world_size
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
@@ -44,8 +45,8 @@ def external_identity(job: Job) -> Identity | None:
         return None
     if job.launcher == "external" and identity.source == "single":
         raise ConfigError(
-            "--launcher external: expected an environment that says which rank this process is (RANK, "
-            "WORLD_SIZE and LOCAL_RANK, or those of mpirun or srun), found none; leave it out to start ranks"
+            "--launcher external: nothing says which rank this process is: neither RANK and WORLD_SIZE nor "
+            "the variables of mpirun or srun are set; set them, or leave out --launcher external to start ranks"
         )
     if job.ranks is not None and job.ranks != identity.world_size:
         raise ConfigError(
@@ -60,6 +61,8 @@ def run_group(job: Job) -> None:
     folder, manifest = resolve(job, world_size(job))
     source = source_of(job, folder, manifest) if job.verify else None
     feeds = read_inputs(job, manifest)
+    if source is not None:
+        check_reference(source, manifest)
     from launcher.group import start
     from launcher.rank_table import load_rank_table
 
@@ -84,10 +87,14 @@ def run_group(job: Job) -> None:
 def run_rank(job: Job, identity: Identity) -> int:
     """This process as one rank that something else started; rank 0 prints. Returns the exit code, or does not
     return at all if the run fails."""
+    if identity.world_size > 1:
+        be_one_of_several()
     folder, manifest = resolve(job, identity.world_size)
     source = source_of(job, folder, manifest) if job.verify and identity.rank == 0 else None
     # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
     feeds = read_inputs(job, manifest) if identity.rank == 0 else None
+    if source is not None:
+        check_reference(source, manifest)
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     from ranks import group

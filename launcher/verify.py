@@ -113,6 +113,36 @@ def check(comparisons: Sequence[Comparison], model: Path) -> None:
         )
 
 
+def read_signature(model: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The element types of a model's inputs and of its outputs by name, read without its weights; raises
+    `ConfigError`."""
+    import mmap
+
+    import onnx
+
+    from sharding.protobuf import without_weights
+
+    try:
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            graph = onnx.ModelProto.FromString(without_weights(memoryview(data).toreadonly())).graph
+    # Protobuf's errors derive from Exception alone.
+    except Exception as problem:
+        reason = getattr(problem, "strerror", None) or "it is not an ONNX model, or cut short"
+        raise ConfigError(f"--verify: cannot read {model}: {reason}") from None
+    held = {tensor.name for tensor in graph.initializer}
+    return (
+        {value.name: _type_of(value) for value in graph.input if value.name not in held},
+        {value.name: _type_of(value) for value in graph.output},
+    )
+
+
+def _type_of(value: Any) -> str:
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
 def run_reference(
     model: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None = None
 ) -> dict[str, NDArray[Any]]:
@@ -174,12 +204,20 @@ def find_source(folder: Path, source_file: str, size: int, sha256: str, against:
 
     if against is not None:
         return against
+    changed = None
     for place in (folder / source_file, folder.absolute().parent / source_file):
         try:
-            if place.is_file() and place.stat().st_size == size and sha256_of(place) == sha256:
-                return place
+            if place.is_file():
+                if place.stat().st_size == size and sha256_of(place) == sha256:
+                    return place
+                changed = changed or place
         except OSError:
             continue
+    if changed is not None:
+        raise ConfigError(
+            f"--verify: {changed} has changed since {folder} was sliced from it (its SHA-256 differs): slice "
+            "it again, or give the unsliced model with --against MODEL.onnx"
+        )
     raise ConfigError(
         f"--verify: the unsliced model {source_file} of {folder} is neither in that folder nor beside it; "
         "give it with --against MODEL.onnx"

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
             slices = Path(scratch) / "slices"
             with progress(f"slicing {job.model.name}") as update:
                 slice_model(job.model, ranks, slices, allow_replicated=job.allow_replicated, progress=update)
+            if job.verify and job.against is None:
+                job = replace(job, against=job.model)
             table = write_scripts(job, args.folder, sys.executable, replace_model=slices)
     hosts = (
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"

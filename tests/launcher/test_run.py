@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from launcher import cli
 from launcher.inputs import make_inputs
@@ -100,6 +102,31 @@ def test_verify_notices_another_model(slices: Path, tmp_path: Path) -> None:
         r"Runtime: "
         r"y: relative error \S+, tolerance 0.0001\n", done.stderr,
     )  # fmt: skip
+
+
+def test_verify_against_a_model_with_other_inputs_starts_nothing(slices: Path, tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    for kind, name in ((TensorProto.FLOAT, "other"), (TensorProto.INT64, "x")):
+        graph = helper.make_graph(
+            [helper.make_node("Identity", [name], ["y"])],
+            "g",
+            [value(name, kind, [1])],
+            [value("y", kind, [1])],
+        )
+        onnx.save(helper.make_model(graph), tmp_path / "wrong.onnx")
+        done = shardrun("run", slices, "--verify", "--against", "wrong.onnx", cwd=tmp_path)
+        found = "none of that name" if name == "other" else "int64"
+        assert done.returncode == 2 and not done.stdout
+        assert f"its input 'x' is expected to be float32, found {found}" in done.stderr
+    (tmp_path / "wrong.onnx").write_bytes(b"no model")
+    done = shardrun("run", slices, "--verify", "--against", "wrong.onnx", cwd=tmp_path)
+    assert done.returncode == 2 and "cannot read wrong.onnx: it is not an ONNX model" in done.stderr
+
+
+def test_external_without_a_launcher(slices: Path, tmp_path: Path) -> None:
+    done = shardrun("run", slices, "--launcher", "external", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "neither RANK and WORLD_SIZE nor the variables of mpirun or srun are set" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["mpirun", "explicit"])

@@ -85,7 +85,17 @@ def test_one_rank_fails(folder: Path) -> None:
         r"shardrun: error: rank 1 on host \S+: .*rank_1.onnx of rank 1 has \d+ bytes", done.stderr
     )
     assert "Traceback" not in done.stderr
+    # The other rank was ended, and says nothing of it.
+    assert len(done.stderr.splitlines()) == 1
     assert time.monotonic() - began < 60
+
+
+def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
+    assert (
+        shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--verify", cwd=folder).returncode == 0
+    )
+    done = run([folder / "job" / "run_all.sh"], folder)
+    assert done.returncode == 0 and "against m.onnx in plain ONNX Runtime" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
