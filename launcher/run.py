@@ -46,7 +46,7 @@ def external_identity(job: Job) -> Identity | None:
     if job.launcher == "external" and identity.source == "single":
         raise ConfigError(
             "--launcher external: nothing says which rank this process is: neither RANK and WORLD_SIZE nor "
-            "the variables of mpirun or srun are set; set them, or leave out --launcher external to start ranks"
+            "the variables of mpirun or srun are set; set them, or leave out --launcher external"
         )
     if job.ranks is not None and job.ranks != identity.world_size:
         raise ConfigError(
