@@ -202,6 +202,7 @@ def _load_cut(
         communicator = on_device(communicator, memory)
     plan = cut(model)
     if communicator is not None:
+        model_file.check_part(model, file, communicator.rank, size)
         _check_group(plan, communicator, file)
         if not _agree(plan, communicator, memory):
             plan = cut(model, keep_order=True)

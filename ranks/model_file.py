@@ -84,6 +84,20 @@ def read(path: Path) -> onnx.ModelProto:
     return model
 
 
+def check_part(model: onnx.ModelProto, file: Path, rank: int, world_size: int) -> None:
+    """Raises `ShardError` where slicing wrote into the model that it is for another rank or world size.
+
+    A file that was made elsewhere says nothing and passes.
+    """
+    found = {item.key: item.value for item in model.metadata_props}
+    here = found.get("shardrun.rank", str(rank)), found.get("shardrun.world_size", str(world_size))
+    if here != (str(rank), str(world_size)):
+        raise ShardError(
+            f"{file} is the model of rank {here[0][:20]} of {here[1][:20]}, but this process is rank {rank} "
+            f"of {world_size}: give each rank its own file."
+        )
+
+
 def weight_bytes(model: onnx.ModelProto) -> int:
     """Bytes of all initializers."""
     return sum(_tensor_bytes(tensor) for tensor in model.graph.initializer)

@@ -36,7 +36,13 @@ def load(
     """
     if target not in TARGETS:
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
+    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
     if target == "cpu":
+        if needed := _ON_DEVICE_TARGETS.get(name):
+            raise DeviceError(
+                f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or leave "
+                "the choice of collectives to auto."
+            )
         host = group.join(identity, collectives)
         return host, executor.load(path, communicator=host, threads=threads)
 

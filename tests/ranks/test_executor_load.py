@@ -90,6 +90,15 @@ def test_wrong_rank(two: Path) -> None:
     assert "is the shard of rank 1, but this process is rank 0" in message
 
 
+@pytest.mark.parametrize(("size", "files"), [(2, (0, 0)), (2, (1, 0)), (3, (0, 1, 1))])
+def test_rank_models_say_whose_they_are(two: Path, size: int, files: tuple[int, ...]) -> None:
+    """Without a manifest, or behind one that was edited, a rank model still knows its rank and world."""
+    (two / "manifest.json").unlink()
+    message = load_on(size, lambda rank: two / f"rank_{files[rank]}.onnx")
+    assert "is the model of rank " in message
+    assert f"but this process is rank {1 if files[0] == 0 and size == 2 else 0} of {size}" in message
+
+
 @pytest.mark.parametrize("name", ["rank_0.onnx", "rank_0.data"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "folder"])
 def test_damaged_shards(two: Path, name: str, damage: str) -> None:
