@@ -11,6 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from sharding.text import counted, human_bytes
+
+__all__ = [
+    "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
+    "progress",
+]  # fmt: skip
+
 FIRST_VALUES = 50
 Progress = Callable[[int, int], None]
 
@@ -65,16 +72,6 @@ def print_outputs(outputs: Mapping[str, Any]) -> None:
             f"tensor's name is:{name} data size is:{array.nbytes} tensor elements num is:{array.size}\n"
             f"output data is: {''.join(str(value) + ' ' for value in array.reshape(-1)[:FIRST_VALUES])}"
         )
-
-
-def human_bytes(count: int) -> str:
-    """A number of bytes with a decimal unit: 1234567 is 1.23 MB."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
 
 
 def human_seconds(seconds: float) -> str:

@@ -13,5 +13,9 @@ class SliceError(ShardrunError):
     """A valid model cannot be sliced as asked."""
 
 
+class OutputError(SliceError):
+    """The output folder cannot be used: it is a file, or holds what is not ours."""
+
+
 class ShardError(ShardrunError):
     """A slice folder or a shard in it is missing, damaged, or was made for another rank or world size."""

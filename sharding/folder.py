@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sharding import manifest as manifests
-from sharding.errors import ShardError, SliceError
+from sharding.errors import OutputError, ShardError, SliceError
 
 _SUFFIX = ".partial"
 _LOCK_SECONDS = 5.0
@@ -128,11 +128,11 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def check_output(output: Path) -> None:
-    """Raises `SliceError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
+    """Raises `OutputError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
     try:
         target = _target(output)
     except (OSError, RuntimeError) as error:  # links in a circle
-        raise SliceError(f"{output} cannot be read: {error}.") from None
+        raise OutputError(f"{output} cannot be read: {error}.") from None
     with _parent_locked(target):
         _check(output)
 
@@ -142,21 +142,21 @@ def _check(output: Path) -> None:
         if not output.exists():
             return
         if not output.is_dir():
-            raise SliceError(f"{output} is a file; choose another --output folder.")
+            raise OutputError(f"{output} is a file; choose another --output folder.")
         if not any(output.iterdir()):
             return
     except OSError as error:
-        raise SliceError(f"{output} cannot be read: {error.strerror or error}.") from None
+        raise OutputError(f"{output} cannot be read: {error.strerror or error}.") from None
     try:
         known = manifests.read_manifest(output)
     except ShardError:
-        raise SliceError(
+        raise OutputError(
             f"{output} holds other files than a slice; choose another --output folder, or empty this one."
         ) from None
     ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
     others = sorted(path.name for path in output.iterdir() if path.name not in ours)
     if others:
         shown = ", ".join(others[:3])
-        raise SliceError(
+        raise OutputError(
             f"{output} holds other files than its slice ({shown}); choose another --output folder."
         )

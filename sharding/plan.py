@@ -17,6 +17,7 @@ from sharding.reshard import COLLECTIVES, DOMAIN
 from sharding.solve import counted_weights, solve
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
+from sharding.text import counted, human_bytes
 from sharding.values import shape_of
 
 MAX_RANKS = 4096
@@ -76,13 +77,20 @@ class Plan:
         counts = self.collective_counts()
         rows = [
             ("ranks", str(self.world_size)),
-            ("weights", f"{len(self.weights)} of {_size(total)}"),
-            ("split weights", f"{len(self.split_weights)} of {_size(split)} ({_percent(split, total)})"),
+            ("weights", f"{len(self.weights)} of {human_bytes(total)}"),
+            (
+                "split weights",
+                f"{len(self.split_weights)} of {human_bytes(split)} ({_percent(split, total)})",
+            ),
             (
                 "each rank holds",
-                f"{_size(self.rank_weight_bytes())} ({_percent(self.rank_weight_bytes(), total)})",
+                f"{human_bytes(self.rank_weight_bytes())} ({_percent(self.rank_weight_bytes(), total)})",
             ),
-            ("share of split weights", f"{100 * self.split_share():.1f} %"),
+            *(
+                [("share of split weights", f"{100 * self.split_share():.1f} %")]
+                if self.split_weights
+                else []
+            ),
             ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
         ]
         if self.whole:
@@ -178,11 +186,22 @@ def _nothing_splits(plan: Plan) -> str:
     if not names:
         return f"{source.path} has no weights, so there is nothing to split over {ranks} ranks."
     largest: WeightTensor = max((source.weights[name] for name in names), key=lambda weight: weight.nbytes)
-    users = ", ".join(sorted(plan.whole)) or "operators without weights worth splitting"
+    what = f"the largest, {largest.name!r}, is {largest.dtype} {list(largest.shape)}"
+    if any(size > 1 and size % ranks == 0 for size in largest.shape):
+        # The number of ranks is not the reason.
+        if plan.whole:
+            why = (
+                f"the operators that use them ({', '.join(sorted(plan.whole))}) cannot work on a part; {what}"
+            )
+        else:
+            why = f"all of them are vectors, or too small to be worth a collective; {what}"
+        advice = "let every rank hold the whole model"
+    else:
+        why = f"used by {', '.join(sorted(plan.whole)) or 'operators without large weights'}; {what}"
+        advice = "choose a number of ranks that divides its axes, or let every rank hold the whole model"
     return (
-        f"{source.path}: no weight can be split over {ranks} ranks (used by {users}; the largest, "
-        f"{largest.name!r}, is {largest.dtype} {list(largest.shape)}): choose a number of ranks that divides "
-        f"its axes, or let every rank hold the whole model with --allow-replicated."
+        f"{source.path}: no weight can be split over {counted(ranks, 'rank')} ({why}): {advice} "
+        "with --allow-replicated (in Python: allow_replicated=True)."
     )
 
 
@@ -196,14 +215,10 @@ def _is_weight(weight: WeightTensor) -> bool:
     return weight.tensor.size > 1 and not weight.is_text and not (small and weight.is_integer)
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:.2f} MB" if count >= 10_000 else f"{count} bytes"
-
-
 def _percent(part: int, total: int) -> str:
     return f"{100 * part / total:.1f} %" if total else "0 %"
 
 
-def _listed(names: Sequence[str], limit: int = 8) -> str:
+def _listed(names: Sequence[str], limit: int = 4) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

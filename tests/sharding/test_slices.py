@@ -89,6 +89,18 @@ def test_nothing_to_split_is_an_error_unless_allowed(tmp_path: Path) -> None:
     lockstep.assert_same(tmp_path / "slices", path, {"x": array(2, 7)})
 
 
+def test_the_number_of_ranks_is_not_blamed_where_it_divides(tmp_path: Path) -> None:
+    odd = "g (float[n, 7] x) => (float[n, 5] y) { y = MatMul(x, w) }"
+    path = graphs.save(tmp_path / "odd.onnx", odd, {"w": array(7, 5)})
+    with pytest.raises(SliceError, match=r"choose a number of ranks that divides .*allow_replicated=True"):
+        sharding.plan_model(path, 2)
+    vectors = "g (float[n, 8] x) => (float[n, 8] y) { a = Mul(x, scale) y = Add(a, bias) }"
+    path = graphs.save(tmp_path / "vectors.onnx", vectors, {"scale": array(8), "bias": array(8, seed=1)})
+    with pytest.raises(SliceError, match=r"all of them are vectors, or too small") as caught:
+        sharding.plan_model(path, 2)
+    assert "number of ranks" not in str(caught.value) and "--allow-replicated" in str(caught.value)
+
+
 def test_a_model_without_weights_is_an_error(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "model.onnx", "g (float[n] x) => (float[n] y) { y = Relu(x) }", {})
     with pytest.raises(SliceError, match="has no weights"):

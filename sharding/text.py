@@ -1,0 +1,18 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with a decimal unit: 1234567 is 1.23 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 rank, 2 ranks."""
+    return f"{count} {noun}{'s' * (count != 1)}"
