@@ -5,16 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.errors import RankFailedError as RankFailedError
+    from launcher.errors import ShardrunError as ShardrunError
     from launcher.group import Group as Group
+    from launcher.group import PredictError as PredictError
     from launcher.group import start as start
 
-__all__ = ["Group", "start"]
+    __version__: str
+
+__all__ = ["Group", "PredictError", "RankFailedError", "ShardrunError", "start"]
 
 
 def __getattr__(name: str) -> Any:
     # On demand: the command starts without numpy, and only what runs a group loads it.
+    if name in {"RankFailedError", "ShardrunError"}:
+        from launcher import errors
+
+        return getattr(errors, name)
     if name in __all__:
         from launcher import group
 
         return getattr(group, name)
+    if name == "__version__":
+        from launcher.version import version
+
+        return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

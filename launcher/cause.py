@@ -65,9 +65,7 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
         hint = _HINTS.get(_signal(code) or signal.SIGHUP, "")
     elif code == 0:
         sentence += " before it was done, as os._exit(0) would"
-    elif code is not None and not tail:
-        sentence += " without an error message"
-    else:
+    elif code is None:
         hint = "Look at its host, and at the network between it and this one."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
     if tail:
@@ -92,13 +90,13 @@ def launcher_error(
 
 
 def how(code: int | None) -> str:
-    """``exited with code 3``, ``was killed by SIGKILL``."""
+    """``ended with exit code 3``, ``was killed by SIGKILL``."""
     if code is None:
         return "is gone, and nothing says why"
     if code < 0:
         number = _signal(code)
         return f"was killed by {number.name if number else f'signal {-code}'}"
-    return f"exited with code {code}"
+    return f"ended with exit code {code}"
 
 
 def _signal(code: int) -> signal.Signals | None:

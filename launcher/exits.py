@@ -11,7 +11,6 @@ import errno
 import os
 import signal
 import sys
-from dataclasses import dataclass
 
 from launcher.errors import ConfigError, ShardrunError, VerifyError
 
@@ -29,34 +28,24 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
 
 
-@dataclass
-class _Ending:
-    """What is known of this process's end before it comes."""
+RUN_ALL = "SHARDRUN_RUN_ALL"
+"""Set by run_all.sh, which ends the other ranks when one has failed: what they would say of that is no news,
+and would hide the first cause."""
 
-    terminated: bool = False
-    one_of_several: bool = False
-
-
-_ending = _Ending()
+_signals: list[int] = []
 
 
-def stop(_number: int, _frame: object) -> None:
+def stop(number: int, _frame: object) -> None:
     """The handler of SIGTERM."""
-    _ending.terminated = True
+    _signals.append(number)
     raise Terminated
-
-
-def be_one_of_several() -> None:
-    """This process is one rank that something else started, and ends when another rank has failed: what it
-    would say of that is no news, and would hide the first cause."""
-    _ending.one_of_several = True
 
 
 def report(error: BaseException, where: str = "") -> int:
     """Prints what ended the command, on which rank, and returns its exit code."""
     # A library that is being imported, or one in C, may turn the exception into another one.
-    if isinstance(error, Terminated) or _ending.terminated:
-        return EXIT_TERMINATED if _ending.one_of_several else _say("terminated", EXIT_TERMINATED)
+    if isinstance(error, Terminated) or _signals:
+        return EXIT_TERMINATED if os.environ.get(RUN_ALL) else _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):
@@ -80,8 +69,10 @@ def exit_code(error: ShardrunError) -> int:
     if isinstance(error, VerifyError):
         return EXIT_VERIFY
     from ranks.errors import IdentityError
+    from sharding.errors import ModelError, OutputError
 
-    return EXIT_USAGE if isinstance(error, ConfigError | IdentityError) else EXIT_FAILED
+    usage = ConfigError | IdentityError | ModelError | OutputError
+    return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
 
 
 def prepare_streams() -> None:

@@ -18,11 +18,12 @@ import numpy as np
 from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
-from launcher.job import COLLECTIVES, TARGETS
+from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
 from ranks.tensors import TensorSpec, order_feeds
+from sharding.text import counted
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -57,7 +58,8 @@ class Group:
     ``communication_seconds`` is what rank 0 spent in collectives so far.
     """
 
-    def __init__(self, job: Job, timeout: float) -> None:
+    def __init__(self, job: Job, timeout: float, model: Path) -> None:
+        self._model = model
         self._job = job
         self._lock = threading.Lock()
         self._request = 0
@@ -144,6 +146,11 @@ class Group:
         """Ends every rank; returns when no process is left. Safe to call twice."""
         self._closer()
 
+    def __repr__(self) -> str:
+        state = "" if self._closer.alive else ", closed"
+        ranks = counted(self._job.world_size, "rank")
+        return f"<Group of {ranks} by {self._job.launcher_name}: {self._model}{state}>"
+
     def __enter__(self) -> Group:
         return self
 
@@ -180,6 +187,7 @@ def start(
     """
     if target not in TARGETS:
         raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
+    check_collectives(collectives, target)
     timeout = default_timeout() if timeout is None else timeout
     table = load_table(rank_table)
     path = Path(model)
@@ -193,7 +201,7 @@ def start(
 
         path = cache.sliced(path, size, allow_replicated=allow_replicated)
     job = Job(chosen, ["serve", str(path.resolve()), target], size, environment=variables, table=table)
-    return Group(job, timeout)
+    return Group(job, timeout, path)
 
 
 def run_program(
@@ -253,9 +261,9 @@ def count_ranks(path: Path, ranks: int | None, table: RankTable | None) -> int:
     name, size = sources[0]
     for other, count in sources[1:]:
         if count != size:
+            given = f"ranks={size}" if name == "ranks" else f"{name} ({counted(size, 'rank')})"
             raise ConfigError(
-                f"{name[0].upper()}{name[1:]} says {size} ranks, but {other} says {count}: they "
-                "must be the same "
+                f"{given} contradicts {other} ({counted(count, 'rank')}): they must be the same "
                 "(slice the model anew for another number of ranks)."
             )
     _check_count(size, table)
@@ -263,8 +271,8 @@ def count_ranks(path: Path, ranks: int | None, table: RankTable | None) -> int:
 
 
 def _check_count(size: int, table: RankTable | None) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 4096:
-        raise ConfigError(f"The number of ranks must be an integer from 1 to 4096, but is {size!r}.")
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
+        raise ConfigError(f"The number of ranks must be an integer from 1 to {MAX_RANKS}, but is {size!r}.")
     if table is not None and table.world_size != size:
         raise RankTableError(f"The rank table has {table.world_size} ranks, but {size} were asked for.")
 
@@ -277,16 +285,15 @@ def rank_environment(
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
-    if collectives not in COLLECTIVES:
-        raise ConfigError(
-            f"There are no collectives {collectives!r}: choose one of {', '.join(COLLECTIVES)}."
-        )
+    check_collectives(collectives)
     if not isinstance(timeout, int | float) or not 0 < timeout < 1e7:
         raise ConfigError(f"The time-out must be a number of seconds above 0, but is {timeout!r}.")
     variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
     if threads is not None:
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 4096:
-            raise ConfigError(f"The number of threads must be an integer from 1 to 4096, but is {threads!r}.")
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
+            raise ConfigError(
+                f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
+            )
         variables["SHARDRUN_THREADS"] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
@@ -295,6 +302,20 @@ def rank_environment(
     variables["MASTER_ADDR"] = address
     variables["MASTER_PORT"] = str(_free_port() if port is None else _check_port(port, address))
     return {**variables, **(more or {})}
+
+
+def check_collectives(collectives: str, target: str | None = None) -> None:
+    """Raises `ConfigError` for collectives that do not exist, or do not join ranks on this target."""
+    if collectives not in COLLECTIVES:
+        raise ConfigError(
+            f"There are no collectives {collectives!r}: choose one of {', '.join(COLLECTIVES)}."
+        )
+    needed = {"nccl": "gpu", "hccl": "ascend"}.get(collectives, target)
+    if target is not None and target != needed:
+        raise ConfigError(
+            f"The {collectives} collectives do not join ranks on the target {target}: give --target {needed} "
+            f"(in Python: target={needed!r}), or leave the choice of collectives to auto."
+        )
 
 
 def _free_port() -> int:

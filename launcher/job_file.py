@@ -60,6 +60,8 @@ EXPECTED = {
     "against": "the path of a model",
 }
 
+_EXPECTED_INSIDE = {"dims": f"a length from 0 to {MAX_DIM}", "inputs": "the path of a file"}
+
 
 def read_job_file(path: Path) -> dict[str, Any]:
     """The options in a job file, as `launcher.job.Job` names and types them; raises `ConfigError`."""
@@ -84,10 +86,11 @@ def read_job_file(path: Path) -> dict[str, Any]:
 def _explain(problem: ValidationError, data: Any) -> str:
     """One problem: the key's path, what was expected, what is there."""
     # A union has a problem per branch; the one that leads deepest is of the branch that was meant.
-    places = [_place(error["loc"], data) for error in problem.errors()]
-    where, value = max(places, key=lambda place: len(place[0]))
     key = str(problem.errors()[0]["loc"][0])
-    return f"{where}: expected {EXPECTED[key]}, found {quote(value)}"
+    places = [_place(error["loc"], data) for error in problem.errors() if error["loc"][0] == key]
+    where, value = max(places, key=lambda place: len(place[0]))
+    expected = _EXPECTED_INSIDE.get(key, EXPECTED[key]) if where != f"$.{key}" else EXPECTED[key]
+    return f"{where}: expected {expected}, found {quote(value)}"
 
 
 def _place(steps: tuple[int | str, ...], data: Any) -> tuple[str, Any]:

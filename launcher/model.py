@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job import Job
+from sharding.text import counted
 
 if TYPE_CHECKING:
     from sharding.manifest import Manifest
@@ -28,13 +29,17 @@ def world_size(job: Job) -> int | None:
 
 def open_slices(folder: Path, ranks: int | None) -> Manifest:
     """The manifest of a slice folder; raises `ConfigError` if it is for another number of ranks."""
+    from sharding.errors import ShardError
     from sharding.manifest import read_manifest
 
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except ShardError as error:
+        raise ConfigError(str(error)) from None
     if ranks is not None and ranks != manifest.world_size:
         raise ConfigError(
-            f"{folder} was sliced for {manifest.world_size} ranks, but {ranks} are asked for: leave out "
-            f"--ranks, or slice the model with --ranks {ranks}"
+            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but {ranks} are asked for: "
+            f"leave out --ranks, or slice the model with --ranks {ranks}"
         )
     return manifest
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.exits import be_one_of_several
 from launcher.job import Job
 from launcher.model import check_reference, resolve, source_of, world_size
 
@@ -80,15 +79,14 @@ def run_group(job: Job) -> None:
     ) as group:
         loaded = time.perf_counter() - began
         result = repeat(job, lambda: dict(group.predict(feeds)))
-        result.facts |= {"collectives by": group.stats[0].backend, "start and load": seconds(loaded)}
+        by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
+        result.facts |= {**by, "start and load": seconds(loaded)}
     finish(job, manifest, feeds, result, source)
 
 
 def run_rank(job: Job, identity: Identity) -> int:
     """This process as one rank that something else started; rank 0 prints. Returns the exit code, or does not
     return at all if the run fails."""
-    if identity.world_size > 1:
-        be_one_of_several()
     folder, manifest = resolve(job, identity.world_size)
     source = source_of(job, folder, manifest) if job.verify and identity.rank == 0 else None
     # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
@@ -113,10 +111,8 @@ def run_rank(job: Job, identity: Identity) -> int:
         result = repeat(
             job, lambda: dict(zip((s.name for s in model.outputs), model.run(everyone), strict=True))
         )
-        result.facts |= {
-            "collectives by": model.collectives or communicator.name,
-            "join and load": seconds(loaded),
-        }
+        by = {"collectives by": model.collectives or communicator.name} if manifest.collectives else {}
+        result.facts |= {**by, "join and load": seconds(loaded)}
         model.close()
         group.leave()
         if feeds is not None:

@@ -40,6 +40,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 {python}
 {choice}
 {fresh}
+export SHARDRUN_RUN_ALL=1
 pids=()
 end() {{
   trap '' INT TERM

@@ -272,6 +272,11 @@ class Job:
         return "\n".join([f"{text}: {advice}", *([f"{self._launcher.name} said:"] if said else []), *said])
 
     @property
+    def launcher_name(self) -> str:
+        """What started the ranks."""
+        return self._launcher.name
+
+    @property
     def lost_output(self) -> OSError | None:
         """The error where some of what the ranks printed could not be written."""
         return self._output.lost

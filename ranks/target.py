@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ranks.identity import Identity
 
 TARGETS = ("cpu", "gpu", "ascend")
-_ON_DEVICE = ("nccl", "hccl")
+_ON_DEVICE = {"nccl": "gpu", "hccl": "ascend"}
 
 
 def load(
@@ -38,10 +38,10 @@ def load(
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
     name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
     if target == "cpu":
-        if needed := _ON_DEVICE_TARGETS.get(name):
+        if needed := _ON_DEVICE.get(name):
             raise DeviceError(
-                f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or leave "
-                "the choice of collectives to auto."
+                f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or "
+                "leave the choice of collectives to auto."
             )
         host = group.join(identity, collectives)
         return host, executor.load(path, communicator=host, threads=threads)
@@ -57,8 +57,13 @@ def load(
         context.gpu.device_id = device
     else:
         context.ascend.device_id = device
-    placement = place(context)
-    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
+    try:
+        placement = place(context)
+    except DeviceError as error:
+        raise DeviceError(
+            f"The target {target!r} cannot be served here: {error.__cause__ or error} To run on the CPU, "
+            "give --target cpu (in Python: target='cpu')."
+        ) from error
     on_device = name == "auto" or name in _ON_DEVICE
     host = group.join(identity, "auto" if on_device else name)
     buffers = devices.DEVICES[placement.providers[0]].buffers if len(placement.providers) > 1 else "cpu"

@@ -22,6 +22,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
+    parser.usage = "shardrun exec [OPTION ...] SCRIPT.py [ARGUMENT ...]"
     add_ranks(parser)
     add_launching(parser)
     parser.add_argument(

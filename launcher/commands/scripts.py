@@ -68,5 +68,6 @@ def run(args: argparse.Namespace) -> int:
     hosts = (
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"
     )
-    print(f"wrote {args.folder}: rank_0.sh to rank_{table.world_size - 1}.sh; {hosts}")
+    last = table.world_size - 1
+    print(f"wrote {args.folder}: rank_0.sh{f' to rank_{last}.sh' if last else ''}; {hosts}")
     return 0

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("slice: expected --output DIR, or --plan-only to write nothing")
     if args.output is not None and args.plan_only:
         raise ConfigError("slice: --output and --plan-only exclude each other")
-    from launcher.report import progress
+    from launcher.report import counted, progress
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
@@ -65,16 +65,17 @@ def run(args: argparse.Namespace) -> int:
         print_plan(plan, args.model, weights=args.verbose > 0)
         if args.output is not None:
             print(
-                f"wrote {args.output}: {plan.world_size} rank models; `shardrun run {args.output}` runs them"
+                f"wrote {args.output}: {counted(plan.world_size, 'rank model')}; "
+                f"`shardrun run {args.output}` runs {'it' if plan.world_size == 1 else 'them'}"
             )
     return 0
 
 
 def print_plan(plan: Plan, model: Path, *, weights: bool) -> None:
     """Prints a plan as a table and, if wanted, every weight's placement."""
-    from launcher.report import human_bytes, print_table
+    from launcher.report import counted, human_bytes, print_table
 
-    print_table(["", "plan"], plan.rows(), "ll", title=f"{model} on {plan.world_size} ranks")
+    print_table(["", "plan"], plan.rows(), "ll", title=f"{model} on {counted(plan.world_size, 'rank')}")
     if weights:
         rows = [
             [

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.rank_table import RankTable
 
 HELP = "make or check a rank table"
 DESCRIPTION = """\
@@ -87,8 +91,14 @@ def _make(args: argparse.Namespace) -> int:
     from launcher.files import write_file
 
     write_file(args.output, text.encode(), "rank table")
-    print(f"wrote {args.output}: {table.world_size} ranks on {len(table.hosts)} hosts")
+    print(f"wrote {args.output}: {_size(table)}")
     return 0
+
+
+def _size(table: RankTable) -> str:
+    from sharding.text import counted
+
+    return f"{counted(table.world_size, 'rank')} on {counted(len(table.hosts), 'host')}"
 
 
 def _check(path: Path) -> int:
@@ -104,6 +114,6 @@ def _check(path: Path) -> int:
     rows = [
         [str(d.rank), d.host, str(d.local_rank), str(d.device_id), d.device_ip or "-"] for d in table.devices
     ]
-    print(f"{path}: {table.world_size} ranks on {len(table.hosts)} hosts")
+    print(f"{path}: {_size(table)}")
     print_table(["rank", "host", "local rank", "device", "device address"], rows, "rlrrl")
     return 0

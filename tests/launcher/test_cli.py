@@ -74,19 +74,19 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["slice", "absent.onnx", "--ranks", "2", "--plan-only"], 1, "absent.onnx does not exist"),
+        (["slice", "absent.onnx", "--ranks", "2", "--plan-only"], 2, "absent.onnx does not exist"),
         (["slice", "m.onnx", "--ranks", "2"], 2, "expected --output DIR, or --plan-only"),
         (["slice", "m.onnx", "--ranks", "2", "--plan-only", "--output", "d"], 2, "exclude each other"),
         (["slice", "m.onnx", "--ranks", "5", "--plan-only"], 1, "--allow-replicated"),
-        (["slice", "m.onnx", "--ranks", "2", "--output", "m.onnx"], 1, "is a file"),
+        (["slice", "m.onnx", "--ranks", "2", "--output", "m.onnx"], 2, "is a file"),
         (["run"], 2, "no model: expected MODEL.onnx or a slice folder"),
         (["run", "absent.onnx", "--ranks", "2"], 2, "absent.onnx: no such file or folder"),
         (["run", "m.onnx"], 2, "m.onnx is not sliced yet: say over how many ranks"),
-        (["run", "."], 1, "manifest.json does not exist"),
+        (["run", "."], 2, "manifest.json does not exist"),
         (["run", "slices", "--ranks", "3"], 2, "slices was sliced for 2 ranks, but 3 are asked for"),
         (["run", "slices", "--dim", "bacth=2"], 2, "no such symbolic dimension (it has: batch)"),
         (["run", "slices", "--input", "z=x.bin"], 2, "the model has no input 'z' (it has: x)"),
-        (["run", "slices", "--verify"], 2, "give it with --against MODEL.onnx"),
+        (["run", "slices", "--verify"], 2, "has changed since slices was sliced from it"),
         (["run", "slices", "--output", "no/where.npz"], 2, "does not exist"),
         (["run", "slices", "--rank-table", "three.json"], 2, "sliced for 2 ranks, but 3 are asked for"),
         (
@@ -258,3 +258,62 @@ def test_on_a_terminal_tables_are_drawn(folder: Path) -> None:
 def test_installed_or_not_the_command_is_the_same(folder: Path) -> None:
     done = shardrun("--version", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "shardrun 0.1.0\n", "")
+
+
+def test_exit_codes_of_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_mlp(folder / "m.onnx")
+    (folder / "text.onnx").write_text("no model")
+    (folder / "occupied").mkdir()
+    (folder / "occupied" / "file").touch()
+    for model, output in (
+        ("nofile.onnx", "s"),
+        ("text.onnx", "s"),
+        ("m.onnx", "occupied"),
+        ("m.onnx", "text.onnx"),
+    ):
+        assert cli.main(["slice", model, "--ranks", "2", "--output", output]) == exits.EXIT_USAGE, (
+            model,
+            output,
+        )
+        assert capsys.readouterr().err.startswith("shardrun: error: ")
+    assert cli.main(["run", "occupied"]) == exits.EXIT_USAGE
+    assert not (folder / "s").exists()
+
+
+def test_one_of_a_thing_is_no_plural(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_mlp(folder / "m.onnx")
+    assert cli.main(["slice", "m.onnx", "--ranks", "1", "--output", "s"]) == 0
+    out = capsys.readouterr().out
+    assert "m.onnx on 1 rank\n" in out and "1 rank model; `shardrun run s` runs it" in out
+    assert "share of split weights" not in out
+    assert cli.main(["table", "make", "--local", "2", "--output", "t.json"]) == 0
+    assert capsys.readouterr().out == "wrote t.json: 2 ranks on 1 host\n"
+
+
+def test_usage_of_exec(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["exec", "--help"])
+    assert "usage: shardrun exec [OPTION ...] SCRIPT.py [ARGUMENT ...]" in capsys.readouterr().out
+
+
+def test_targets_that_cannot_be_served_say_what_run_understands(folder: Path) -> None:
+    if onnxruntime_can_use_ascend():
+        pytest.skip("this ONNX Runtime has CANN, so the target ascend may be served")
+    save_mlp(folder / "m.onnx")
+    done = shardrun("run", "m.onnx", "--ranks", 1, "--target", "ascend", cwd=folder)
+    assert done.returncode == 1
+    assert "give --target cpu" in done.stderr and "script" not in done.stderr
+    done = shardrun("run", "m.onnx", "--ranks", 2, "--collectives", "nccl", cwd=folder)
+    assert done.returncode == 2 and "give --target gpu" in done.stderr
+
+
+def onnxruntime_can_use_ascend() -> bool:
+    import onnxruntime
+
+    return "CANNExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def test_warnings_name_no_modules(folder: Path) -> None:
+    save_mlp(folder / "m.onnx", width=3)
+    done = shardrun("slice", "m.onnx", "--ranks", 7, "--plan-only", "--allow-replicated", cwd=folder)
+    assert "shardrun: warning: nothing is split: every rank holds the whole model\n" in done.stderr

@@ -94,7 +94,7 @@ def test_exit_codes_on_ranks(folder: Path, launcher: str) -> None:
                                  "'OMPI_COMM_WORLD_RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n")  # fmt: skip
     done = shardrun("exec", "--ranks", 2, "--launcher", launcher, "s.py", cwd=folder, seconds=50)
     assert done.returncode == 7, done.stderr
-    assert re.match(r"shardrun: error: rank 1 on host \S+ exited with code 7", done.stderr), done.stderr
+    assert re.match(r"shardrun: error: rank 1 on host \S+ ended with exit code 7", done.stderr), done.stderr
 
 
 def test_a_scripts_exception_is_shown_as_python_shows_it(folder: Path) -> None:

@@ -287,13 +287,16 @@ def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"ranks": 3}, ConfigError, "Ranks says 3 ranks, but the slice folder .* says 2"),
-        ({"ranks": 0}, ConfigError, "says 0 ranks"),
+        ({"ranks": 3}, ConfigError, "ranks=3 contradicts the slice folder .* \\(2 ranks\\)"),
+        ({"ranks": 0}, ConfigError, "ranks=0 contradicts"),
         ({"launcher": "ssh"}, ConfigError, "no launcher 'ssh': choose one of auto, local, mpirun"),
         ({"timeout": 0}, ConfigError, "time-out must be"),
         ({"threads": 0}, ConfigError, "number of threads must be"),
         ({"threads": True}, ConfigError, "number of threads must be"),
         ({"collectives": "carrier-pigeon"}, ConfigError, "no collectives 'carrier-pigeon': choose one of"),
+        ({"collectives": "nccl"}, ConfigError, "give --target gpu"),
+        ({"collectives": "hccl"}, ConfigError, "give --target ascend"),
+        ({"threads": 1025}, ConfigError, "from 1 to 1024"),
         (
             {"collectives": "mpi", "launcher": "local"},
             ConfigError,
@@ -304,7 +307,7 @@ def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
             LaunchError,
             "this host only",
         ),
-        ({"rank_table": make_rank_table([("a", 3)])}, ConfigError, "The rank table .* says 3 ranks"),
+        ({"rank_table": make_rank_table([("a", 3)])}, ConfigError, ".*rank table.* \\(3 ranks\\)"),
         ({"rank_table": "nothing.json"}, RankTableError, "nothing.json"),
     ],
 )
@@ -366,3 +369,18 @@ def test_a_folder_full_of_traps(run_script: Runner, two_slices: Path, launcher: 
     )
     assert script.message() == [5, 3]
     assert script.end(within=30)[0] == 0
+
+
+def test_the_package_has_what_a_program_needs(two_slices: Path) -> None:
+    import launcher as package
+    from launcher import PredictError, RankFailedError, ShardrunError
+    from launcher import version as version_module
+
+    assert {"Group", "PredictError", "RankFailedError", "ShardrunError", "start"} <= set(dir(package))
+    assert issubclass(PredictError, ShardrunError) and issubclass(RankFailedError, ShardrunError)
+    assert package.__version__ == version_module.version()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+    with start(two_slices, launcher="local") as group:
+        assert repr(group) == f"<Group of 2 ranks by local: {two_slices}>"
+    assert repr(group).endswith(", closed>")
