@@ -37,8 +37,8 @@ def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ
     """Threads per rank: ``SHARDRUN_THREADS``, else this process's cores shared by the ranks of this host."""
     text = environ.get("SHARDRUN_THREADS", "")
     if text:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
-            raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 4096, but is {text!r}.")
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+            raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 1024, but is {text!r}.")
         return int(text)
     return max(1, available_cores() // max(1, local_size))
 

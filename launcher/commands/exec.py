@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from launcher.commands.options import ABSENT, add_launching, add_ranks
 
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the script; returns its exit code."""
     from launcher.errors import ConfigError
 
+    if not Path(args.script).exists():
+        raise ConfigError(f"There is no script {args.script!r}.")
     given = vars(args)
     launcher = given.get("launcher", "auto")
     several = "ranks" in given or "rank_table" in given

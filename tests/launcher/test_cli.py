@@ -105,7 +105,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         (["table", "make", "--hosts", "h,h"], 2, "expected a server named once"),
         (["table", "make", "--hosts", ":2"], 2, "expected HOST:N"),
         (["table", "make", "--local", "2", "--output", "no/where.json"], 2, "cannot write the rank table"),
-        (["exec", "absent.py"], 1, "There is no script 'absent.py'"),
+        (["exec", "absent.py"], 2, "There is no script 'absent.py'"),
     ],
 )
 def test_errors_are_one_sentence_and_a_code(

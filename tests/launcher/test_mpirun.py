@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import base, mpirun
+from launcher import base, mpirun, start, watch
 from launcher import environment as environment_module
 from launcher.base import SOME_RANK, Ended
 from launcher.errors import ConfigError, LaunchError
@@ -171,6 +171,21 @@ def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
     assert "  knocking at 192.0.2.1" in said and said[0] == "mpirun said:"
     assert asked.exists()  # and `shardrun` saw that no process of it is left
     assert not list(temporary.iterdir()) and not set(SHARED_MEMORY.glob("shardrun-*")) - before
+
+
+def test_a_slow_start_says_for_which_hosts_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if mpirun.find().flavour != "openmpi":
+        pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(write_program(tmp_path / "agent", "exec sleep 300")))
+    monkeypatch.setattr(watch, "NOTICE_SECONDS", 0.5)
+    slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
+    table = make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)])
+    with pytest.raises(LaunchError, match=r"within 1\.5 s; nothing was heard of ranks 0, 1"):
+        start(tmp_path / "slices", rank_table=table, timeout=1.5)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["0 of 2 ranks have started; mpirun reaches 192.0.2.1, 192.0.2.2 over ssh"]
 
 
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])

@@ -57,7 +57,7 @@ def test_hardware_threads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_numbers_of_threads(text: str) -> None:
     with pytest.raises(ShardrunError) as caught:
         default_threads(1, {"SHARDRUN_THREADS": text})
-    assert str(caught.value) == f"SHARDRUN_THREADS must be a number from 1 to 4096, but is {text!r}."
+    assert str(caught.value) == f"SHARDRUN_THREADS must be a number from 1 to 1024, but is {text!r}."
 
 
 def test_reasons_have_no_status_code_or_source_line() -> None:
