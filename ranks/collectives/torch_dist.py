@@ -165,7 +165,7 @@ def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
     except ImportError as error:
         raise DeviceError(
             f"The {backend} collectives need torch, which is not installed ({error}): pip install "
-            f"'shardrun[torch]'."
+            f"torch, in the build that fits this machine."
         ) from error
     if not dist.is_available():
         raise DeviceError(
