@@ -15,9 +15,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from launcher import start
 from ranks import executor
 from ranks.errors import DeviceError
 from sharding import slice_model
+from tests.ranks import worlds
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import joined, model, node, random_models, save, value
 from tests.ranks.test_executor import by_value, mlp, mlps, reference, rows
@@ -187,6 +189,41 @@ def test_two_processes(collectives: str, tmp_path: Path) -> None:
     )
     for rank in range(2):
         assert_near([np.load(tmp_path / f"y{rank}.npy")], expected)
+
+
+def test_a_group_on_gpus(tmp_path: Path) -> None:
+    """`start(..., target="gpu")`, a rank on each of at most two devices, against plain ONNX Runtime."""
+    import torch
+
+    generator = np.random.default_rng(2)
+    weights = {
+        "w1": generator.standard_normal((64, 256)).astype(np.float32),
+        "w2": generator.standard_normal((256, 64)).astype(np.float32),
+    }
+    nodes = [node("MatMul", ["x", "w1"], ["a"]), node("MatMul", ["a", "w2"], ["y"])]
+    path = tmp_path / "whole.onnx"
+    onnx.save(model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], weights), path)
+    x = generator.standard_normal((5, 64)).astype(np.float32)
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    ranks = min(torch.cuda.device_count(), 2)
+    environment = {"SHARDRUN_CACHE": str(tmp_path / "cache")}
+    with start(path, ranks=ranks, target="gpu", environment=environment) as group:
+        if ranks > 1:
+            assert group.stats[0].backend == "nccl"
+        for _ in range(3):
+            assert_near([group.predict({"x": x})["y"]], expected)
+
+
+def test_nccl() -> None:
+    """Every operation of the NCCL backend on tensors of several types and sizes, a rank on each device."""
+    import torch
+
+    count = min(torch.cuda.device_count(), 4)
+    if count < 2:
+        pytest.skip("NCCL needs a CUDA device per rank, and this machine has one")
+    world = worlds.run("auto", count, "tensors", over="nccl")
+    for ended in world.ranks:
+        assert ended.status == 0 and ended.reports.get("finished"), ended.errors
 
 
 def test_all_memory_is_given_back(tmp_path: Path) -> None:

@@ -240,10 +240,10 @@ def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     return {**suite(group.join(), largest, light), "barriers": calls[0]}
 
 
-def tensors(world: Communicator) -> dict[str, Any]:
-    """The communicator of device tensors, with CPU tensors and Gloo underneath.
+def tensors(world: Communicator, over: str = "gloo") -> dict[str, Any]:
+    """The communicator of device tensors: NCCL, or CPU tensors with Gloo underneath.
 
-    Without send and recv: Gloo does not say whether one of those has completed.
+    With Gloo without send and recv, as it does not say whether one of those has completed.
     """
     import torch
 
@@ -252,14 +252,21 @@ def tensors(world: Communicator) -> dict[str, Any]:
 
     world.barrier()
     group.leave()
-    device = torch.device("cpu")
-    world = DeviceCommunicator(Membership(identify(), world.timeout, "gloo"), world.timeout, "gloo", device)
+    if over == "gloo":
+        device = torch.device("cpu")
+        members = Membership(identify(), world.timeout, over)
+        world = DeviceCommunicator(members, world.timeout, over, device)
+    else:
+        world = group.join(collectives=over, device="cuda")
+        assert isinstance(world, DeviceCommunicator) and world.name == over
+        device = world.device
     size, rank, cases = world.size, world.rank, 0
     for name in ("float32", "float16", "bfloat16", "int64", "uint8", "bool"):
         dtype = getattr(torch, name)
-        parts = [(torch.arange(24).reshape(2, 3, 4) * (r + 1) % 7).to(dtype) for r in range(size)]
+        whole = torch.arange(12 * size).reshape(size, 3, 4)
+        parts = [(whole * (r + 1) % 7).to(dtype).to(device) for r in range(size)]
         if name != "bool":
-            buffer = world.allocate((2, 3, 4), kind(name))
+            buffer = world.allocate((size, 3, 4), kind(name))
             buffer.copy_(parts[rank])
             world.all_reduce(buffer)
             assert torch.equal(buffer, sum(parts)), name
@@ -275,10 +282,21 @@ def tensors(world: Communicator) -> dict[str, Any]:
             buffer = parts[rank].clone()
             world.broadcast(buffer, root)
             assert torch.equal(buffer, parts[root]), name
+        if over != "gloo":
+            buffer = parts[rank].clone()
+            if rank == 0:
+                world.send(buffer, 1)
+            elif rank == 1:
+                world.recv(buffer, 0)
+                assert torch.equal(buffer, parts[0]), name
         cases += 1
-    empty = torch.zeros((0, 2))
+    for count in (1, 768, 98_304, 16_777_216 if over != "gloo" else 1_048_576):
+        buffer = torch.full((count,), float(rank + 1), device=device)
+        world.all_reduce(buffer)
+        assert (buffer == size * (size + 1) / 2).all(), count
+    empty = torch.zeros((0, 2), device=device)
     world.all_reduce(empty)
-    world.all_gather(empty, torch.zeros((0, 2)), 0)
+    world.all_gather(empty, torch.zeros((0, 2), device=device), 0)
     for call in (
         lambda: world.all_reduce(np.ones(3)),
         lambda: world.all_reduce(torch.ones(3, dtype=torch.bool)),
