@@ -38,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     """Runs the script; returns its exit code."""
     from launcher.errors import ConfigError
 
-    if not Path(args.script).exists():
-        raise ConfigError(f"There is no script {args.script!r}.")
     given = vars(args)
     launcher = given.get("launcher", "auto")
     several = "ranks" in given or "rank_table" in given
@@ -47,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--launcher external excludes --ranks and --rank-table: whoever starts the ranks says them"
         )
+    if not Path(args.script).exists():
+        raise ConfigError(f"There is no script {args.script!r}.")
     if several or launcher not in {"auto", "external"}:
         return _on_ranks(args)
     return _here(args)
