@@ -40,7 +40,7 @@ def test_suite(backend: str, size: int) -> None:
         pytest.skip("a world of one rank is the same whatever the backend")
     need(backend)
     light = backend != "shm" and size > 2
-    options = {"light": light, "largest": (16 if light else 64) * MIB}
+    options = {"light": light, "largest": 64 * MIB}
     world = worlds.run(backend, size, "suite", launcher=launcher(backend), **options)
     assert world.status in {None, 0}, world.ranks[0].errors
     operations = {"sum", "gather", "exchange", "spread"} | ({"pass_on"} if size > 1 else set())
