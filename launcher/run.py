@@ -78,6 +78,12 @@ def run_group(job: Job) -> None:
         timeout=job.timeout,
     ) as group:
         loaded = time.perf_counter() - began
+        log.info("slices: %s", folder)
+        for rank in group.stats:
+            log.info(
+                "rank %d on host %s (pid %d): %d segments, loaded in %s",
+                rank.rank, rank.host, rank.pid, rank.segments, seconds(rank.load_seconds),
+            )  # fmt: skip
         result = repeat(job, lambda: dict(group.predict(feeds)))
         by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
         result.facts |= {**by, "start and load": seconds(loaded)}

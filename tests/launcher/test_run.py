@@ -123,6 +123,14 @@ def test_verify_against_a_model_with_other_inputs_starts_nothing(slices: Path, t
     assert done.returncode == 2 and "cannot read wrong.onnx: it is not an ONNX model" in done.stderr
 
 
+def test_verbose_says_what_was_started(slices: Path, tmp_path: Path) -> None:
+    done = shardrun("-v", "run", slices, "--launcher", "local", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"slices: {slices}" in done.stderr
+    for rank in range(2):
+        assert re.search(rf"rank {rank} on host \S+ \(pid \d+\): \d+ segments, loaded in ", done.stderr)
+
+
 def test_external_without_a_launcher(slices: Path, tmp_path: Path) -> None:
     done = shardrun("run", slices, "--launcher", "external", cwd=tmp_path)
     assert done.returncode == 2

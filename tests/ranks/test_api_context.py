@@ -1,8 +1,6 @@
 """`ranks.Context`: options, printed forms, the launcher's environment, the older generation, and targets."""
 
-import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +11,10 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
-from ranks.api import notice, targets
+from ranks.api import targets
 from ranks.errors import DeviceError, IdentityError, ShardrunError
 
-LAUNCHERS = (
-    "OMPI_",
-    "PMI",
-    "SLURM_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "SHARDRUN_",
-    "DEVICE_ID",
-    "TORCHELASTIC",
-)
-
-
-@pytest.fixture(autouse=True)
-def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No launcher, and no warning given before."""
-    for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(notice, "_warned", set())
-    yield
+pytestmark = pytest.mark.usefixtures("single")
 
 
 def test_ascend_prints_provider_and_rank() -> None:

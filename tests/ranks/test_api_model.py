@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,10 @@ from numpy.typing import NDArray
 
 import ranks
 from ranks import Context, DataType, Model, ModelType, Tensor, TensorMeta
-from ranks.api import notice
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from tests.ranks import api_models
 
-LAUNCHERS = (
-    "OMPI_",
-    "PMI",
-    "SLURM_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "SHARDRUN_",
-    "DEVICE_ID",
-    "TORCHELASTIC",
-)
-
-
-@pytest.fixture(autouse=True)
-def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No launcher, and no warning given before."""
-    for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(notice, "_warned", set())
-    yield
+pytestmark = pytest.mark.usefixtures("single")
 
 
 def built(path: Path, **options: Any) -> Model:
