@@ -10,7 +10,7 @@ from typing import Any
 from sharding.errors import ShardError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PLACEMENT = re.compile(r"replicated|partial|split:\d{1,4}(/\d{1,9})?")
+_PLACEMENT = re.compile(r"replicated|partial|split:\d{1,4}(/\d{1,9})?(\*\d{1,4})?")
 _HALF = re.compile(r"[\ud800-\udfff]")
 _RESERVED = {"", ".", ".."}
 

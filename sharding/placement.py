@@ -6,6 +6,7 @@ value, each holds one part of one axis, or each holds a summand.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -23,13 +24,22 @@ class Split:
 
     ``blocks`` > 1 means that the axis is made of that many equal blocks and each rank holds its part of every
     one of them, in order (as a fused query-key-value weight needs: blocks=3). A plain split has blocks=1.
+
+    ``copies`` > 1 means that there are only n / copies parts and rank r holds part r // copies, so that
+    neighbouring ranks hold the same (as key-value heads fewer than ranks need).
     """
 
     axis: int
     blocks: int = 1
+    copies: int = 1
+
+    def parts(self, world: int) -> int:
+        """How many different parts there are on this many ranks."""
+        return world // self.copies
 
     def __str__(self) -> str:
-        return f"split:{self.axis}" if self.blocks == 1 else f"split:{self.axis}/{self.blocks}"
+        blocks = "" if self.blocks == 1 else f"/{self.blocks}"
+        return f"split:{self.axis}{blocks}" + ("" if self.copies == 1 else f"*{self.copies}")
 
 
 @dataclass(frozen=True)
@@ -43,3 +53,13 @@ class Partial:
 Placement = Replicated | Split | Partial
 REPLICATED = Replicated()
 PARTIAL = Partial()
+
+_SPLIT = re.compile(r"split:(\d{1,4})(?:/([1-9]\d{0,8}))?(?:\*([1-9]\d{0,3}))?")
+
+
+def parse_placement(text: str) -> Placement | None:
+    """The placement that prints as ``text``; None if it is none."""
+    if text in {"replicated", "partial"}:
+        return REPLICATED if text == "replicated" else PARTIAL
+    found = _SPLIT.fullmatch(text)
+    return None if found is None else Split(int(found[1]), int(found[2] or 1), int(found[3] or 1))

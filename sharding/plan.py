@@ -11,6 +11,8 @@ from typing import Any
 from sharding.emit import Collective, emit_rank
 from sharding.errors import SliceError
 from sharding.fold import SMALL_ELEMENTS
+from sharding.options import SliceOptions
+from sharding.pins import pin
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.read import Source, read_model
 from sharding.reshard import COLLECTIVES, DOMAIN
@@ -126,12 +128,17 @@ class Plan:
         }
 
 
-def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False) -> Plan:
+def plan_model(
+    model: str | Path, ranks: int, *, options: SliceOptions | None = None, allow_replicated: bool = False
+) -> Plan:
     """Plans how to slice an ONNX file for a number of ranks; writes nothing.
 
-    Raises `ModelError` for a file that cannot be read, and `SliceError` for an impossible number of ranks or,
-    unless ``allow_replicated``, where no weight can be split.
+    ``allow_replicated`` is a short form of the option of that name. Raises `ModelError` for a file that
+    cannot be read, and `SliceError` for an impossible number of ranks or, unless replication is allowed, where
+    no weight can be split.
     """
+    options = options or SliceOptions()
+    allow_replicated = allow_replicated or options.allow_replicated
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MAX_RANKS:
         raise SliceError(
             f"The number of ranks must be a whole number from 1 to {MAX_RANKS}, but is {ranks!r}."
@@ -139,7 +146,7 @@ def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False)
     source = read_model(model)
     _refuse_sliced(source)
     graph = steps(source, ranks)
-    choices = solve(source, graph, ranks)
+    choices = solve(source, graph, ranks, pin(source, graph, options))
     plan = _describe(source, graph, choices, ranks)
     if ranks > 1 and not allow_replicated and not _splits_something(plan):
         raise SliceError(_nothing_splits(plan))

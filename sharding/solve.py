@@ -10,6 +10,7 @@ Costs are compared as (bytes of weights held, seconds): weights are cut wherever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,13 @@ class _State:
     """(step, option)"""
 
 
-def solve(source: Source, graph: list[Step], world: int) -> list[int]:
-    """The number of the chosen option for each step."""
+def solve(
+    source: Source, graph: list[Step], world: int, fixed: Mapping[ir.Value, Placement] | None = None
+) -> list[int]:
+    """The number of the chosen option for each step.
+
+    ``fixed``: values that must be brought to a placement as soon as they are produced.
+    """
     return _Solver(source, graph, world).run()
 
 
