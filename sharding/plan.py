@@ -134,8 +134,8 @@ def plan_model(
     """Plans how to slice an ONNX file for a number of ranks; writes nothing.
 
     ``allow_replicated`` is a short form of the option of that name. Raises `ModelError` for a file that
-    cannot be read, and `SliceError` for an impossible number of ranks or, unless replication is allowed, where
-    no weight can be split.
+    cannot be read, and `SliceError` for an impossible number of ranks or, unless replication is allowed,
+    where no weight can be split.
     """
     options = options or SliceOptions()
     allow_replicated = allow_replicated or options.allow_replicated
