@@ -37,6 +37,10 @@ class Split:
         """How many different parts there are on this many ranks."""
         return world // self.copies
 
+    def part(self, rank: int) -> int:
+        """Which of the parts a rank holds."""
+        return rank // self.copies
+
     def __str__(self) -> str:
         blocks = "" if self.blocks == 1 else f"/{self.blocks}"
         return f"split:{self.axis}{blocks}" + ("" if self.copies == 1 else f"*{self.copies}")
@@ -53,6 +57,12 @@ class Partial:
 Placement = Replicated | Split | Partial
 REPLICATED = Replicated()
 PARTIAL = Partial()
+
+
+def held_bytes(size: int, placement: Placement, world: int) -> int:
+    """Bytes that each rank holds of a weight of ``size`` bytes under a placement."""
+    return size // placement.parts(world) if isinstance(placement, Split) else size
+
 
 _SPLIT = re.compile(r"split:(\d{1,4})(?:/([1-9]\d{0,8}))?(?:\*([1-9]\d{0,3}))?")
 
