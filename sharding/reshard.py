@@ -24,6 +24,8 @@ class CollectiveEmitter(Emitter, Protocol):
 
     version: int
     """Version of the default opset."""
+    moving: Any
+    """The value of the model that is being brought to another placement; collectives are named after it."""
 
     def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
         """A collective whose input on each rank is ``value``, of this shape."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.cost import IMPOSSIBLE, node_seconds, reshard_seconds, value_bytes
+from sharding.fixed import fix
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.steps import Step
 from sharding.tensors import WeightTensor
@@ -80,8 +81,11 @@ def solve(
 ) -> list[int]:
     """The number of the chosen option for each step.
 
-    ``fixed``: values that must be brought to a placement as soon as they are produced.
+    ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the steps
+    that produce them are replaced accordingly (see `sharding.fixed`).
     """
+    if fixed:
+        fix(graph, fixed, world, source.path)
     return _Solver(source, graph, world).run()
 
 
@@ -149,7 +153,7 @@ class _Solver:
         reached: dict[tuple[tuple[int, Held], ...], _State] = {}
         for state in states:
             for number, option in enumerate(step.options):
-                work = seconds / self.world if option.divides_work else seconds
+                work = (seconds / self.world if option.divides_work else seconds) + option.seconds
                 result = self._take(state, inputs, option.inputs)
                 if result is None:
                     continue

@@ -136,12 +136,13 @@ def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> 
     """Whether a rule's option fits the node: what it splits or sums has a known type and known axes."""
     placements = (*option.inputs, *option.outputs)
     return len(placements) == len(values) and all(
-        placement == REPLICATED or _fits(placement, value, world)
+        placement == REPLICATED or fits(placement, value, world)
         for placement, value in zip(placements, values, strict=True)
     )
 
 
-def _fits(placement: Placement, value: ir.Value | None, world: int) -> bool:
+def fits(placement: Placement, value: ir.Value | None, world: int) -> bool:
+    """Whether a value is known to have such parts: of known type and rank, and the axis divides."""
     shape = shape_of(value)
     if value is None or value.dtype is None or shape is None:
         return False

@@ -87,6 +87,8 @@ class Option:
     """None: the node unchanged."""
     divides_work: bool = True
     """Whether each rank does about 1/world of the operator's arithmetic."""
+    seconds: float = 0.0
+    """Estimated seconds of one inference besides that arithmetic: of collectives that ``emit`` writes."""
 
 
 Rule = Callable[[NodeView], list[Option]]
