@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding import shape_values
+from sharding import contrib_shapes, shape_values
 from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
 from sharding.rules.base import Dim
@@ -110,7 +110,16 @@ class _Completion:
 
     def run(self) -> None:
         for node in list(self.graph):
-            if not node.domain and not any(True for _ in subgraphs(node)) and not self._fold(node):
+            if any(True for _ in subgraphs(node)):
+                continue
+            found = contrib_shapes.infer(node)
+            if found is not None:
+                self.changed.update(
+                    value
+                    for value in node.outputs
+                    if value.name in found and _merge(value, found[value.name])
+                )
+            elif not node.domain and not self._fold(node):
                 self._follow(node)
         for node in reversed(list(self.graph)):
             if not any(value.uses() or value in self.outputs for value in node.outputs):
