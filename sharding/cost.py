@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sharding.placement import Partial, Placement, Replicated, Split
+from sharding.placement import Partial, Placement, Replicated, Split, is_finer
 from sharding.steps import Step
 from sharding.values import shape_of
 
@@ -61,6 +61,17 @@ def node_seconds(step: Step) -> float:
     return output / ELEMENTS_PER_SECOND
 
 
+def weight_cost(size: int, placement: Placement, world: int) -> tuple[int, float]:
+    """(bytes, seconds) that count for a weight of ``size`` bytes held at a placement.
+
+    Copies of a part count as if they were cut further: key-value heads fewer than ranks are held by group, as
+    Megatron-LM and others do, rather than gathered in every layer of every inference.
+    """
+    if not isinstance(placement, Split):
+        return size, 0.0
+    return size // world, 0.0 if placement.copies == 1 else NODE_SECONDS
+
+
 def _length(axis: int | str | None) -> int:
     return axis if isinstance(axis, int) else SYMBOL_LENGTH
 
@@ -76,9 +87,12 @@ def reshard_seconds(source: Placement, target: Placement, size: int, world: int)
         return NODE_SECONDS
     if isinstance(source, Partial):
         return COLLECTIVE_SECONDS + 2 * sent + (NODE_SECONDS if isinstance(target, Split) else 0.0)
-    if isinstance(target, Split) and target.axis != source.axis:
+    if isinstance(target, Split) and is_finer(target, source):
+        return NODE_SECONDS
+    sent *= source.copies
+    if isinstance(target, Split) and target.axis != source.axis and source.copies == target.copies == 1:
         # Cutting and joining the parts before and after the exchange is not free.
         return COLLECTIVE_SECONDS + sent / world + 4 * world * NODE_SECONDS
     # Parts of an inner axis are interleaved as they come, in strides; blocks need one more pass.
-    passes = 0.5 if source.blocks == 1 else 1.5
+    passes = 0.5 if source.blocks == source.copies == 1 else 1.5
     return COLLECTIVE_SECONDS + sent + passes * size / BYTES_PER_SECOND

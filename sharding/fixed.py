@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def fix(graph: Sequence[Step], fixed: Mapping[ir.Value, Placement], world: int, path: object) -> None:
     """Replaces the options of the nodes that produce ``fixed`` values by ones that end at these placements.
 
-    Inputs and weights among them are ignored: of what is whole on every rank, and of what each rank reads from
-    its file, every use takes what it needs. Raises `SliceError` for a placement that a value cannot have.
+    Inputs and weights among them are ignored: of what is whole on every rank, or read from a file, each use
+    takes what it needs. Raises `SliceError` for a placement that a value cannot have.
     """
     for step in graph:
         wanted = [fixed.get(value) for value in step.node.outputs]

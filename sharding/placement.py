@@ -59,6 +59,12 @@ REPLICATED = Replicated()
 PARTIAL = Partial()
 
 
+def is_finer(part: Split, whole: Split) -> bool:
+    """Whether each rank's part under ``part`` is a part of what it holds under ``whole``."""
+    same = part.axis == whole.axis and part.blocks == whole.blocks
+    return same and part.copies < whole.copies and whole.copies % part.copies == 0
+
+
 def held_bytes(size: int, placement: Placement, world: int) -> int:
     """Bytes that each rank holds of a weight of ``size`` bytes under a placement."""
     return size // placement.parts(world) if isinstance(placement, Split) else size

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sharding.placement import PARTIAL, REPLICATED, Partial, Placement, Replicated, Split
+from sharding.placement import PARTIAL, REPLICATED, Partial, Placement, Replicated, Split, is_finer
 from sharding.rules.base import Dim, Emitter
 
 DOMAIN = "com.microsoft"
@@ -37,7 +37,7 @@ def local_shape(shape: Sequence[Dim], placement: Placement, world: int) -> tuple
     if isinstance(placement, Split):
         length = axes[placement.axis]
         assert isinstance(length, int)
-        axes[placement.axis] = length // world
+        axes[placement.axis] = length // placement.parts(world)
     return tuple(axes)
 
 
@@ -46,9 +46,9 @@ def reshard(
 ) -> Any:
     """Writes the nodes that bring this rank's part of a value from one placement to another.
 
-    ``shape`` is the whole value's. The ways, cheapest first: nothing; a slice of what is whole; AllReduce of
-    summands; AllToAll from one split axis to another; AllGather. A sum that is wanted in parts is reduced
-    whole and sliced: there is no contrib operator that reduces and scatters.
+    ``shape`` is the whole value's. The ways, cheapest first: nothing; a slice of what is whole or of a larger
+    part; AllReduce of summands; AllToAll from one split axis to another; AllGather. A sum that is wanted in
+    parts is reduced whole and sliced: there is no contrib operator that reduces and scatters.
     """
     if source == target:
         return value
@@ -58,7 +58,9 @@ def reshard(
         whole = e.collective("AllReduce", value, shape)
         return reshard(e, whole, REPLICATED, target, shape)
     assert isinstance(source, Split) and target != PARTIAL
-    if isinstance(target, Split) and target.axis != source.axis:
+    if isinstance(target, Split) and is_finer(target, source):
+        return _finer_part(e, value, source, target, shape)
+    if isinstance(target, Split) and target.axis != source.axis and source.copies == target.copies == 1:
         return _exchange(e, value, source, target, shape)
     held = local_shape(shape, source, e.world)
     whole = e.collective("AllGather", value, held, axis=source.axis, group_size=e.world)
@@ -82,22 +84,39 @@ def _exchange(e: CollectiveEmitter, value: Any, source: Split, target: Split, sh
 
 def _own_part(e: CollectiveEmitter, value: Any, target: Split, shape: Sequence[Dim], rank: int) -> Any:
     """The rank's part of a value of this shape, by local slices."""
-    size = _length(shape, target.axis) // (e.world * target.blocks)
-    starts = [(block * e.world + rank) * size for block in range(target.blocks)]
-    pieces = [slice_axis(e, value, target.axis, start, start + size) for start in starts]
-    return pieces[0] if len(pieces) == 1 else e.op("Concat", pieces, axis=target.axis)[0]
+    parts, part = target.parts(e.world), target.part(rank)
+    size = _length(shape, target.axis) // (parts * target.blocks)
+    starts = [(block * parts + part) * size for block in range(target.blocks)]
+    return _pieces(e, value, target.axis, starts, size)
+
+
+def _finer_part(e: CollectiveEmitter, value: Any, source: Split, target: Split, shape: Sequence[Dim]) -> Any:
+    """A rank's part of what it holds with more copies: of each block its place among the copies."""
+    ways = source.copies // target.copies
+    size = _length(shape, target.axis) // (target.parts(e.world) * target.blocks)
+    place = target.part(e.rank) % ways
+    starts = [(block * ways + place) * size for block in range(target.blocks)]
+    return _pieces(e, value, target.axis, starts, size)
 
 
 def _in_order(e: CollectiveEmitter, gathered: Any, source: Split, shape: Sequence[Dim]) -> Any:
-    """Ranks' parts one after the other, each of all blocks, into block order."""
-    if source.blocks == 1:
+    """Ranks' parts one after the other, each of all blocks, into block order; of copies the first."""
+    if source.blocks == 1 and source.copies == 1:
         return gathered
-    size = _length(shape, source.axis) // (e.world * source.blocks)
+    parts = source.parts(e.world)
+    size = _length(shape, source.axis) // (parts * source.blocks)
     starts = [
-        (rank * source.blocks + block) * size for block in range(source.blocks) for rank in range(e.world)
+        (part * source.copies * source.blocks + block) * size
+        for block in range(source.blocks)
+        for part in range(parts)
     ]
-    pieces = [slice_axis(e, gathered, source.axis, start, start + size) for start in starts]
-    return e.op("Concat", pieces, axis=source.axis)[0]
+    return _pieces(e, gathered, source.axis, starts, size)
+
+
+def _pieces(e: CollectiveEmitter, value: Any, axis: int, starts: Sequence[int], size: int) -> Any:
+    """Slices of one axis of the same size, joined."""
+    pieces = [slice_axis(e, value, axis, start, start + size) for start in starts]
+    return pieces[0] if len(pieces) == 1 else e.op("Concat", pieces, axis=axis)[0]
 
 
 def _length(shape: Sequence[Dim], axis: int) -> int:

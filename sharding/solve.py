@@ -14,9 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sharding.cost import IMPOSSIBLE, node_seconds, reshard_seconds, value_bytes
+from sharding.cost import (
+    IMPOSSIBLE,
+    NODE_SECONDS,
+    node_seconds,
+    reshard_seconds,
+    value_bytes,
+    weight_cost,
+)
 from sharding.fixed import fix
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split
+from sharding.placement import PARTIAL, REPLICATED, Placement
 from sharding.steps import Step
 from sharding.tensors import WeightTensor
 
@@ -81,8 +88,8 @@ def solve(
 ) -> list[int]:
     """The number of the chosen option for each step.
 
-    ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the steps
-    that produce them are replaced accordingly (see `sharding.fixed`).
+    ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the
+    steps that produce them are replaced accordingly (see `sharding.fixed`).
     """
     if fixed:
         fix(graph, fixed, world, source.path)
@@ -208,7 +215,7 @@ class _Solver:
             (reshard_seconds(placement, wanted, value.size, self.world), order)
             for order, placement in enumerate(held)
         )
-        free = held[source] == REPLICATED
+        free = held[source] == REPLICATED or seconds <= NODE_SECONDS  # a local slice
         cost = (0 if free or not value.static else value.size, seconds)
         if free:
             return cost, held
@@ -223,8 +230,7 @@ class _Solver:
             return (0, IMPOSSIBLE), held
         if not value.counted:  # what costs nothing need not be remembered
             return (0, 0.0), held
-        size = value.size // self.world if isinstance(wanted, Split) else value.size
-        return (size, 0.0), tuple(sorted((*held, wanted), key=str))
+        return weight_cost(value.size, wanted, self.world), tuple(sorted((*held, wanted), key=str))
 
     def _prune(self, states: list[_State]) -> list[_State]:
         if len(states) <= 1:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sharding.copies import copied_lengths, copied_options
 from sharding.fold import small_constant
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.randomness import drawn_once, draws
@@ -45,7 +46,9 @@ def steps(source: Source, world: int) -> list[Step]:
     views = [node_view(node, opsets, world) for node in nodes]
     found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
     can_write = opsets.get("", 1) >= WRITING_OPSET
-    counts = block_counts(view for view, has_rule in zip(views, found, strict=True) if has_rule)
+    known = [view for view, has_rule in zip(views, found, strict=True) if has_rule]
+    counts = block_counts(known)
+    lengths = copied_lengths(known) if world > 2 else {}
     result = []
     for node, plain, has_rule in zip(nodes, views, found, strict=True):
         view = replace(plain, block_counts=counts)
@@ -58,7 +61,7 @@ def steps(source: Source, world: int) -> list[Step]:
             step_values = (*node.inputs, *node.outputs)
             options += [
                 option
-                for option in RULES[view.domain, view.op_type](view)
+                for option in (*RULES[view.domain, view.op_type](view), *copied_options(view, lengths))
                 if _usable(option, step_values, world) and (option.emit is None or can_write)
             ]
         result.append(Step(node, view, inputs, options))
@@ -149,4 +152,6 @@ def fits(placement: Placement, value: ir.Value | None, world: int) -> bool:
     if not isinstance(placement, Split):
         return True
     length = shape[placement.axis] if placement.axis < len(shape) else None
-    return isinstance(length, int) and length > 0 and length % (world * placement.blocks) == 0
+    if not isinstance(length, int) or length <= 0 or world % placement.copies:
+        return False
+    return length % (placement.parts(world) * placement.blocks) == 0

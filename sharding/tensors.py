@@ -97,7 +97,13 @@ class WeightTensor:
             return
         while len(shape) > 1 and shape[0] == 1 and axis > 0:  # so that rows are no longer than they must be
             shape, axis = shape[1:], axis - 1
-        where = Split(axis, placement.blocks) if isinstance(placement, Split) else placement
+        where = placement
+        if isinstance(placement, Split):
+            where, rank, world = (
+                Split(axis, placement.blocks),
+                placement.part(rank),
+                placement.parts(world),
+            )
         flat = None if self.extent is not None else self.tensor.numpy().reshape(-1)
         rows = shape[0] if shape else 1
         row_bytes = self.nbytes // rows
@@ -114,7 +120,7 @@ class WeightTensor:
 def _row_ranges(
     rows: int, placement: Placement, rank: int, world: int, step: int
 ) -> Iterator[tuple[int, int]]:
-    """The rows of axis 0 that a rank's part is cut from, at most ``step`` at a time."""
+    """The rows of axis 0 that a rank's part is cut from, at most ``step`` at a time. Splits have one copy."""
     ranges = [(0, rows)]
     if isinstance(placement, Split) and placement.axis == 0:
         size = rows // (world * placement.blocks)
@@ -135,11 +141,12 @@ def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int
     if not isinstance(placement, Split):
         return array
     axis, blocks = placement.axis, placement.blocks
-    size = array.shape[axis] // (world * blocks)
+    part, parts = placement.part(rank), placement.parts(world)
+    size = array.shape[axis] // (parts * blocks)
     index: list[slice] = [slice(None)] * array.ndim
     pieces = []
     for block in range(blocks):
-        start = (block * world + rank) * size
+        start = (block * parts + part) * size
         index[axis] = slice(start, start + size)
         pieces.append(array[tuple(index)])
     return pieces[0] if blocks == 1 else np.concatenate(pieces, axis)

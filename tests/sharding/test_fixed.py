@@ -40,7 +40,7 @@ def test_pinned_values(tmp_path: Path, pinned: dict[str, Placement], collectives
     values = {value.name: value for step in plan.steps for value in step.node.outputs}
     values |= {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     choices = solve(plan.source, list(plan.steps), 2, {values[name]: where for name, where in pinned.items()})
-    placed = {}
+    placed: dict[str | None, Placement] = {}
     for step, choice in zip(plan.steps, choices, strict=True):
         placed.update(zip((v.name for v in step.node.outputs), step.options[choice].outputs, strict=True))
     assert {name: placed[name] for name in pinned if name in placed} == {
