@@ -11,6 +11,7 @@ from sharding.rules import matmul as matmul
 from sharding.rules import normalization as normalization
 from sharding.rules import pieces as pieces
 from sharding.rules import pooling as pooling
+from sharding.rules import qlinear as qlinear
 from sharding.rules import quantization as quantization
 from sharding.rules import recurrent as recurrent
 from sharding.rules import reduction as reduction

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sharding.placement import Split
 from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import axis_attribute, constant, normalized, option, partial_option, splits
+from sharding.rules.common import (
+    absent,
+    axis_attribute,
+    constant,
+    normalized,
+    option,
+    partial_option,
+    splits,
+)
 
 
 def others(node: NodeView, axes: Sequence[int]) -> list[Option]:
@@ -45,6 +54,78 @@ def cumulative_sum(node: NodeView) -> list[Option]:
     return [] if along is None else others(node, (along,)) + partial_option(node)
 
 
+@rule("CumProd")
+def cumulative_product(node: NodeView) -> list[Option]:
+    """Along the axis that the second input names."""
+    shape, axis = node.shapes[0], constant(node, 1)
+    if shape is None or axis is None or axis.size != 1:
+        return []
+    along = normalized(int(axis.reshape(-1)[0]), len(shape))
+    return [] if along is None else others(node, (along,))
+
+
+@rule("ReverseSequence")
+def reverse_sequence(node: NodeView) -> list[Option]:
+    """Reverses each sequence along ``time_axis``; its length is one per place on ``batch_axis``."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    batch, time = axis_attribute(node, 1, len(shape), "batch_axis"), int(node.attributes.get("time_axis", 0))
+    return [
+        option(node, {0: split} | ({1: Split(0, split.blocks)} if split.axis == batch else {}), split)
+        for split in splits(node, shape)
+        if split.axis != time
+    ]
+
+
+@rule("Compress")
+def compress(node: NodeView) -> list[Option]:
+    """Chosen places of ``axis``; without it of all elements in a row."""
+    shape = node.shapes[0]
+    if shape is None or node.attributes.get("axis") is None:
+        return []
+    axis = axis_attribute(node, 0, len(shape))
+    return [] if axis is None else others(node, (axis,)) + partial_option(node)
+
+
+@rule("Det")
+def matrices(node: NodeView) -> list[Option]:
+    """Of the matrices on the last two axes."""
+    shape = node.shapes[0]
+    return [] if shape is None else others(node, range(max(len(shape) - 2, 0), len(shape)))
+
+
+rule("Inverse", domain="com.microsoft")(matrices)
+
+
+@rule("DFT")
+def fourier_transform(node: NodeView) -> list[Option]:
+    """Along one axis (an attribute up to opset 19, then the third input).
+
+    The last axis holds real and imaginary parts.
+    """
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    along = node.attributes.get("axis", 1)
+    if node.version >= 20:
+        value = constant(node, 2)
+        if value is None and not absent(node, 2):
+            return []
+        along = -2 if value is None else int(value.reshape(-1)[0])
+    axis = normalized(int(along), len(shape))
+    if axis is None:
+        return []
+    return others(node, (axis, len(shape) - 1)) + partial_option(node)
+
+
+@rule("STFT")
+def short_time_fourier_transform(node: NodeView) -> list[Option]:
+    """Signals [batch, length, 1 or 2]."""
+    shape = node.shapes[0]
+    return [] if shape is None else others(node, range(1, len(shape))) + partial_option(node)
+
+
 @rule("Trilu")
 def triangle(node: NodeView) -> list[Option]:
     """Triangles of the last two axes; a selection of elements."""
@@ -52,3 +133,6 @@ def triangle(node: NodeView) -> list[Option]:
     if shape is None:
         return []
     return others(node, range(max(len(shape) - 2, 0), len(shape))) + partial_option(node)
+
+
+rule("Trilu", domain="com.microsoft")(triangle)

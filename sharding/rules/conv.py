@@ -1,74 +1,170 @@
-"""Convolutions: output channels, input channels (a partial sum), groups or the batch split."""
+"""Convolutions: output channels, input channels (a partial sum), groups or the batch split.
+
+Which axes of the image are split never changes what lies around a pixel: spatial axes stay whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, first_rank_only, option, splits, summable
+from sharding.rules.common import Values, absent, constant, dim, first_rank_only, option, splits, summable
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a convolution has its operands."""
+
+    x: int = 0
+    """X [batch, channels, ...], or [batch, ..., channels] where ``last``."""
+    w: int = 1
+    out_axis: int = 0
+    in_axis: int = 1
+    """Of the weight: a convolution's is [out, in / group, ...], a transposed one's [in, out / group, ...]."""
+    per_channel: Sequence[int] = (2,)
+    """Inputs with one value per output channel, or one number for all of them (scales, zero points)."""
+    bias: int | None = 2
+    """The input that only one summand may add."""
+    residual: int | None = None
+    """An input of the output's shape that is added."""
+    linear: bool = True
+    """Whether the result of parts of the input channels is a summand."""
+    last: bool = False
 
 
 @rule("Conv")
 def conv(node: NodeView) -> list[Option]:
     """X [batch, channels, ...], W [out, channels / group, ...], B [out]."""
-    return _convolution(node, out_axis=0, in_axis=1)
+    return convolution(node, Layout(linear=summable(node.dtypes[0])))
 
 
 @rule("ConvTranspose")
 def conv_transpose(node: NodeView) -> list[Option]:
     """X [batch, channels, ...], W [channels, out / group, ...], B [out]."""
-    return _convolution(node, out_axis=1, in_axis=0)
+    return convolution(node, Layout(out_axis=1, in_axis=0, linear=summable(node.dtypes[0])))
 
 
-def _convolution(node: NodeView, out_axis: int, in_axis: int) -> list[Option]:
-    x, w = node.shapes[0], node.shapes[1]
+@rule("ConvTransposeWithDynamicPads", domain=MICROSOFT)
+def conv_transpose_dynamic_pads(node: NodeView) -> list[Option]:
+    """X, W, the spatial pads, B."""
+    return convolution(
+        node, Layout(out_axis=1, in_axis=0, per_channel=(3,), bias=3, linear=summable(node.dtypes[0]))
+    )
+
+
+@rule("FusedConv", domain=MICROSOFT)
+def fused_conv(node: NodeView) -> list[Option]:
+    """X, W, B, Z: the activation of the convolution plus Z."""
+    linear = summable(node.dtypes[0]) and not node.attributes.get("activation") and absent(node, 3)
+    return convolution(node, Layout(residual=3, linear=linear))
+
+
+def convolution(node: NodeView, layout: Layout) -> list[Option]:
+    """The options of a convolution whose operands lie as ``layout`` says."""
+    x, w = node.shapes[layout.x], node.shapes[layout.w]
     group = int(node.attributes.get("group", 1))
     if x is None or w is None or len(x) < 3 or len(w) != len(x) or group < 1:
         return []
-    options = [option(node, {0: split}, split) for split in splits(node, x, (0,))]
+    channel = len(x) - 1 if layout.last else 1
+    options = []
+    for split in splits(node, x, (0,)):
+        images: dict[int, Placement] = {layout.x: split}
+        if layout.residual is not None and _has(node, layout.residual):
+            images[layout.residual] = split
+        options.append(option(node, images, split))
     if group % node.world == 0:
-        return options + _whole_groups(node, group, in_axis)
-    bias = {} if absent(node, 2) else {2: 0}
-    out: dict[int, Placement]
+        return options + _whole_groups(node, layout, group, channel)
     # A weight holds one group's length of the axis that is not its first; the other tensors (and the first
     # axis) hold the groups' lengths one after the other: blocks.
     if group == 1:
-        for blocks in node.blocks(w[out_axis]):
-            out = {i: Split(axis, blocks) for i, axis in ({1: out_axis} | bias).items()}
-            options.append(option(node, out, Split(1, blocks)))
-    elif node.divisible(dim(w, 0) if out_axis == 0 else dim(w, 1), group if out_axis == 0 else 1):
-        out = {1: Split(0, group) if out_axis == 0 else Split(1)}
-        out |= {2: Split(0, group)} if bias else {}
-        options.append(option(node, out, Split(1, group)))
-    if summable(node.dtypes[0]):
-        emit = _bias_once if bias else None
-        for blocks in node.blocks(w[in_axis]) if group == 1 else ():
-            options.append(option(node, {0: Split(1, blocks), 1: Split(in_axis, blocks)}, PARTIAL, emit))
-        if group > 1 and node.divisible(x[1], group):
-            weight = Split(1) if in_axis == 1 else Split(0, group)
-            options.append(option(node, {0: Split(1, group), 1: weight}, PARTIAL, emit))
+        for blocks in node.blocks(w[layout.out_axis]):
+            parts = {layout.w: Split(layout.out_axis, blocks)}
+            options.append(_output_channels(node, layout, parts, Split(channel, blocks)))
+    elif node.divisible(
+        dim(w, 0) if layout.out_axis == 0 else dim(w, 1), group if layout.out_axis == 0 else 1
+    ):
+        parts = {layout.w: Split(0, group) if layout.out_axis == 0 else Split(1)}
+        options.append(_output_channels(node, layout, parts, Split(channel, group)))
+    if layout.linear:
+        emit = None
+        if layout.bias is not None and _has(node, layout.bias):
+            emit = partial(_bias_once, layout.bias)
+        for blocks in node.blocks(w[layout.in_axis]) if group == 1 else ():
+            summands: dict[int, Placement] = {
+                layout.x: Split(channel, blocks),
+                layout.w: Split(layout.in_axis, blocks),
+            }
+            options.append(option(node, summands, PARTIAL, emit))
+        if group > 1 and node.divisible(x[channel], group):
+            weight = Split(1) if layout.in_axis == 1 else Split(0, group)
+            options.append(option(node, {layout.x: Split(channel, group), layout.w: weight}, PARTIAL, emit))
     return options
 
 
-def _bias_once(e: Emitter, values: Values) -> list[Any]:
-    return e.copy(first_rank_only(e, values, 2))
+def _has(node: NodeView, index: int | None) -> bool:
+    return index is not None and not absent(node, index)
 
 
-def _whole_groups(node: NodeView, group: int, in_axis: int) -> list[Option]:
+def _output_channels(
+    node: NodeView, layout: Layout, parts: dict[int, Split], out: Split, emit: Any = None
+) -> Option:
+    """With all that has one value per output channel cut as the channels are."""
+    inputs: dict[int, Placement] = dict(parts)
+    for index in layout.per_channel:
+        if _has(node, index) and not _one_number(node, index):
+            inputs[index] = Split(0, out.blocks)
+    if layout.residual is not None and _has(node, layout.residual):
+        inputs[layout.residual] = out
+    return option(node, inputs, out, emit)
+
+
+def _one_number(node: NodeView, index: int) -> bool:
+    shape, value = node.shapes[index], constant(node, index)
+    return (shape is not None and all(length == 1 for length in shape)) or (
+        value is not None and value.size == 1
+    )
+
+
+def _bias_once(index: int, e: Emitter, values: Values) -> list[Any]:
+    return e.copy(first_rank_only(e, values, index))
+
+
+def _whole_groups(node: NodeView, layout: Layout, group: int, channel: int) -> list[Option]:
     """Each rank computes its own groups."""
-    first, second = dim(node.shapes[1], 0), dim(node.shapes[1], 1)
-    channels = first if in_axis == 0 else second * group if isinstance(second, int) else None
+    first, second = dim(node.shapes[layout.w], 0), dim(node.shapes[layout.w], 1)
+    channels = first if layout.in_axis == 0 else second * group if isinstance(second, int) else None
     options = []
     for blocks in node.blocks(channels):
         if group % (node.world * blocks) == 0 and node.divisible(first, blocks):
-            parts: dict[int, Placement] = {0: Split(1, blocks), 1: Split(0, blocks)}
-            if not absent(node, 2):
-                parts[2] = Split(0, blocks)
-            options.append(option(node, parts, Split(1, blocks), partial(_emit_groups, group)))
+            parts = {layout.x: Split(channel, blocks), layout.w: Split(0, blocks)}
+            emit = partial(_emit_groups, group)
+            options.append(_output_channels(node, layout, parts, Split(channel, blocks), emit))
     return options
 
 
 def _emit_groups(group: int, e: Emitter, values: Values) -> list[Any]:
     return e.copy(values, group=group // e.world)
+
+
+@rule("DeformConv")
+def deform_conv(node: NodeView) -> list[Option]:
+    """X, W [out, in / group, ...], offsets [batch, ...], B [out], mask [batch, ...]; not the input channels,
+    whose groups share offsets."""
+    x, w = node.shapes[0], node.shapes[1]
+    if x is None or w is None:
+        return []
+    images = [2, *([4] if not absent(node, 4) else [])]
+    options = [
+        option(node, {0: split} | dict.fromkeys(images, split), split) for split in splits(node, x, (0,))
+    ]
+    if int(node.attributes.get("group", 1)) == 1:
+        layout = Layout(per_channel=(3,), bias=3)
+        for blocks in node.blocks(w[0]):
+            options.append(_output_channels(node, layout, {1: Split(0, blocks)}, Split(1, blocks)))
+    return options

@@ -9,7 +9,16 @@ import numpy as np
 
 from sharding.placement import PARTIAL, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, axis_attribute, int64, option, partial_option, splits, summable
+from sharding.rules.common import (
+    Values,
+    absent,
+    axis_attribute,
+    int64,
+    option,
+    partial_option,
+    splits,
+    summable,
+)
 
 
 @rule("Gather")
@@ -105,7 +114,10 @@ def gather_nd(node: NodeView) -> list[Option]:
     return options + partial_option(node)
 
 
-@rule("ScatterElements")
+rule("GatherND", domain="com.microsoft")(gather_nd)
+
+
+@rule("Scatter", "ScatterElements")
 def scatter_elements(node: NodeView) -> list[Option]:
     """Data, indices and updates split on another axis where all three are equally long."""
     data, indices = node.shapes[0], node.shapes[1]
@@ -130,6 +142,21 @@ def scatter_nd(node: NodeView) -> list[Option]:
         option(node, {0: split, 2: Split(len(indices) - 1 + split.axis - depth, split.blocks)}, split)
         for split in splits(node, data, range(depth, len(data)))
     ]
+
+
+@rule("TensorScatter")
+def tensor_scatter(node: NodeView) -> list[Option]:
+    """A cache, what is written to it along ``axis``, and from where, one number per place on axis 0."""
+    shape = node.shapes[0]
+    axis = None if shape is None else axis_attribute(node, -2, len(shape))
+    if shape is None or axis is None:
+        return []
+    options = []
+    for split in splits(node, shape):
+        if split.axis != axis:
+            where = {2: Split(0, split.blocks)} if split.axis == 0 and not absent(node, 2) else {}
+            options.append(option(node, {0: split, 1: split} | where, split))
+    return options + partial_option(node, (0, 1))
 
 
 @rule("OneHot")

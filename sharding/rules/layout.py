@@ -128,7 +128,7 @@ def pad(node: NodeView) -> list[Option]:
     """Axes without padding; summands where nothing is added to them (zeros, copies of elements)."""
     shape = node.shapes[0]
     pads = list_parameter(node, "pads", 1)
-    if shape is None or pads is None or node.version < 2:
+    if shape is None or pads is None or (not node.domain and node.version < 2):
         return []
     rank = len(shape)
     axes = axes_parameter(node, 3, rank)
@@ -140,13 +140,28 @@ def pad(node: NodeView) -> list[Option]:
     return options + (partial_option(node) if _adds_nothing(node) else [])
 
 
+rule("Pad", domain="com.microsoft")(pad)
+
+
 def _adds_nothing(node: NodeView) -> bool:
     if node.attributes.get("mode", "constant") != "constant":
         return True
-    if node.version < 11:
+    if not node.domain and node.version < 11:
         return not node.attributes.get("value", 0.0)
     fill = constant(node, 2)
     return (len(node.present) < 3 or not node.present[2]) if fill is None else not fill.any()
+
+
+@rule("CenterCropPad")
+def center_crop_pad(node: NodeView) -> list[Option]:
+    """Axes that are not named; a choice of elements, and zeros."""
+    shape = node.shapes[0]
+    axes = None if shape is None else axes_parameter(node, len(node.shapes), len(shape))
+    if not axes:
+        return partial_option(node)
+    return [
+        option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in axes
+    ] + partial_option(node)
 
 
 @rule("DepthToSpace", "SpaceToDepth")

@@ -7,6 +7,7 @@ every block, it can join or cut its parts by itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,12 @@ def _units(node: NodeView, lengths: list[int]) -> list[int] | None:
 @rule("Concat")
 def concat(node: NodeView) -> list[Option]:
     """Another axis in all inputs, or the joined axis as blocks."""
-    shapes = list(node.shapes)
+    return joined(node, range(len(node.shapes))) + partial_option(node, range(len(node.shapes)))
+
+
+def joined(node: NodeView, indices: Sequence[int]) -> list[Option]:
+    """The options of joining these inputs along ``axis``."""
+    shapes = [node.shapes[index] for index in indices]
     first = next((shape for shape in shapes if shape is not None), None)
     if first is None or any(shape is not None and len(shape) != len(first) for shape in shapes):
         return []
@@ -58,14 +64,14 @@ def concat(node: NodeView) -> list[Option]:
         for blocks in node.blocks(length):
             if all(shape is not None for shape in shapes):
                 split = Split(other, blocks)
-                options.append(option(node, dict.fromkeys(range(len(shapes)), split), split))
+                options.append(option(node, dict.fromkeys(indices, split), split))
     lengths = [dim(shape, axis) for shape in shapes]
     pieces = [length for length in lengths if isinstance(length, int) and length > 0]
     units = _units(node, pieces) if len(pieces) == len(lengths) else None
     if units is not None:
-        parts: dict[int, Placement] = {i: Split(axis, unit) for i, unit in enumerate(units)}
+        parts: dict[int, Placement] = {i: Split(axis, unit) for i, unit in zip(indices, units, strict=True)}
         options.append(option(node, parts, Split(axis, sum(units))))
-    return options + partial_option(node, range(len(shapes)))
+    return options
 
 
 @rule("Split")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from sharding.rules.common import (
     absent,
     axes_parameter,
     constant,
+    dim,
     option,
     partial_option,
     shape_like,
@@ -21,6 +23,8 @@ from sharding.rules.common import (
     splits,
     with_lengths,
 )
+
+MICROSOFT = "com.microsoft"
 
 
 @rule("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
@@ -31,6 +35,18 @@ def pool(node: NodeView) -> list[Option]:
         return []
     options = [option(node, {0: split}, split) for split in splits(node, shape, (0, 1))]
     return options + (partial_option(node) if node.op_type.endswith("AveragePool") else [])
+
+
+@rule("NhwcMaxPool", domain=MICROSOFT)
+def nhwc_max_pool(node: NodeView) -> list[Option]:
+    """X [batch, ..., channels]."""
+    shape = node.shapes[0]
+    if shape is None or len(shape) < 3:
+        return []
+    return [option(node, {0: split}, split) for split in splits(node, shape, (0, len(shape) - 1))]
+
+
+# MaxUnpool has no rule: its indices count in the whole tensor.
 
 
 @rule("Resize", "Upsample")
@@ -95,11 +111,66 @@ def grid_sample(node: NodeView) -> list[Option]:
     )
 
 
+rule("GridSample", domain=MICROSOFT)(grid_sample)
+
+
+@rule("AffineGrid")
+def affine_grid(node: NodeView) -> list[Option]:
+    """One matrix per image [batch, ...], and the size [batch, channels, ...] of what the grids are for."""
+    shape, axes = node.shapes[0], dim(node.shapes[1], 0)
+    if shape is None or not isinstance(axes, int):
+        return []
+    known = constant(node, 1)
+    lengths = [None] * axes if known is None else [int(item) for item in known.reshape(-1)]
+    options = []
+    for split in splits(node, shape, (0,)):
+        assert isinstance(shape[0], int)
+        emit = partial(_emit_affine_grid, [shape[0] // node.world, *lengths[1:]])
+        options.append(option(node, {0: split}, split, emit))
+    return options
+
+
+def _emit_affine_grid(lengths: list[int | None], e: Emitter, values: Values) -> list[Any]:
+    return e.copy([values[0], with_lengths(e, values[1], lengths)])
+
+
 @rule("RoiAlign")
 def roi_align(node: NodeView) -> list[Option]:
     """X [batch, channels, height, width], regions [n, 4], their batch indices [n] -> [n, channels, ...]."""
+    return _regions(node, (1, 2))
+
+
+@rule("CropAndResize", domain=MICROSOFT)
+def crop_and_resize(node: NodeView) -> list[Option]:
+    """As RoiAlign, then the size of what is cropped."""
+    return _regions(node, (1, 2))
+
+
+@rule("MaxRoiPool")
+def max_roi_pool(node: NodeView) -> list[Option]:
+    """X [batch, channels, height, width], regions [n, 5] that begin with their batch index."""
+    return _regions(node, (1,))
+
+
+def _regions(node: NodeView, indices: Sequence[int]) -> list[Option]:
     shape, regions = node.shapes[0], shape_of(node, 1)
     if shape is None or len(shape) != 4:
         return []
     options = [option(node, {0: split}, split) for split in splits(node, shape, (1,))]
-    return options + [option(node, {1: split, 2: split}, split) for split in splits(node, regions, (0,))]
+    return options + [
+        option(node, dict.fromkeys(indices, split), split) for split in splits(node, regions, (0,))
+    ]
+
+
+@rule("Col2Im")
+def col2im(node: NodeView) -> list[Option]:
+    """X [batch, channels * elements of a block, blocks] -> [batch, channels, ...]; sums of elements."""
+    shape, out = node.shapes[0], shape_like(node)
+    if shape is None or out is None or len(shape) != 3:
+        return []
+    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
+    return (
+        options
+        + [option(node, {0: split}, split) for split in splits(node, out, (1,))]
+        + partial_option(node)
+    )

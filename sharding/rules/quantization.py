@@ -1,21 +1,38 @@
-"""Quantized tensors: scales and zero points per tensor stay whole, those per axis are cut with it."""
+"""Numbers to integers and back, and integer products whose sums are exact.
+
+Scales and zero points per tensor stay whole, those per axis and per block are cut with it.
+"""
 
 from __future__ import annotations
 
-from sharding.placement import PARTIAL, Placement, Split
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sharding.placement import REPLICATED, Partial, Placement, Split
 from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import absent, axis_attribute, option, shape_of, splits
+from sharding.rules.common import Shape, absent, axis_attribute, dim, option, shape_of, splits
+from sharding.rules.conv import MICROSOFT, Layout, convolution
+from sharding.rules.matmul import product
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
 def quantize(node: NodeView) -> list[Option]:
-    """Not the blocked form."""
+    """One scale for all, one per place on ``axis``, or one per block of places (opset 21)."""
     shape, scale = node.shapes[0], shape_of(node, 1)
-    if shape is None or scale is None or len(scale) > 1 or node.attributes.get("block_size", 0):
+    if shape is None or scale is None:
         return []
-    axis = axis_attribute(node, 1, len(shape)) if len(scale) == 1 and scale[0] != 1 else None
-    if axis is None and len(scale) == 1 and scale[0] != 1:
+    block = int(node.attributes.get("block_size", 0))
+    if block:
+        return _blocked(node, shape, scale, block)
+    if len(scale) > 1:
         return []
+    axis = None
+    if len(scale) == 1 and scale[0] != 1:
+        axis = axis_attribute(node, 1, len(shape))
+        if axis is None:
+            return []
     options = []
     for split in splits(node, shape):
         parts: dict[int, Placement] = {0: split}
@@ -25,26 +42,103 @@ def quantize(node: NodeView) -> list[Option]:
     return options
 
 
+rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)(quantize)
+
+
+def _blocked(node: NodeView, shape: Shape, scale: Shape, block: int) -> list[Option]:
+    """The scales have the tensor's axes, ``axis`` divided by the block size: ranks hold whole blocks."""
+    axis = axis_attribute(node, 1, len(shape))
+    if axis is None or len(scale) != len(shape):
+        return []
+    parameters = [0, 1, *([2] if not absent(node, 2) else [])]
+    options = []
+    for split in splits(node, shape):
+        length, count = shape[split.axis], scale[split.axis]
+        if split.axis == axis and not (
+            isinstance(length, int)
+            and isinstance(count, int)
+            and length == count * block
+            and node.divisible(count, split.blocks)
+        ):
+            continue
+        options.append(option(node, dict.fromkeys(parameters, split), split))
+    return options
+
+
+# DynamicQuantizeLinear has no rule: its scale is that of the whole tensor. `sharding.rewrite` takes it apart.
+
+
 @rule("MatMulInteger")
 def matmul_integer(node: NodeView) -> list[Option]:
-    """Two-dimensional weights, the left zero point one number: columns, rows (a partial sum) or rows of A."""
-    a, b = node.shapes[0], node.shapes[1]
-    left, right = shape_of(node, 2), shape_of(node, 3)
-    if a is None or b is None or len(a) < 2 or len(b) != 2:
-        return []
-    if not absent(node, 2) and left not in ([], [1], (), (1,)):
-        return []
+    """A, B and their zero points, of A one or one per row, of B one or one per column; sums of int32."""
+    return quantized_product(node, {0: [2], 1: [3]}, linear=True)
+
+
+@rule("MatMulInteger16", domain=MICROSOFT)
+def matmul_integer16(node: NodeView) -> list[Option]:
+    """A, B; sums of int32."""
+    return quantized_product(node, {0: [], 1: []}, linear=True)
+
+
+def quantized_product(node: NodeView, operands: dict[int, list[int]], *, linear: bool) -> list[Option]:
+    """The options of a product of two quantized operands: {operand: scale and zero point}, left one first.
+
+    ``linear``: whether parts of the summed axis give summands (not where the result is rounded).
+    """
+    (left, left_parameters), (right, right_parameters) = operands.items()
+    kind = np.dtype(np.int32 if linear else np.int8)
+    view = replace(node, shapes=[node.shapes[left], node.shapes[right]], dtypes=[kind, kind])
     options = []
-    for blocks in node.blocks(b[1]):
-        parts: dict[int, Placement] = {1: Split(1, blocks)}
-        if not absent(node, 3):
-            if right is None or len(right) > 1:
+    for found in product(view):
+        placed: dict[int, Placement] = dict(zip((left, right), found.inputs, strict=True))
+        if isinstance(found.outputs[0], Partial) and not linear:
+            continue
+        for operand, from_end, parameters in ((left, 2, left_parameters), (right, 1, right_parameters)):
+            for index in parameters:
+                where = _parameter(node, operand, index, placed[operand], from_end)
+                if where is None:
+                    break
+                placed[index] = where
+            else:
                 continue
-            if len(right) == 1 and right[0] != 1:
-                parts[3] = Split(0, blocks)
-        options.append(option(node, parts, Split(len(a) - 1, blocks)))
-    for blocks in node.blocks(b[0]):
-        options.append(option(node, {0: Split(len(a) - 1, blocks), 1: Split(0, blocks)}, PARTIAL))
-    for axis in range(len(a) - 1):
-        options += [option(node, {0: split}, split) for split in splits(node, a, (axis,))]
+            break
+        else:
+            options.append(option(node, placed, found.outputs))
     return options
+
+
+def _parameter(
+    node: NodeView, operand: int, index: int, placement: Placement, from_end: int
+) -> Placement | None:
+    """How a scale or zero point goes with its operand; None where that is not known.
+
+    One number, one per row (column) of the operand, ``from_end`` axes from its end, or of the same rank.
+    """
+    if absent(node, index) or not isinstance(placement, Split):
+        return REPLICATED
+    shape, whole = shape_of(node, index), shape_of(node, operand)
+    if shape is None or whole is None:
+        return None
+    if all(length == 1 for length in shape):
+        return REPLICATED
+    if len(shape) == 1:
+        return Split(0, placement.blocks) if placement.axis == len(whole) - from_end else REPLICATED
+    if len(shape) != len(whole):
+        return None
+    return REPLICATED if dim(shape, placement.axis) == 1 else placement
+
+
+@rule("ConvInteger")
+def conv_integer(node: NodeView) -> list[Option]:
+    """X, W and their zero points, of W one or one per output channel; sums of int32."""
+    return convolution(node, Layout(per_channel=(3,), bias=None))
+
+
+def vectors(node: NodeView, indices: Sequence[int], split: Split) -> dict[int, Placement]:
+    """Those of these inputs that have more than one value, cut as ``split`` on their only axis."""
+    found: dict[int, Placement] = {}
+    for index in indices:
+        shape = shape_of(node, index)
+        if shape is not None and len(shape) == 1 and shape[0] != 1:
+            found[index] = Split(0, split.blocks)
+    return found

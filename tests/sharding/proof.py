@@ -66,9 +66,12 @@ def cut(
         return [array] * world
     if isinstance(placement, Split):
         blocks = np.split(array, placement.blocks, axis=placement.axis)
-        parts = [np.split(block, world, axis=placement.axis) for block in blocks]
+        count = world // placement.copies
+        parts = [np.split(block, count, axis=placement.axis) for block in blocks]
         return [
-            np.ascontiguousarray(np.concatenate([part[rank] for part in parts], axis=placement.axis))
+            np.ascontiguousarray(
+                np.concatenate([part[rank // placement.copies] for part in parts], axis=placement.axis)
+            )
             for rank in range(world)
         ]
     random = np.random.default_rng(seed)
@@ -89,8 +92,12 @@ def join(parts: Sequence[np.ndarray[Any, Any]], placement: Placement) -> np.ndar
             np.testing.assert_array_equal(part, parts[0])
         return parts[0]
     if isinstance(placement, Split):
-        pieces = [np.split(part, placement.blocks, axis=placement.axis) for part in parts]
-        order = [pieces[rank][block] for block in range(placement.blocks) for rank in range(len(parts))]
+        for rank, part in enumerate(parts):
+            np.testing.assert_array_equal(part, parts[rank - rank % placement.copies])
+        pieces = [
+            np.split(part, placement.blocks, axis=placement.axis) for part in parts[:: placement.copies]
+        ]
+        order = [piece[block] for block in range(placement.blocks) for piece in pieces]
         return np.concatenate(order, axis=placement.axis)
     return np.asarray(sum(parts[1:], start=parts[0]))
 

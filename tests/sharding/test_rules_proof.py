@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Set
@@ -15,6 +16,7 @@ import sharding.rules
 from sharding.rules import RULES
 from tests.sharding.proof import Case, kind, prove, runnable
 from tests.sharding.rule_cases import CASES
+from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 
 WORLDS = (2, 3, 4)
 
@@ -32,7 +34,7 @@ EXTRA: dict[str, Set[str]] = {
     **dict.fromkeys(("Transpose", "Squeeze", "Unsqueeze", "GatherElements", "GatherND"), PARTIAL | BLOCKS),
     # Contractions make summands.
     **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"), SUMMING | BLOCKS),
-    **dict.fromkeys(("FusedMatMul", "MatMulInteger"), frozenset({"split->partial"})),
+    "FusedMatMul": {"split->partial"},
     **dict.fromkeys(("ReduceSum", "ReduceMean"), SUMMING | PARTIAL),
     **dict.fromkeys(("ReduceL1", "ReduceSumSquare"), SUMMING),
     "Gather": {"split->partial"} | PARTIAL | BLOCKS,
@@ -49,6 +51,7 @@ EXTRA: dict[str, Set[str]] = {
     # A shape is known to all ranks, whatever of the value they hold.
     "Shape": {"blocks->whole", "partial->whole", "split->whole"},
     "Size": {"partial->whole", "split->whole"},
+    **FAMILY_EXTRA,
 }
 """The kinds of options that must have been run, besides split->split."""
 
@@ -133,5 +136,6 @@ def _function_lines(folder: Path) -> set[tuple[str, int]]:
 def _functions(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield constant
+            if constant.co_flags & inspect.CO_OPTIMIZED:  # the body of a class is not
+                yield constant
             yield from _functions(constant)

@@ -1,0 +1,120 @@
+"""Operators on quantized tensors whose result is quantized again.
+
+Each result is rounded once, of the whole sum: the summed axis is not split. (`sharding.rewrite` takes a
+QLinearMatMul apart where its weight's rows are to be split.)
+"""
+
+from __future__ import annotations
+
+from sharding.placement import PARTIAL, Placement, Split
+from sharding.rules.along_axis import others
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Values,
+    absent,
+    axis_attribute,
+    dim,
+    first_rank_only,
+    option,
+    shape_of,
+    splits,
+)
+from sharding.rules.conv import MICROSOFT, Layout, convolution
+from sharding.rules.elementwise import broadcast_axes, unary
+from sharding.rules.pieces import joined
+from sharding.rules.quantization import quantized_product, vectors
+
+
+@rule("QLinearMatMul")
+def qlinear_matmul(node: NodeView) -> list[Option]:
+    """A, its scale and zero point, B, its, Y's."""
+    return quantized_product(node, {0: [1, 2], 3: [4, 5]}, linear=False)
+
+
+@rule("QLinearConv")
+def qlinear_conv(node: NodeView) -> list[Option]:
+    """X, its scale and zero point, W, its (one or one per output channel), Y's, B [out]."""
+    layout = Layout(x=0, w=3, per_channel=(4, 5, 8), bias=8, linear=False)
+    return convolution(node, layout)
+
+
+@rule("QLinearConv", domain=MICROSOFT)
+def qlinear_conv_contrib(node: NodeView) -> list[Option]:
+    """As the standard's; with ``channels_last`` X and Y end with their channels."""
+    last = bool(node.attributes.get("channels_last", 0))
+    return convolution(node, Layout(x=0, w=3, per_channel=(4, 5, 8), bias=8, linear=False, last=last))
+
+
+@rule("QGemm", domain=MICROSOFT)
+def qgemm(node: NodeView) -> list[Option]:
+    """A, its scale and zero point, B, its, C [n] or [1, n], Y's; sums of floats where Y's scale is absent."""
+    a, b = node.shapes[0], node.shapes[3]
+    if a is None or b is None or len(a) != 2 or len(b) != 2:
+        return []
+    a_k = 0 if node.attributes.get("transA", 0) else 1
+    b_k = 1 if node.attributes.get("transB", 0) else 0
+    bias = shape_of(node, 6)
+    if not absent(node, 6) and (bias is None or (len(bias) == 2 and bias[0] != 1) or bias[-1] != b[1 - b_k]):
+        return []
+    options = []
+    for blocks in node.blocks(b[1 - b_k]):
+        split = Split(1 - b_k, blocks)
+        parts: dict[int, Placement] = {3: split} | vectors(node, (4, 5), split)
+        if bias is not None:
+            parts[6] = Split(len(bias) - 1, blocks)
+        options.append(option(node, parts, Split(1, blocks)))
+    for blocks in node.blocks(a[1 - a_k]):
+        options.append(option(node, {0: Split(1 - a_k, blocks)}, Split(0, blocks)))
+    if absent(node, 7):
+        for blocks in node.blocks(dim(b, b_k)):
+            options.append(option(node, {0: Split(a_k, blocks), 3: Split(b_k, blocks)}, PARTIAL, _bias_once))
+    return options
+
+
+def _bias_once(e: Emitter, values: Values) -> list[object]:
+    return e.copy(first_rank_only(e, values, 6))
+
+
+@rule("QLinearAdd", "QLinearMul", domain=MICROSOFT)
+def qlinear_binary(node: NodeView) -> list[Option]:
+    """A, its scale and zero point, B, its, C's; A and B broadcast."""
+    return [option(node, dict(parts), split) for parts, split in broadcast_axes(node, (0, 3))]
+
+
+@rule("QLinearWhere", domain=MICROSOFT)
+def qlinear_where(node: NodeView) -> list[Option]:
+    """The condition, X, its scale and zero point, Y, its, Z's."""
+    return [option(node, dict(parts), split) for parts, split in broadcast_axes(node, (0, 1, 4))]
+
+
+@rule("QLinearLeakyRelu", "QLinearSigmoid", domain=MICROSOFT)
+def qlinear_unary(node: NodeView) -> list[Option]:
+    """Scales and zero points are one number each."""
+    return unary(node)
+
+
+@rule("QLinearSoftmax", domain=MICROSOFT)
+def qlinear_softmax(node: NodeView) -> list[Option]:
+    """As Softmax of the opset that the attribute ``opset`` names."""
+    shape = node.shapes[0]
+    newer = int(node.attributes.get("opset", 0)) >= 13
+    axis = None if shape is None else axis_attribute(node, -1 if newer else 1, len(shape))
+    if shape is None or axis is None:
+        return []
+    return others(node, (axis,) if newer else range(axis, len(shape)))
+
+
+@rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
+def qlinear_pool(node: NodeView) -> list[Option]:
+    """Batch and channels; with ``channels_last`` these are the last axis."""
+    shape = node.shapes[0]
+    if shape is None or len(shape) < 3:
+        return []
+    channels = len(shape) - 1 if node.attributes.get("channels_last", 0) else 1
+    return [option(node, {0: split}, split) for split in splits(node, shape, (0, channels))]
+
+
+@rule("QLinearConcat", domain=MICROSOFT)
+def qlinear_concat(node: NodeView) -> list[Option]:
+    """Y's scale and zero point, then each input with its own."""
+    return joined(node, range(2, len(node.shapes), 3))
