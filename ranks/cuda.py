@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ranks.buffers import Memory, Shape, nbytes
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
 from ranks.errors import DeviceError
 from ranks.tensors import element_dtype, element_number
 
@@ -124,6 +124,10 @@ class HostStaged(Communicator):
         self.inner = inner
         self.memory = memory
         self.name, self.rank, self.size, self.timeout = inner.name, inner.rank, inner.size, inner.timeout
+        self.members = inner.members
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        return on_device(self.inner.split(groups), self.memory)
 
     def _staged(self, call: Callable[[Any], None], buffer: Any) -> None:
         host = self.memory.fetch(buffer)

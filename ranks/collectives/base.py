@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from ranks.errors import CollectiveError
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 class Communicator(ABC):
@@ -21,6 +26,39 @@ class Communicator(ABC):
     rank: int
     size: int
     timeout: float
+    members: tuple[int, ...]
+    """The numbers by which errors name this group's ranks 0, 1, ...: those of the whole it is a part of."""
+    _parts: dict[Groups, Communicator]
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The group among ``groups`` that this rank is in; ranks there count from 0, in the same order.
+
+        ``groups`` holds every rank of this group once, each group in ascending order. Made on the first
+        call, which is a collective: every rank must make it, with the same ``groups``; kept, and closed with
+        this group. A failure in a part is one of the whole: neither can be used any more. Raises `CollectiveError` and what collectives raise.
+        """
+        wanted = tuple(tuple(group) for group in groups)
+        everyone = sorted(rank for group in wanted for rank in group)
+        if everyone != list(range(self.size)) or any(list(group) != sorted(group) for group in wanted):
+            raise CollectiveError(
+                f"split: the groups {wanted} do not hold each of the ranks 0..{self.size - 1} once, "
+                "in ascending order."
+            )
+        if wanted == (tuple(range(self.size)),):
+            return self
+        if "_parts" not in self.__dict__:
+            self._parts = {}
+        if wanted not in self._parts:
+            self._parts[wanted] = self._split(wanted, next(group for group in wanted if self.rank in group))
+        return self._parts[wanted]
+
+    @abstractmethod
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        """Makes the group of ``mine``, one of ``groups``; all ranks call it together."""
+
+    def _close_parts(self) -> None:
+        for part in self.__dict__.get("_parts", {}).values():
+            part.close()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A buffer on which this backend's collectives are fastest (default: ordinary memory)."""

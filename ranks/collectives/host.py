@@ -28,9 +28,19 @@ class HostCommunicator(Communicator):
 
     summed: ClassVar[frozenset[str]]  # names of the element types that the library adds
 
-    def __init__(self, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        whole: HostCommunicator | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
+        """``members``: this group's ranks as ``whole`` numbers them, of which it is a part."""
         self.rank = rank
         self.size = size
+        self.members = tuple(range(size)) if members is None else members
+        self._whole: HostCommunicator = self if whole is None else whole
         self.timeout = timeout
         self._broken = ""
 
@@ -79,35 +89,40 @@ class HostCommunicator(Communicator):
         if not 0 <= root < self.size:
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         flat = arrays.check(buffer, "broadcast", written=root != self.rank).reshape(-1)
-        what = self._begin(f"broadcast from rank {root}", buffer)
+        what = self._begin(f"broadcast from rank {self.members[root]}", buffer)
         for piece in _pieces(flat, _PIECE):
             self._spread(_raw(piece), root, what)
 
     def send(self, buffer: Array, peer: int) -> None:
         arrays.check_peer("send", peer, self.rank, self.size)
         flat = arrays.check(buffer, "send", written=False).reshape(-1)
-        what = self._begin(f"send to rank {peer}", buffer)
+        what = self._begin(f"send to rank {self.members[peer]}", buffer)
         for piece in _pieces(flat, _PIECE):
             self._send(_raw(piece), peer, what)
 
     def recv(self, buffer: Array, peer: int) -> None:
         arrays.check_peer("recv", peer, self.rank, self.size)
         flat = arrays.check(buffer, "recv", written=True).reshape(-1)
-        what = self._begin(f"recv from rank {peer}", buffer)
+        what = self._begin(f"recv from rank {self.members[peer]}", buffer)
         for piece in _pieces(flat, _PIECE):
             self._receive(_raw(piece), peer, what)
 
     def _begin(self, operation: str, buffer: Array | None = None) -> What:
-        if self._broken:
-            raise CollectiveError(f"The group cannot be used any more: {self._broken}")
+        if broken := self._broken or self._whole._broken:
+            raise CollectiveError(f"The group cannot be used any more: {broken}")
         if buffer is None:
             return lambda: operation
         name, shape = buffer.dtype.name, list(buffer.shape)
         return lambda: f"{operation} of {name}{shape}"
 
     def _fail(self, error: CollectiveError) -> NoReturn:
-        self._broken = str(error)
+        self._break(str(error))
         raise error
+
+    def _break(self, why: str) -> None:
+        """From now on neither this group nor the one that it is a part of can be used."""
+        self._broken = why
+        self._whole._broken = self._whole._broken or why
 
     @abstractmethod
     def _sum(self, flat: Array, what: What) -> None:

@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ranks.collectives.arrays import Array, split
+from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
 
@@ -44,7 +46,7 @@ class _Both:
 
 
 class MpiCommunicator(HostCommunicator):
-    """The ranks of MPI's world. Buffers are numpy arrays."""
+    """The ranks of MPI's world, or a part of them. Buffers are numpy arrays."""
 
     name = "mpi"
     # Not the 8- and 16-bit integers: Open MPI adds them with saturation where it uses vector instructions.
@@ -52,10 +54,21 @@ class MpiCommunicator(HostCommunicator):
         ["int32", "uint32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]
     )
 
-    def __init__(self, mpi: Any, world: Any, timeout: float) -> None:
-        super().__init__(world.Get_rank(), world.Get_size(), timeout)
+    def __init__(
+        self,
+        mpi: Any,
+        world: Any,
+        timeout: float,
+        whole: MpiCommunicator | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(world.Get_rank(), world.Get_size(), timeout, whole, members)
         self._mpi = mpi
         self._abandoned: list[Any] = []  # requests that may still write to their buffers
+        self._origin = self if whole is None else whole
+        if whole is not None:
+            self._world = world
+            return
         self._world, request = world.Idup()
         self._finish(request, (), 0, lambda: "the group's creation")
         atexit.register(self._end)
@@ -65,7 +78,20 @@ class MpiCommunicator(HostCommunicator):
         self._finish(self._world.Ibarrier(), (), 0, what)
 
     def close(self) -> None:
+        self._close_parts()
         self._broken = self._broken or CLOSED
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        # Until all are there, asleep and with a time-out, which making a communicator has not.
+        self._finish(self._world.Ibarrier(), (), 0, self._begin("split"))
+        try:
+            part = self._world.Split(groups.index(mine), mine.index(self.rank))
+        except self._mpi.Exception as error:
+            self._refuse(error, lambda: "split", None)
+        members = tuple(self.members[rank] for rank in mine)
+        if len(members) == 1:
+            return SingleCommunicator(self.timeout, members[0])
+        return MpiCommunicator(self._mpi, part, self.timeout, self._origin, members)
 
     def _sum(self, flat: Array, what: What) -> None:
         if self.size > 2 and flat.nbytes < _RING:
@@ -154,33 +180,36 @@ class MpiCommunicator(HostCommunicator):
                     time.sleep(min(max((waited - awake) / _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
                 else:
                     self._abandoned.append((request, buffers))
-                    who = f"Rank {peer}" if peer is not None else self._others()
+                    who = f"Rank {self.members[peer]}" if peer is not None else self._others()
                     self._fail(
                         CollectiveTimeoutError(
-                            f"{who} did not come to {what()} within {self.timeout:g} s (rank {self.rank} "
-                            f"waited): "
-                            "look for what holds it up, or raise SHARDRUN_TIMEOUT."
+                            f"{who} did not come to {what()} within {self.timeout:g} s (rank "
+                            f"{self.members[self.rank]} waited): look for what holds it up, or raise "
+                            "SHARDRUN_TIMEOUT."
                         )
                     )
         except self._mpi.Exception as error:
             self._refuse(error, what, peer)
         except KeyboardInterrupt:
             self._abandoned.append((request, buffers))
-            self._broken = "it was interrupted."
+            self._break("it was interrupted.")
             raise
 
     def _others(self) -> str:
-        return (
-            f"Rank {1 - self.rank}" if self.size == 2 else f"One or more of the other {self.size - 1} ranks"
-        )
+        if self.size == 2:
+            return f"Rank {self.members[1 - self.rank]}"
+        return f"One or more of the other {self.size - 1} ranks"
 
     def _refuse(self, error: Any, what: What, peer: int | None) -> NoReturn:
-        reason = error.Get_error_string()
+        reason, rank = error.Get_error_string(), self.members[self.rank]
         if "PROC_FAILED" in reason or "REVOKED" in reason:
             self._fail(
-                PeerLostError(f"A rank ended while rank {self.rank} waited in {what()}: {reason}.", peer)
+                PeerLostError(
+                    f"A rank ended while rank {rank} waited in {what()}: {reason}.",
+                    None if peer is None else self.members[peer],
+                )
             )
-        self._fail(CollectiveError(f"MPI refused {what()} on rank {self.rank}: {reason}."))
+        self._fail(CollectiveError(f"MPI refused {what()} on rank {rank}: {reason}."))
 
     def _end(self) -> None:
         """At the interpreter's exit: aborts the job where shutting MPI down in order cannot succeed."""

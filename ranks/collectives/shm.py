@@ -10,21 +10,24 @@ into all of them.
 from __future__ import annotations
 
 import os
+import zlib
 from typing import Any
 
 import numpy as np
 
 from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
+from ranks.collectives.host import CLOSED
 from ranks.collectives.shm_area import LINE, MAIL, SLOT, Area, create
 from ranks.collectives.shm_phases import Phases, say
 from ranks.collectives.shm_reduce import Sums
 from ranks.collectives.shm_sync import STEP, signature
+from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError
 from ranks.identity import Identity
 from ranks.meeting import meet
-from ranks.rendezvous import Rendezvous
+from ranks.rendezvous import Rendezvous, close_all
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 
@@ -34,13 +37,28 @@ class ShmCommunicator(Communicator):
 
     name = "shm"
 
-    def __init__(self, rendezvous: Rendezvous, area: Area, timeout: float, *, crowded: bool) -> None:
-        self.rank = rendezvous.rank
-        self.size = rendezvous.size
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        area: Area,
+        timeout: float,
+        *,
+        crowded: bool,
+        whole: ShmCommunicator | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
+        """``members``: the ranks of ``area`` as ``rendezvous`` numbers them, where it is that of a part."""
+        self.rank = area.rank
+        self.size = area.size
+        self.members = tuple(range(area.size)) if members is None else members
         self.timeout = timeout
         self._rendezvous = rendezvous
         self._area = area
-        self._phases = Phases(area, rendezvous, timeout, crowded=crowded)
+        self._crowded = crowded
+        self._whole = self if whole is None else whole
+        self._phases = Phases(area, rendezvous, self.members, timeout, crowded=crowded)
+        if whole is not None:
+            _break_together(self._phases, whole._phases)
         self._sums = Sums(self._phases)
         self._all_reduce = self._sums.all_reduce()
         self.all_reduce = self._all_reduce  # type: ignore[method-assign, assignment]  # one call less
@@ -95,7 +113,7 @@ class ShmCommunicator(Communicator):
         if not 0 <= root < self.size:
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         arrays.check(buffer, "broadcast", written=root != self.rank)
-        what = say(f"broadcast from rank {root}", buffer)
+        what = say(f"broadcast from rank {self.members[root]}", buffer)
         code = signature("broadcast", buffer.dtype.name, *buffer.shape, root)
         flat = buffer.reshape(-1)
         step = _BROADCAST_PIECE // buffer.itemsize
@@ -113,7 +131,7 @@ class ShmCommunicator(Communicator):
         phases = self._phases
         arrays.check_peer("send", peer, self.rank, self.size)
         raw = arrays.check(buffer, "send", written=False).reshape(-1).view(np.uint8)
-        what = say(f"send to rank {peer}", buffer)
+        what = say(f"send to rank {self.members[peer]}", buffer)
         code = signature("send/recv", buffer.dtype.name, *buffer.shape)
         line = self._area.mail_line(self.rank, peer)
         phases.check()
@@ -130,7 +148,7 @@ class ShmCommunicator(Communicator):
         phases = self._phases
         arrays.check_peer("recv", peer, self.rank, self.size)
         raw = arrays.check(buffer, "recv", written=True).reshape(-1).view(np.uint8)
-        what = say(f"recv from rank {peer}", buffer)
+        what = say(f"recv from rank {self.members[peer]}", buffer)
         code = signature("send/recv", buffer.dtype.name, *buffer.shape)
         line = self._area.mail_line(peer, self.rank)
         phases.check()
@@ -140,7 +158,8 @@ class ShmCommunicator(Communicator):
             phases.wait_mail(peer, line, number * STEP, what)
             if phases.words[line + 2 + (number & 1)] != code:
                 phases.fail(
-                    f"Rank {peer} sent another type or shape than rank {self.rank} expects in {what()}."
+                    f"Rank {self.members[peer]} sent another type or shape than rank "
+                    f"{self.members[self.rank]} expects in {what()}."
                 )
             piece[...] = self._area.mail(peer, self.rank, number & 1, piece.size)
             phases.publish_mail(line + LINE, number * STEP)
@@ -149,8 +168,45 @@ class ShmCommunicator(Communicator):
         self._phases.meet(self._phases.begin(signature("barrier")), lambda: "barrier")
 
     def close(self) -> None:
-        self._phases.stop("it was closed.")
-        self._rendezvous.close()
+        self._close_parts()
+        self._phases.stop(CLOSED)
+        if self._whole is self:
+            self._rendezvous.close()
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        """Each group's first rank makes its memory and shows it to all."""
+        self._phases.check()
+        first, rendezvous = mine[0] == self.rank, self._rendezvous
+        members = tuple(self.members[rank] for rank in mine)
+        if self._whole is not self:
+            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        made = [create(len(mine))] if first and len(mine) > 1 else []
+        given = list(made)
+        try:
+            items = rendezvous.exchange({"split": zlib.crc32(repr(groups).encode())}, made, self.timeout)
+            given += [descriptor for item in items for descriptor in item.descriptors]
+            if any(item.data != items[self.rank].data for item in items):
+                raise CollectiveError("split: the ranks split their group into different parts.")
+            if len(mine) == 1:
+                return SingleCommunicator(self.timeout, members[0])
+            memory = items[mine[0]].descriptors
+            if len(memory) != 1:
+                raise CollectiveError(f"split: rank {mine[0]} shows {len(memory)} memories instead of one.")
+            area = Area(memory[0], mine.index(self.rank), len(mine))
+        except CollectiveError as error:
+            self._phases.stop(str(error))
+            raise
+        finally:
+            close_all(list(dict.fromkeys(given)))
+        return ShmCommunicator(
+            rendezvous, area, self.timeout, crowded=self._crowded, whole=self, members=members
+        )
+
+
+def _break_together(part: Phases, whole: Phases) -> None:
+    """What breaks one breaks the other; that a part is closed does not break the whole."""
+    part.when_broken.append(lambda: None if part.broken == CLOSED else whole.stop(part.broken))
+    whole.when_broken.append(lambda: part.stop(whole.broken))
 
 
 def connect(identity: Identity, timeout: float) -> ShmCommunicator:

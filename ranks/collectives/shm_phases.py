@@ -29,7 +29,10 @@ class Phases:
     seen all others in one phase knows that they have read what it wrote in the phase before the last.
     """
 
-    def __init__(self, area: Area, rendezvous: Rendezvous, timeout: float, *, crowded: bool) -> None:
+    def __init__(
+        self, area: Area, rendezvous: Rendezvous, members: tuple[int, ...], timeout: float, *, crowded: bool
+    ) -> None:
+        """``members``: the ranks of ``area`` as ``rendezvous`` and errors name them."""
         self.area = area
         self.rank, self.size = area.rank, area.size
         self.timeout = timeout
@@ -40,7 +43,7 @@ class Phases:
         self.number = itertools.count(STEP, STEP)
         self.broken = ""
         self.when_broken: list[Callable[[], None]] = []
-        self._waiter = Waiter(area.words, dict(self.peers), rendezvous, crowded=crowded)
+        self._waiter = Waiter(area.words, dict(self.peers), rendezvous, members, crowded=crowded)
         os.register_at_fork(after_in_child=functools.partial(_break_in_child, weakref.ref(self)))
 
     def begin(self, code: int) -> int:
@@ -111,7 +114,9 @@ class Phases:
             raise CollectiveError(f"The group cannot be used any more: {self.broken}")
 
     def stop(self, why: str) -> None:
-        """From now on every operation raises, and says why."""
+        """From now on every operation raises, and says why first it was stopped."""
+        if self.broken:
+            return
         self.broken = why
         for call in self.when_broken:
             call()

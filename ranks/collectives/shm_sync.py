@@ -18,7 +18,7 @@ import platform
 import select
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ranks.collectives.arrays import CODES
@@ -81,19 +81,27 @@ class Waiter:
     """Waits for counters of peers, and watches that the peers are alive."""
 
     def __init__(
-        self, words: memoryview, lines: dict[int, int], rendezvous: Rendezvous, *, crowded: bool
+        self,
+        words: memoryview,
+        lines: dict[int, int],
+        rendezvous: Rendezvous,
+        members: Sequence[int],
+        *,
+        crowded: bool,
     ) -> None:
-        """``lines``: where in ``words`` each other rank's counter is."""
+        """``lines``: where in ``words`` each other rank's counter is; ``members``: each rank's number in
+        ``rendezvous``, by which errors name it."""
         self._words = words
         self._rank = rendezvous.rank
+        self._members = members
         self._rendezvous = rendezvous
         self._lines = lines
         self._spins = range(_SPINS_CROWDED if crowded else _SPINS)
         self._yielding = _YIELDING_CROWDED if crowded else _YIELDING
         self._poll = select.poll()
-        self._ranks = {descriptor: peer for peer, descriptor in rendezvous.life.items()}
+        self._ranks = {rendezvous.life[members[peer]]: peer for peer in lines}
         self._gone: set[int] = set()
-        for descriptor in rendezvous.life.values():
+        for descriptor in self._ranks:
             self._poll.register(descriptor, 0)  # hang-ups are always reported
 
     def collective(self, peer: int, value: int, timeout: float, what: Callable[[], str]) -> None:
@@ -142,21 +150,21 @@ class Waiter:
             missing = [only]
         else:
             missing = [peer for peer, line in self._lines.items() if self._words[line] < floor]
-        names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, sorted(missing)))}"
+        numbers = sorted(self._members[peer] for peer in missing)
+        names = f"Rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         raise CollectiveTimeoutError(
             f"{names} did not come to {what()} within {timeout:g} s (rank {self._rank} waited): "
             "look for what holds them up, or raise SHARDRUN_TIMEOUT."
         )
 
     def _lost(self, peer: int, what: Callable[[], str]) -> NoReturn:
-        lost = self._rendezvous.lost(peer)
+        lost = self._rendezvous.lost(self._members[peer])
         raise PeerLostError(f"{lost} while rank {self._rank} waited for it in {what()}.", lost.peer)
 
     def _disagree(self, peer: int, found: int, what: Callable[[], str]) -> NoReturn:
         raise CollectiveError(
-            f"Rank {peer} is in {describe(found)} while rank {self._rank} is in {what()}: every rank must "
-            f"make the same "
-            "calls in the same order, with equal types and shapes."
+            f"Rank {self._members[peer]} is in {describe(found)} while rank {self._rank} is in {what()}: "
+            "every rank must make the same calls in the same order, with equal types and shapes."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
 from ranks.errors import CollectiveError
 
 
@@ -13,10 +13,14 @@ class SingleCommunicator(Communicator):
 
     name = "single"
 
-    def __init__(self, timeout: float = 300.0) -> None:
+    def __init__(self, timeout: float = 300.0, member: int = 0) -> None:
         self.rank = 0
+        self.members = (member,)
         self.size = 1
         self.timeout = timeout
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        return self
 
     def all_reduce(self, buffer: Any) -> None:
         """Does nothing: the sum over one rank is there already."""

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
+from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch_dist import Membership, translate
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
@@ -29,18 +30,30 @@ class DeviceCommunicator(Communicator):
 
     names: ClassVar[dict[str, str]] = {"nccl": "cuda", "hccl": "npu"}
 
-    def __init__(self, membership: Membership, timeout: float, backend: str, device: Any) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        timeout: float,
+        backend: str,
+        device: Any,
+        *,
+        whole: DeviceCommunicator | None = None,
+        members: tuple[int, ...] | None = None,
+        group: Any = None,
+    ) -> None:
         import torch
 
         self.name = backend
-        self.rank = membership.identity.rank
-        self.size = membership.identity.world_size
+        self.members = tuple(range(membership.identity.world_size)) if members is None else members
+        self.rank = self.members.index(membership.identity.rank)
+        self.size = len(self.members)
         self.timeout = timeout
+        self._whole = self if whole is None else whole
         self.device = device
         self._torch = torch
         self._membership = membership
         self._dist = membership.dist
-        self._group = membership.group
+        self._group = membership.group if group is None else group
         self._broken = ""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -105,25 +118,53 @@ class DeviceCommunicator(Communicator):
         if not 0 <= root < self.size:
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         self._check(buffer, "broadcast")
-        self._run(f"broadcast from rank {root}", buffer, "broadcast", _raw(buffer), src=root)
+        source = self.members[root]
+        self._run(f"broadcast from rank {source}", buffer, "broadcast", _raw(buffer), src=source)
 
     def send(self, buffer: Any, peer: int) -> None:
         self._check_peer("send", peer)
         self._check(buffer, "send")
-        self._run(f"send to rank {peer}", buffer, "isend", _raw(buffer), dst=peer)
+        self._run(f"send to rank {self.members[peer]}", buffer, "isend", _raw(buffer), dst=self.members[peer])
 
     def recv(self, buffer: Any, peer: int) -> None:
         self._check_peer("recv", peer)
         self._check(buffer, "recv")
-        self._run(f"recv from rank {peer}", buffer, "irecv", _raw(buffer), src=peer)
+        source = self.members[peer]
+        self._run(f"recv from rank {source}", buffer, "irecv", _raw(buffer), src=source)
 
     def barrier(self) -> None:
         token = self._torch.zeros(1, dtype=self._torch.int32, device=self.device)
         self._run("barrier", token, "all_reduce", token)
 
     def close(self) -> None:
+        self._close_parts()
         self._broken = self._broken or CLOSED
-        self._membership.close()
+        if self._whole is self:
+            self._membership.close()
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        self._check_usable()
+        if self._whole is not self:
+            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        try:
+            group = self._membership.split(groups, mine, self.timeout, self.name)
+        except RuntimeError as error:
+            mapped = translate(error, "split", self.rank, self.timeout, self._membership.lost())
+            self._break(str(mapped))
+            raise mapped from error
+        if len(mine) == 1:
+            return SingleDevice(self, mine[0])
+        return DeviceCommunicator(
+            self._membership, self.timeout, self.name, self.device, whole=self, members=mine, group=group
+        )
+
+    def _check_usable(self) -> None:
+        if broken := self._broken or self._whole._broken:
+            raise CollectiveError(f"The group cannot be used any more: {broken}")
+
+    def _break(self, why: str) -> None:
+        self._broken = why
+        self._whole._broken = self._whole._broken or why
 
     def _check(self, buffer: Any, what: str) -> Any:
         if not isinstance(buffer, self._torch.Tensor) or buffer.device != self.device:
@@ -140,8 +181,7 @@ class DeviceCommunicator(Communicator):
             )
 
     def _run(self, operation: str, buffer: Any, name: str, *tensors: Any, **options: Any) -> None:
-        if self._broken:
-            raise CollectiveError(f"The group cannot be used any more: {self._broken}")
+        self._check_usable()
         if not tensors[0].numel():
             return
         what = f"{operation} of {str(buffer.dtype).removeprefix('torch.')}{list(buffer.shape)}"
@@ -150,11 +190,12 @@ class DeviceCommunicator(Communicator):
         try:
             self._wait(getattr(self._dist, name)(*tensors, group=self._group, **options), what)
         except CollectiveError as error:
-            self._broken = str(error)
+            self._break(str(error))
             raise
         except RuntimeError as error:
-            mapped = translate(error, what, self.rank, self.timeout, self._membership.lost())
-            self._broken = str(mapped)
+            rank = self.members[self.rank]
+            mapped = translate(error, what, rank, self.timeout, self._membership.lost())
+            self._break(str(mapped))
             raise mapped from error
 
     def _wait(self, work: Any, what: str) -> None:
@@ -168,17 +209,19 @@ class DeviceCommunicator(Communicator):
             now = time.monotonic()
             if now - looked > _WATCH:
                 looked = now
-                peer = self._membership.lost()
+                peer = self._membership.lost(among=self.members)
                 if peer is not None:
                     time.sleep(_WATCH)  # it may have ended after its part of this operation was done
                     if not work.is_completed():
                         raise PeerLostError(
-                            f"Rank {peer} ended while rank {self.rank} waited in {what}.", peer
+                            f"Rank {peer} ended while rank {self.members[self.rank]} waited in {what}.", peer
                         )
             if now - start > self.timeout:
-                who = f"Rank {1 - self.rank}" if self.size == 2 else "One or more of the other ranks"
+                two = self.size == 2
+                who = f"Rank {self.members[1 - self.rank]}" if two else "One or more of the other ranks"
+                rank = self.members[self.rank]
                 raise CollectiveTimeoutError(
-                    f"{who} did not come to {what} within {self.timeout:g} s (rank {self.rank} waited): "
+                    f"{who} did not come to {what} within {self.timeout:g} s (rank {rank} waited): "
                     "look for what holds it up, or raise SHARDRUN_TIMEOUT."
                 )
             if now - start < _AWAKE:
@@ -189,6 +232,16 @@ class DeviceCommunicator(Communicator):
 
     def _settle(self) -> None:
         getattr(self._torch, self.device.type).synchronize(self.device)
+
+
+class SingleDevice(SingleCommunicator):
+    """A part of one rank, whose buffers lie on its device."""
+
+    def __init__(self, whole: DeviceCommunicator, member: int) -> None:
+        super().__init__(whole.timeout, member)
+        self.name = whole.name
+        self.device = whole.device
+        self.allocate = whole.allocate  # type: ignore[method-assign]  # the whole's tensors
 
 
 def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCommunicator:

@@ -10,12 +10,14 @@ import contextlib
 import importlib
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from ranks.collectives.arrays import Array
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
 from ranks.meeting import meet
@@ -65,14 +67,28 @@ class Membership:
             self.close()
             raise
 
-    def lost(self, patience: float = 0.0) -> int | None:
-        """The rank that is known to have ended first; waits up to ``patience`` seconds for one."""
+    def split(self, groups: Groups, mine: tuple[int, ...], timeout: float, backend: str) -> Any:
+        """torch's group of ``mine``, one of ``groups`` of the world's ranks. Every rank makes all of them in
+        the same order, as torch wants it."""
+        made = {}
+        patience = timedelta(seconds=timeout if backend == "gloo" else timeout + 60)
+        for group in groups:
+            made[group] = self.dist.new_group(list(group), backend=backend, timeout=patience)
+        return made[mine]
+
+    def lost(self, patience: float = 0.0, among: Sequence[int] | None = None) -> int | None:
+        """The rank that is known to have ended first (or that one of ``among`` had lost); waits up to
+        ``patience`` seconds for one."""
         if self._rendezvous is None:
             return None
         deadline = time.monotonic() + patience
-        while not (found := self._rendezvous.gone()) and time.monotonic() < deadline:
+        while not (found := self._gone(self._rendezvous, among)) and time.monotonic() < deadline:
             time.sleep(0.005)
         return self._rendezvous.lost(found[0]).peer if found else None
+
+    @staticmethod
+    def _gone(rendezvous: Rendezvous, among: Sequence[int] | None) -> list[int]:
+        return [rank for rank in rendezvous.gone() if among is None or rank in among]
 
     def close(self) -> None:
         """Leaves the group, which the others notice. Safe to call twice."""
@@ -105,21 +121,46 @@ class GlooCommunicator(HostCommunicator):
     name = "gloo"
     summed = frozenset(["float32", "float64", "int8", "uint8", "int32", "int64"])
 
-    def __init__(self, membership: Membership, timeout: float) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        timeout: float,
+        whole: GlooCommunicator | None = None,
+        members: tuple[int, ...] = (),
+        group: Any = None,
+    ) -> None:
         import torch
 
-        super().__init__(membership.identity.rank, membership.identity.world_size, timeout)
+        rank, size = membership.identity.rank, membership.identity.world_size
+        if whole is None:
+            super().__init__(rank, size, timeout)
+        else:
+            super().__init__(members.index(rank), len(members), timeout, whole, members)
         self._membership = membership
         self._dist = membership.dist
-        self._group = membership.group
+        self._group = membership.group if group is None else group
         self._tensor = torch.from_numpy
 
     def barrier(self) -> None:
         self._run("barrier", self._begin("barrier"))
 
     def close(self) -> None:
+        self._close_parts()
         self._broken = self._broken or CLOSED
-        self._membership.close()
+        if self._whole is self:
+            self._membership.close()
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        what = self._begin("split")
+        if self._whole is not self:
+            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        try:
+            group = self._membership.split(groups, mine, self.timeout, "gloo")
+        except RuntimeError as error:
+            self._lose(error, what, None)
+        if len(mine) == 1:
+            return SingleCommunicator(self.timeout, self.members[mine[0]])
+        return GlooCommunicator(self._membership, self.timeout, self, mine, group)
 
     def _sum(self, flat: Array, what: What) -> None:
         self._run("all_reduce", what, self._tensor(flat))
@@ -131,13 +172,13 @@ class GlooCommunicator(HostCommunicator):
         self._run("all_to_all_single", what, self._tensor(out), self._readable(raw))
 
     def _spread(self, raw: Array, root: int, what: What) -> None:
-        self._run("broadcast", what, self._readable(raw), src=root)
+        self._run("broadcast", what, self._readable(raw), src=self.members[root])
 
     def _send(self, raw: Array, peer: int, what: What) -> None:
-        self._run("send", what, self._readable(raw), peer=peer, dst=peer)
+        self._run("send", what, self._readable(raw), peer=peer, dst=self.members[peer])
 
     def _receive(self, raw: Array, peer: int, what: What) -> None:
-        self._run("recv", what, self._tensor(raw), peer=peer, src=peer)
+        self._run("recv", what, self._tensor(raw), peer=peer, src=self.members[peer])
 
     def _readable(self, raw: Array) -> Any:
         """A tensor that is only read; torch warns about arrays that are read-only."""
@@ -147,15 +188,17 @@ class GlooCommunicator(HostCommunicator):
         try:
             getattr(self._dist, name)(*tensors, group=self._group, **options)
         except RuntimeError as error:
-            # The kernel closes a dead rank's connections one by one, so that this may come a little later.
-            peer_lost = self._membership.lost(0.0 if "imed out" in str(error) else 0.2)
-            if peer_lost is None and self.size == 2:
-                peer_lost = 1 - self.rank
-            # Tells ranks that wait for us and not for the one that was lost.
-            self._membership.disband()
-            self._fail(
-                translate(error, what(), self.rank, self.timeout, peer if peer_lost is None else peer_lost)
-            )
+            self._lose(error, what, peer)
+
+    def _lose(self, error: Exception, what: What, peer: int | None) -> NoReturn:
+        # The kernel closes a dead rank's connections one by one, so that this may come a little later.
+        late = "imed out" in str(error)
+        lost = self._membership.lost(0.0 if late else 0.2, self.members if late else None)
+        if lost is None and (peer is not None or self.size == 2):
+            lost = self.members[1 - self.rank if peer is None else peer]
+        # Tells ranks that wait for us and not for the one that was lost.
+        self._membership.disband()
+        self._fail(translate(error, what(), self.members[self.rank], self.timeout, lost))
 
 
 def connect(identity: Identity, timeout: float, backend: str) -> Communicator:

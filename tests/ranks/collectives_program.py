@@ -226,6 +226,66 @@ def suite(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     return tests.done
 
 
+def parts(world: Communicator, groups: list[list[int]], largest: int) -> dict[str, Any]:
+    """The suite in every part at the same time, with the whole used in between; then sends across parts."""
+    part = world.split(groups)
+    assert world.split(groups) is part, "a part is made once"
+    assert part.members == tuple(next(group for group in groups if world.rank in group))
+    assert part.members[part.rank] == world.rank and part.size == len(part.members)
+    total = np.ones(1000, np.float32)
+    world.all_reduce(total)
+    assert total[0] == world.size
+    done = suite(part, largest, True)
+    columns = world.split([[rank] for rank in range(world.size)])
+    assert columns.size == 1 and columns.members == (world.rank,)
+    world.barrier()
+    whole = Suite(world)
+    random_sequence(whole, 30)
+    try:
+        world.split([[0]])
+    except CollectiveError as error:
+        assert "do not hold each of the ranks" in str(error)
+    else:
+        raise AssertionError("groups that lack ranks were taken")
+    world.barrier()
+    part.close()
+    world.barrier()
+    try:
+        part.barrier()
+    except CollectiveError as error:
+        assert part.size == 1 or "closed" in str(error)
+    else:
+        assert part.size == 1, "a closed part can be used"
+    return {"part": list(part.members), **done}
+
+
+def part_killed(world: Communicator, groups: list[list[int]], who: int) -> dict[str, Any]:
+    """One rank is killed while its part computes; the other ranks of the part wait for it, and all others
+    for the whole."""
+    part = world.split(groups)
+    world.barrier()
+    if world.rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    report = attempt(part if who in part.members else world, "all_reduce")
+    try:
+        world.barrier()
+    except CollectiveError as error:
+        report["whole"] = str(error)
+    group.leave()
+    return {**report, "seconds": time.monotonic() - start}
+
+
+def part_late(world: Communicator, groups: list[list[int]], who: int) -> dict[str, Any]:
+    """One rank does not come to its part in time."""
+    part = world.split(groups)
+    world.barrier()
+    if world.rank == who:
+        time.sleep(3 * world.timeout)
+        return {}
+    return attempt(part, "all_reduce") if who in part.members else {}
+
+
 def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     """The suite in a new group whose memory is ordered by membarrier(2), as on processors that need it."""
     real, calls = shm_sync.membarrier("x86_64"), [0]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Communicator, Groups
 from ranks.errors import PeerLostError
 
 T = TypeVar("T")
@@ -25,6 +26,21 @@ class Board:
         self.mail: dict[tuple[int, int], Queue[Any]] = {
             (a, b): Queue() for a in range(size) for b in range(size)
         }
+        self.parts: dict[tuple[int, ...], Board] = {}
+        self.lock = threading.Lock()
+
+    def part(self, ranks: tuple[int, ...], timeout: float) -> Board:
+        """The board of some of the ranks."""
+        with self.lock:
+            return self.parts.setdefault(ranks, Board(len(ranks), timeout))
+
+    def abort(self) -> None:
+        """Ends all waits, those in parts too."""
+        self.barrier.abort()
+        with self.lock:
+            parts = list(self.parts.values())
+        for part in parts:
+            part.abort()
 
 
 class FakeCommunicator(Communicator):
@@ -34,7 +50,16 @@ class FakeCommunicator(Communicator):
 
     def __init__(self, board: Board, rank: int, size: int, timeout: float) -> None:
         self.board, self.rank, self.size, self.timeout = board, rank, size, timeout
+        self.members = tuple(range(size))
         self.calls: list[tuple[str, tuple[int, ...]]] = []
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        assert len(set(self._exchange(groups))) == 1, "the ranks split their group differently"
+        board = self.board.part(mine, self.timeout)
+        part = FakeCommunicator(board, mine.index(self.rank), len(mine), self.timeout)
+        part.members = mine
+        part.calls = self.calls
+        return part
 
     def _exchange(self, value: Any) -> list[Any]:
         """Everyone's value; copies, so that nobody overwrites what a slower rank still reads."""
@@ -77,7 +102,16 @@ class FakeCommunicator(Communicator):
 
     def recv(self, buffer: Any, peer: int) -> None:
         self._note("recv", buffer)
-        buffer[...] = self.board.mail[peer, self.rank].get(timeout=self.timeout)
+        deadline = time.monotonic() + self.timeout
+        while not self.board.barrier.broken and time.monotonic() < deadline:
+            try:
+                sent = self.board.mail[peer, self.rank].get(timeout=0.05)
+            except Empty:
+                continue
+            assert sent.shape == buffer.shape and sent.dtype == buffer.dtype
+            buffer[...] = sent
+            return
+        raise PeerLostError("A peer thread ended, or sent nothing in time.")
 
     def barrier(self) -> None:
         self._exchange(None)
@@ -98,7 +132,7 @@ def on_ranks(size: int, work: Callable[[FakeCommunicator], T], timeout: float = 
         try:
             return work(FakeCommunicator(board, rank, size, timeout))
         except BaseException:
-            board.barrier.abort()
+            board.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:
