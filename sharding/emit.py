@@ -12,6 +12,7 @@ from sharding.cost import reshard_seconds, value_bytes
 from sharding.placement import REPLICATED, Partial, Placement
 from sharding.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
 from sharding.rules.base import Dim, Option
+from sharding.stages import Crossing, Stages, one_stage
 from sharding.steps import Step
 from sharding.tensors import dtype_name
 from sharding.values import shape_of, subgraphs
@@ -39,6 +40,11 @@ class Collective:
     tensor: str
     dtype: str
     shape: tuple[Dim, ...]
+    stage: int = 0
+
+
+OWN_DOMAIN = "shardrun"
+"""Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
 
 
 @dataclass
@@ -55,24 +61,39 @@ class RankGraph:
 
 
 def emit_rank(
-    source: Source, graph: Sequence[Step], choices: Sequence[int], rank: int, world: int
+    source: Source,
+    graph: Sequence[Step],
+    choices: Sequence[int],
+    rank: int,
+    world: int,
+    *,
+    stages: Stages | None = None,
+    stage: int = 0,
 ) -> RankGraph:
-    """Builds rank ``rank``'s graph from the chosen option of each step. The same collectives, in the same
-    order, come out for every rank."""
-    emitter = RankEmitter(source, rank, world)
-    for step, choice in zip(graph, choices, strict=True):
-        emitter.step(step, step.options[choice])
-    return emitter.finish()
+    """Builds the graph of a stage's rank from the chosen option of each step: ``rank`` of ``world`` counts
+    the tensor group. The same collectives, in the same order, come out for every rank of the group."""
+    stages = stages or one_stage(graph)
+    emitter = RankEmitter(source, rank, world, stage)
+    for crossing in sorted(stages.crossings, key=lambda item: item.source):  # stable: then by producer
+        if crossing.target == stage:
+            emitter.receive(crossing)
+    for index in stages.members[stage]:
+        emitter.step(graph[index], graph[index].options[choices[index]])
+    outputs = source.model.graph.outputs
+    if stages.count > 1:
+        places = stages.output_stages(graph, outputs)
+        outputs = [value for value, place in zip(outputs, places, strict=True) if place == stage]
+    return emitter.finish(outputs, sorted(stages.sent_by(stage), key=lambda item: item.target))
 
 
 class RankEmitter:
     """Implements `sharding.rules.base.Emitter` and `sharding.reshard.CollectiveEmitter`."""
 
-    def __init__(self, source: Source, rank: int, world: int) -> None:
+    def __init__(self, source: Source, rank: int, world: int, stage: int = 0) -> None:
         import onnx_ir as ir
 
         self.ir = ir
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.stage = rank, world, stage
         self.source = source
         self.version = source.model.opset_imports.get("", 1)
         self.names = all_names(source.model)
@@ -147,10 +168,39 @@ class RankEmitter:
             value.name = self._fresh(f"{self.moving.name}/sent")
         output.name = self._fresh(f"{self.moving.name}/{op_type}")
         kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
-        self.collectives.append(Collective(op_type, name, kind, tuple(shape)))
+        self.collectives.append(Collective(op_type, name, kind, tuple(shape), self.stage))
         return output
 
     # The graph.
+
+    def receive(self, crossing: Crossing) -> None:
+        """What an earlier stage sends: held from now on as it was held there."""
+        value, shape = crossing.value, self._sent_shape(crossing)
+        assert value.dtype is not None
+        received = self.op(
+            "Recv",
+            [],
+            domain=OWN_DOMAIN,
+            peer=crossing.source,
+            dtype=int(value.dtype),
+            shape=[axis if isinstance(axis, int) else -1 for axis in shape],
+            announce=int(not _fixed(shape)),
+        )[0]
+        self.held[value] = {crossing.placement: self._adopt(value, crossing.placement, received)}
+
+    def send(self, crossing: Crossing) -> None:
+        """Sends this rank's part of a value to the rank at the same place of a later stage's group."""
+        value, shape = crossing.value, self._sent_shape(crossing)
+        held = self.get(value, crossing.placement)
+        peer, announce = crossing.target, int(not _fixed(shape))
+        self.op("Send", [held], outputs=0, domain=OWN_DOMAIN, peer=peer, announce=announce)
+        name, kind = value.name or "", dtype_name(value.dtype)
+        self.collectives.append(Collective("Send", name, kind, shape, self.stage))
+
+    def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
+        shape = shape_of(crossing.value)
+        assert shape is not None, "only values of known rank cross"
+        return local_shape(shape, crossing.placement, self.world)
 
     def step(self, step: Step, option: Option) -> None:
         """Writes one node as its option says."""
@@ -213,9 +263,11 @@ class RankEmitter:
         producer = local.producer()
         return producer is not None and producer.domain == DOMAIN and len(local.uses()) == 0
 
-    def finish(self) -> RankGraph:
+    def finish(self, returned: Sequence[ir.Value], sent: Sequence[Crossing] = ()) -> RankGraph:
         """The finished graph: outputs whole, nodes that nothing needs removed, weights named."""
-        outputs = [self.get(value, REPLICATED) for value in self.source.model.graph.outputs]
+        outputs = [self.get(value, REPLICATED) for value in returned]
+        for crossing in sent:
+            self.send(crossing)
         weights: list[HeldWeight] = []
         for value in self.source.model.graph.initializers.values():
             parts = sorted(self.weights.get(value, {}).items(), key=lambda item: item[0] != REPLICATED)
@@ -239,13 +291,16 @@ class RankEmitter:
         )
 
     def _needed(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
-        """Nodes that lead to an output or a collective: every rank must take part in each collective."""
+        """Nodes that lead to an output or a collective: every rank must take part in each collective.
+
+        What is sent must be received too, even where the rank's own nodes do not use it."""
         wanted: set[Any] = set(outputs)
         names: set[str] = set()
         kept = []
         for node in reversed(self.nodes):
             collective = node.domain == DOMAIN and node.op_type in COLLECTIVES
-            if not collective and not any(value in wanted or value.name in names for value in node.outputs):
+            joins = collective or node.domain == OWN_DOMAIN
+            if not joins and not any(value in wanted or value.name in names for value in node.outputs):
                 continue
             kept.append(node)
             wanted.update(value for value in node.inputs if value is not None)
@@ -274,11 +329,17 @@ class RankEmitter:
         plain = {
             name: self.ir.tensor(item) if isinstance(item, np.ndarray) else item
             for name, item in attributes.items()
+            if not (isinstance(item, list) and not item)
         }
-        return list(self.ir.convenience.convert_attributes(plain))
+        empty = [self.ir.AttrInt64s(name, []) for name in attributes if name not in plain]
+        return [*self.ir.convenience.convert_attributes(plain), *empty]
 
     def _fresh(self, wanted: str) -> str:
         return _unused(wanted, self.names)
+
+
+def _fixed(shape: Sequence[Dim]) -> bool:
+    return all(isinstance(axis, int) for axis in shape)
 
 
 def _unused(wanted: str, names: set[str]) -> str:

@@ -1,7 +1,7 @@
 """``manifest.json``, the table of contents of a slice folder: written, read strictly, checked against files.
 
 Imports only the standard library, for every rank reads a manifest while it starts. The format is documented
-in docs/design.md, "Manifest, version 1".
+in docs/design.md, "Manifest, version 2".
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from sharding.errors import ShardError
 from sharding.manifest_fields import Field
+from sharding.mesh import AXES, Mesh
 
 FORMAT = "shardrun-slices"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "manifest.json"
 MAX_BYTES = 256 << 20
 """A larger manifest is refused unread: a model with a million weights needs about 150 MB."""
@@ -35,7 +36,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class RankEntry:
-    """One rank's shard. ``weight_bytes``: what the rank holds of weights, split ones and whole ones."""
+    """One rank's shard. Ranks of different data groups run the same files, and so may name the same ones.
+
+    ``weight_bytes``: what the rank holds of weights, split ones and whole ones. No ``files``: this folder was
+    written for other ranks only.
+    """
 
     rank: int
     model: str
@@ -45,22 +50,26 @@ class RankEntry:
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """One weight of the source model: how it lies over the ranks, and its whole shape and bytes."""
+    """One weight of the source model: how it lies over the ranks, its whole shape and bytes, and the pipeline
+    stages that use it."""
 
     placement: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    stages: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
 class CollectiveEntry:
-    """One collective of an inference, in order; ``shape`` is that of what each rank puts in."""
+    """One collective of an inference, in order; ``shape`` is that of what each rank puts in. Of ``Send`` and
+    ``Recv`` only the ``Send`` is listed."""
 
     op: str
     tensor: str
     dtype: str
     shape: Shape
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,17 @@ class TensorEntry:
     name: str
     dtype: str
     shape: Shape
+
+
+@dataclass(frozen=True)
+class BatchAxes:
+    """The axes that data parallelism and micro-batches cut, by name; empty where the batch is not cut."""
+
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+
+
+_NO_MESH = Mesh.of()
 
 
 @dataclass(frozen=True)
@@ -85,16 +105,28 @@ class Manifest:
     outputs: tuple[TensorEntry, ...] = ()
     whole: Mapping[str, int] = field(default_factory=dict)
     strategy: str = "tensor"
+    mesh: Mesh = _NO_MESH
+    """Its size is the world size; left out, all ranks form one tensor group."""
+    micro_batches: int = 1
+    batch: BatchAxes = field(default_factory=BatchAxes)
     created_by: str = "shardrun"
+
+    def __post_init__(self) -> None:
+        if self.mesh is _NO_MESH:
+            object.__setattr__(self, "mesh", Mesh.of(tensor=self.world_size))
 
     def to_json(self) -> str:
         """The text of the file; the same manifest gives the same bytes."""
         head = {"format": FORMAT, "version": VERSION, "created_by": self.created_by}
         body = asdict(self)
+        body["mesh"] = dict(self.mesh.axes)
         order = (
             "source",
             "world_size",
             "strategy",
+            "mesh",
+            "micro_batches",
+            "batch",
             "ranks",
             "weights",
             "collectives",
@@ -161,12 +193,18 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         outputs=tuple(_tensor(item) for item in root["outputs"].items()),
         whole={name: item.integer(0) for name, item in root["whole"].entries()},
         strategy=root.text("strategy"),
+        mesh=_mesh(root["mesh"]),
+        micro_batches=root["micro_batches"].integer(1),
+        batch=_batch(root["batch"]),
         created_by=root.text("created_by"),
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):
         expected = f"one entry for each rank 0..{world_size - 1}, in order"
         raise root["ranks"].error(expected, [entry.rank for entry in manifest.ranks])
+    if manifest.mesh.size != world_size:
+        raise root["mesh"].error(f"a mesh of {world_size} ranks, the world size", dict(manifest.mesh.axes))
+    _check_batch(root, manifest)
     return manifest
 
 
@@ -187,6 +225,12 @@ def verify_shard(
     if not 0 <= rank < world_size:
         raise ShardError(f"Rank {rank} has no shard in {folder}: its ranks are 0..{world_size - 1}.")
     entry = manifest.ranks[rank]
+    if not entry.files:
+        here = ", ".join(str(item.rank) for item in manifest.ranks if item.files)
+        raise ShardError(
+            f"{folder} holds no shard of rank {rank}, only of {here or 'none'}: slice the model with --rank "
+            f"{rank} into it, or give rank {rank} the folder that holds its shard."
+        )
     for item in entry.files:
         _verify_file(folder / item.file, item, rank, hashes)
     return entry
@@ -234,14 +278,41 @@ def _source(item: Field) -> FileEntry:
 def _rank(item: Field) -> RankEntry:
     files = tuple(_file(entry) for entry in item["files"].items())
     model = item["model"].file_name()
-    if model not in [entry.file for entry in files]:
+    if files and model not in [entry.file for entry in files]:
         raise item["model"].error('one of the names in this rank\'s "files"', model)
     return RankEntry(item["rank"].integer(0), model, item["weight_bytes"].integer(0), files)
 
 
 def _weight(item: Field) -> WeightEntry:
     shape = tuple(axis.integer(0) for axis in item["shape"].items())
-    return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, item["bytes"].integer(0))
+    stages = tuple(stage.integer(0) for stage in item["stages"].items())
+    size = item["bytes"].integer(0)
+    return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, size, stages)
+
+
+def _mesh(item: Field) -> Mesh:
+    sizes = {name: size.integer(1) for name, size in item.entries()}
+    if sorted(sizes) != sorted(AXES):
+        raise item.error(f"an object with the keys {', '.join(AXES)}", sorted(sizes))
+    return Mesh.of(**sizes)
+
+
+def _batch(item: Field) -> BatchAxes:
+    found = [{name: axis.integer(0) for name, axis in item[key].entries()} for key in ("inputs", "outputs")]
+    return BatchAxes(*found)
+
+
+def _check_batch(root: Field, manifest: Manifest) -> None:
+    """The axes to cut are axes of the model's inputs and outputs."""
+    for key, axes, entries in (
+        ("inputs", manifest.batch.inputs, manifest.inputs),
+        ("outputs", manifest.batch.outputs, manifest.outputs),
+    ):
+        ranks = {entry.name: len(entry.shape) for entry in entries}
+        for name, axis in axes.items():
+            if name not in ranks or 0 < ranks[name] <= axis:  # an output's rank may be unknown
+                expected = f"an axis of one of the model's {key}"
+                raise root["batch"][key].error(expected, {name: axis})
 
 
 def _shape(item: Field) -> Shape:
@@ -249,7 +320,8 @@ def _shape(item: Field) -> Shape:
 
 
 def _collective(item: Field) -> CollectiveEntry:
-    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), _shape(item["shape"]))
+    shape, stage = _shape(item["shape"]), item["stage"].integer(0)
+    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage)
 
 
 def _tensor(item: Field) -> TensorEntry:

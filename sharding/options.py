@@ -25,6 +25,8 @@ class SliceOptions:
     stages where the batch can be cut, else 1."""
     memory: int | None = None
     """Bytes that one rank may hold of weights; only ``auto`` looks at it."""
+    profile: Path | None = None
+    """An ONNX Runtime profile (JSON) of the model: pipeline stages are balanced by its times."""
     steering: Path | None = None
     """A YAML file of weight-name patterns and how the weights they match are cut."""
     plan: Path | None = None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sharding.emit import Collective, emit_rank
+from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import SliceError
 from sharding.fold import SMALL_ELEMENTS
+from sharding.manifest import BatchAxes
+from sharding.mesh import Mesh
 from sharding.options import SliceOptions
 from sharding.pins import pin
-from sharding.placement import REPLICATED, Placement, Split
+from sharding.placement import REPLICATED, Placement, Split, held_bytes
+from sharding.profile import read_profile
 from sharding.read import Source, read_model
 from sharding.reshard import COLLECTIVES, DOMAIN
 from sharding.solve import counted_weights, solve
+from sharding.stages import Stages, plan_stages
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
 from sharding.text import counted, human_bytes
@@ -27,21 +32,58 @@ MAX_RANKS = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is sliced for a world size. The fields to show are `weights`, `collectives` and `whole`."""
+    """How a model is sliced for a mesh of ranks. The fields to show are `weights`, `collectives`, `whole` and,
+    with several strategies, `mesh`, `stages`, `batch` and `reason`."""
 
     source: Source
     world_size: int
+    """All ranks: the size of the mesh."""
     steps: Sequence[Step]
     choices: Sequence[int]
-    """The number of the chosen option of each step."""
-    held: dict[str, tuple[Placement, ...]]
-    """Every constant in use and how it is held; more than one placement where uses differ."""
+    """The number of the chosen option of each step, for as many ranks as the tensor axis has."""
+    stage_held: tuple[dict[str, tuple[Placement, ...]], ...]
+    """For each stage every constant in use and how it is held; more than one placement where uses differ."""
     collectives: tuple[Collective, ...]
-    """Of one inference, in order."""
+    """Of one inference, in order, stage by stage."""
     whole: dict[str, int]
     """Operator name -> nodes that compute with a weight worth splitting and hold it whole."""
     whole_weights: tuple[str, ...]
     """The names of those weights."""
+    mesh: Mesh
+    pipeline: Stages
+    micro_batches: int = 1
+    batch: BatchAxes = field(default_factory=BatchAxes)
+    """The axes that data groups and micro-batches cut; empty where nothing is cut."""
+    reason: str = ""
+    """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The (first) pipeline stage of each step."""
+        return self.pipeline.of
+
+    @property
+    def tensor_size(self) -> int:
+        """The ranks that share each stage's weights."""
+        return self.mesh.length("tensor")
+
+    @property
+    def strategy(self) -> str:
+        """The mesh axes in use, such as ``data+tensor``."""
+        return "+".join(name for name, size in self.mesh.axes if size > 1) or "tensor"
+
+    @property
+    def held(self) -> dict[str, tuple[Placement, ...]]:
+        """Every constant in use and all the ways in which ranks hold it."""
+        found: dict[str, dict[Placement, None]] = {}
+        for stage in self.stage_held:
+            for name, placements in stage.items():
+                found.setdefault(name, {}).update(dict.fromkeys(placements))
+        return {name: tuple(placements) for name, placements in found.items()}
+
+    def weight_stages(self, name: str) -> tuple[int, ...]:
+        """The stages that hold a weight."""
+        return tuple(number for number, held in enumerate(self.stage_held) if name in held)
 
     @property
     def weights(self) -> dict[str, tuple[Placement, ...]]:
@@ -53,20 +95,33 @@ class Plan:
         """Names of the weights of which each rank holds a part only."""
         return [name for name, held in self.weights.items() if REPLICATED not in held]
 
+    def stage_weight_bytes(self, stage: int) -> int:
+        """Bytes of weights that each rank of a stage holds (the same for each, for parts are equal)."""
+        return sum(
+            held_bytes(self.source.weights[name].nbytes, placement, self.tensor_size)
+            for name, placements in self.stage_held[stage].items()
+            for placement in placements
+        )
+
     def rank_weight_bytes(self) -> int:
-        """Bytes of weights that each rank holds (the same for every rank, for parts are equal)."""
-        return sum(self._held_bytes(name) for name in self.held)
+        """Bytes of weights of the rank that holds most."""
+        return max(map(self.stage_weight_bytes, range(self.pipeline.count)))
 
     def split_share(self) -> float:
-        """The part of the split weights' bytes that one rank holds; 1/world size unless held twice."""
-        names = self.split_weights
-        total = sum(self.source.weights[name].nbytes for name in names)
-        return sum(self._held_bytes(name) for name in names) / total if total else 1.0
+        """The part of the split weights' bytes that one tensor rank holds."""
+        names = set(self.split_weights)
+        sizes = {name: self.source.weights[name].nbytes for name in names}
+        total = sum(sizes.values())
+        largest: dict[str, int] = {}
+        for stage in self.stage_held:
+            for name in names.intersection(stage):
+                here = sum(held_bytes(sizes[name], where, self.tensor_size) for where in stage[name])
+                largest[name] = max(largest.get(name, 0), here)
+        return sum(largest.values()) / total if total else 1.0
 
-    def _held_bytes(self, name: str) -> int:
-        size = self.source.weights[name].nbytes
-        parts = [size // self.world_size if isinstance(where, Split) else size for where in self.held[name]]
-        return sum(parts)
+    def seconds(self) -> float:
+        """Estimated seconds of one inference of one row: all stages, one after the other."""
+        return sum(self.pipeline.seconds)
 
     def collective_counts(self) -> dict[str, int]:
         """Operator -> collectives of this kind in one inference."""
@@ -79,6 +134,7 @@ class Plan:
         counts = self.collective_counts()
         rows = [
             ("ranks", str(self.world_size)),
+            *self._mesh_rows(),
             ("weights", f"{len(self.weights)} of {human_bytes(total)}"),
             (
                 "split weights",
@@ -94,6 +150,7 @@ class Plan:
                 else []
             ),
             ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
+            *([("chosen", self.reason)] if self.reason else []),
         ]
         if self.whole:
             rows.append(
@@ -103,11 +160,41 @@ class Plan:
             rows.append(("whole weights", _listed(self.whole_weights)))
         return rows
 
+    def _mesh_rows(self) -> list[tuple[str, str]]:
+        if self.strategy == "tensor":
+            return []
+        rows = [("mesh", ", ".join(f"{size} {name}" for name, size in self.mesh.axes if size > 1))]
+        total = sum(self.pipeline.seconds)
+        for stage in range(self.pipeline.count) if self.pipeline.count > 1 else ():
+            members = self.pipeline.members[stage]
+            size = human_bytes(self.stage_weight_bytes(stage))
+            share = f", {_percent(self.pipeline.seconds[stage], total)} of the estimated time"
+            rows.append((f"stage {stage}", f"{counted(len(members), 'node')}, {size} on each rank{share}"))
+        if self.pipeline.count > 1:
+            rows.append(("micro-batches", str(self.micro_batches)))
+        if self.batch.inputs:
+            cut = ", ".join(f"{name} on axis {axis}" for name, axis in self.batch.inputs.items())
+            rows.append(("batch", f"cut: {cut}"))
+        return rows
+
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         return {
             "source": self.source.file.file,
             "world_size": self.world_size,
+            "strategy": self.strategy,
+            "mesh": dict(self.mesh.axes),
+            "micro_batches": self.micro_batches,
+            "batch": {"inputs": dict(self.batch.inputs), "outputs": dict(self.batch.outputs)},
+            "reason": self.reason,
+            "stages": [
+                {
+                    "nodes": [self.steps[index].node.name or "" for index in members],
+                    "weight_bytes": self.stage_weight_bytes(stage),
+                    "seconds": self.pipeline.seconds[stage],
+                }
+                for stage, members in enumerate(self.pipeline.members)
+            ],
             "rank_weight_bytes": self.rank_weight_bytes(),
             "split_share": self.split_share(),
             "weights": {
@@ -116,11 +203,18 @@ class Plan:
                     "dtype": self.source.weights[name].dtype,
                     "shape": list(self.source.weights[name].shape),
                     "bytes": self.source.weights[name].nbytes,
+                    "stages": list(self.weight_stages(name)),
                 }
                 for name, held in self.weights.items()
             },
             "collectives": [
-                {"op": item.op, "tensor": item.tensor, "dtype": item.dtype, "shape": list(item.shape)}
+                {
+                    "op": item.op,
+                    "tensor": item.tensor,
+                    "dtype": item.dtype,
+                    "shape": list(item.shape),
+                    "stage": item.stage,
+                }
                 for item in self.collectives
             ],
             "whole": self.whole,
@@ -134,28 +228,82 @@ def plan_model(
     """Plans how to slice an ONNX file for a number of ranks; writes nothing.
 
     ``allow_replicated`` is a short form of the option of that name. Raises `ModelError` for a file that
-    cannot be read, and `SliceError` for an impossible number of ranks or, unless replication is allowed,
-    where no weight can be split.
+    cannot be read, and `SliceError` for an impossible number of ranks, a mesh or strategy that the model does
+    not allow or, unless replication is allowed, where tensor parallelism finds no weight to split.
     """
     options = options or SliceOptions()
-    allow_replicated = allow_replicated or options.allow_replicated
+    if allow_replicated:
+        options = replace(options, allow_replicated=True)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MAX_RANKS:
         raise SliceError(
             f"The number of ranks must be a whole number from 1 to {MAX_RANKS}, but is {ranks!r}."
         )
+    from sharding.strategy import asked_mesh, choose
+
+    mesh = asked_mesh(options, ranks)
     source = read_model(model)
     _refuse_sliced(source)
-    graph = steps(source, ranks)
-    choices = solve(source, graph, ranks, pin(source, graph, options))
-    plan = _describe(source, graph, choices, ranks)
-    if ranks > 1 and not allow_replicated and not _splits_something(plan):
-        raise SliceError(_nothing_splits(plan))
-    return plan
+    planner = Planner(source, options)
+    return choose(planner, ranks) if mesh is None else planner.plan(mesh)
+
+
+class Planner:
+    """Plans one model for meshes; what several of them need is found once."""
+
+    def __init__(self, source: Source, options: SliceOptions) -> None:
+        self.source, self.options = source, options
+        self.measured = read_profile(options.profile) if options.profile else {}
+        self._solved: dict[int, tuple[list[Step], list[int]]] = {}
+
+    def plan(self, mesh: Mesh, *, strict: bool = True) -> Plan:
+        """The plan for a mesh; `SliceError` where the model does not allow it. Not ``strict``: micro-batches
+        that need no cut stages or batch are let be."""
+        world, count = mesh.length("tensor"), mesh.length("pipeline")
+        batch, micro_batches = self._batch(mesh, strict=strict)
+        graph, choices = self._solve(world)
+        stages = plan_stages(self.source, graph, choices, world, count, measured=self.measured)
+        plan = _describe(self.source, graph, choices, mesh, stages)
+        if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
+            raise SliceError(_nothing_splits(plan))
+        return replace(plan, batch=batch, micro_batches=micro_batches)
+
+    def _solve(self, world: int) -> tuple[list[Step], list[int]]:
+        if world not in self._solved:
+            graph = steps(self.source, world)
+            demands = pin(self.source, graph, self.options)
+            self._solved[world] = graph, solve(self.source, graph, world, demands)
+        return self._solved[world]
+
+    def _batch(self, mesh: Mesh, *, strict: bool) -> tuple[BatchAxes, int]:
+        """The batch's axes, where something cuts them, and the number of micro-batches."""
+        asked, count = self.options.micro_batches, mesh.length("pipeline")
+        if count == 1 and asked is not None and asked > 1 and strict:
+            raise SliceError(
+                f"{asked} micro-batches need pipeline stages to work on them, but the mesh {mesh} has one "
+                f"stage: leave out --micro-batches, or choose --strategy pipeline."
+            )
+        pieces = asked if asked is not None and count > 1 else count
+        if mesh.length("data") == 1 and pieces == 1:
+            return BatchAxes(), 1
+        found = self.batch
+        if isinstance(found, BatchAxes):
+            return found, pieces
+        if mesh.length("data") > 1 or (asked is not None and asked > 1):
+            what = "data parallelism" if mesh.length("data") > 1 else f"{asked} micro-batches"
+            raise SliceError(f"{self.source.path}: {what} would cut the batch, but {found}")
+        return BatchAxes(), 1
+
+    @cached_property
+    def batch(self) -> BatchAxes | str:
+        """The batch's axes, or why rows cannot be computed apart."""
+        from sharding.batch import batch_axes
+
+        return batch_axes(self.source)
 
 
 def _refuse_sliced(source: Source) -> None:
     for node in source.model.graph:
-        if node.domain == DOMAIN and node.op_type in COLLECTIVES:
+        if node.domain == OWN_DOMAIN or (node.domain == DOMAIN and node.op_type in COLLECTIVES):
             raise SliceError(
                 f"{source.path} holds the collective {node.op_type} ({node.name!r}): it is one rank's part "
                 f"already; slice the whole model instead."
@@ -166,29 +314,53 @@ def _splits_something(plan: Plan) -> bool:
     return any(isinstance(where, Split) for name in plan.split_weights for where in plan.weights[name])
 
 
-def _describe(source: Source, graph: list[Step], choices: list[int], world: int) -> Plan:
-    first = emit_rank(source, graph, choices, 0, world)
-    held: dict[str, list[Placement]] = {}
-    for part in first.weights:
-        held.setdefault(part.source, []).append(part.placement)
-    counted = counted_weights(source)
+def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh, stages: Stages) -> Plan:
+    world = mesh.length("tensor")
+    stage_held: list[dict[str, tuple[Placement, ...]]] = []
+    collectives: list[Collective] = []
+    for stage in range(stages.count):
+        first = emit_rank(source, graph, choices, 0, world, stages=stages, stage=stage)
+        held: dict[str, tuple[Placement, ...]] = {}
+        for part in first.weights:
+            held[part.source] = (*held.get(part.source, ()), part.placement)
+        stage_held.append(held)
+        collectives += first.collectives
+    worth_splitting = counted_weights(source)
     whole: Counter[str] = Counter()
     for step, choice in zip(graph, choices, strict=True):
         placed = zip(step.inputs, step.options[choice].inputs, strict=True)
         if any(
-            value is not None and value.is_initializer() and value.name in counted and where == REPLICATED
+            value is not None
+            and value.is_initializer()
+            and value.name in worth_splitting
+            and where == REPLICATED
             for value, where in placed
         ):
             whole[step.node.op_type] += 1
-    names = [name for name, where in held.items() if name in counted and REPLICATED in where]
+    names = dict.fromkeys(
+        name
+        for held in stage_held
+        for name, where in held.items()
+        if name in worth_splitting and REPLICATED in where
+    )
     if world == 1:
-        whole, names = Counter(), []
-    constants = {name: tuple(where) for name, where in held.items()}
-    return Plan(source, world, graph, choices, constants, tuple(first.collectives), dict(whole), tuple(names))
+        whole, names = Counter(), {}
+    return Plan(
+        source,
+        mesh.size,
+        graph,
+        choices,
+        tuple(stage_held),
+        tuple(collectives),
+        dict(whole),
+        tuple(names),
+        mesh,
+        stages,
+    )
 
 
 def _nothing_splits(plan: Plan) -> str:
-    source, ranks = plan.source, plan.world_size
+    source, ranks = plan.source, plan.tensor_size
     names = plan.whole_weights or tuple(plan.weights)
     if not names:
         return f"{source.path} has no weights, so there is nothing to split over {ranks} ranks."
@@ -222,7 +394,7 @@ def _is_weight(weight: WeightTensor) -> bool:
     return weight.tensor.size > 1 and not weight.is_text and not (small and weight.is_integer)
 
 
-def _percent(part: int, total: int) -> str:
+def _percent(part: float, total: float) -> str:
     return f"{100 * part / total:.1f} %" if total else "0 %"
 
 

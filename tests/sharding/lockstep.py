@@ -4,6 +4,9 @@ For tests of slicing alone: it shares no code with the ranks' executor, and ever
 ranks are at the same one with equal types and shapes.
 """
 
+import itertools
+import json
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,40 +15,112 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from sharding.manifest import read_manifest, verify_shard
+from sharding.manifest import Manifest, read_manifest, verify_shard
 
-COLLECTIVES = {"AllReduce", "AllGather", "AllToAll"}
+COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Broadcast", "Send", "Recv"}
 Arrays = dict[str, np.ndarray[Any, Any]]
+Mail = dict[tuple[int, int, int], deque[np.ndarray[Any, Any]]]
+"""(place in the tensor group, sending stage, receiving stage) -> what is on the way."""
 
 
 def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Arrays]:
-    """The outputs by name of every rank, given the same whole inputs."""
+    """The outputs by name, as each place of the tensor groups has them, given the whole inputs.
+
+    Data groups and micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
+    """
     manifest = read_manifest(folder)
-    world = manifest.world_size
+    pieces = manifest.mesh.length("data") * manifest.micro_batches
+    batch = manifest.batch
+    if pieces == 1:
+        return _run_piece(folder, manifest, 0, feeds)
+    lengths = {feeds[name].shape[axis] for name, axis in batch.inputs.items()}
+    (length,) = lengths
+    bounds = np.linspace(0, length, pieces + 1).astype(int)
+    results = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        if start == end:
+            continue
+        part = {
+            name: np.take(array, range(start, end), batch.inputs[name]) if name in batch.inputs else array
+            for name, array in feeds.items()
+        }
+        results.append(_run_piece(folder, manifest, number // manifest.micro_batches, part))
+    return [
+        {
+            name: np.concatenate([result[place][name] for result in results], batch.outputs[name])
+            for name in results[0][place]
+        }
+        for place in range(manifest.mesh.length("tensor"))
+    ]
+
+
+def _run_piece(
+    folder: Path, manifest: Manifest, group: int, feeds: Mapping[str, np.ndarray[Any, Any]]
+) -> list[Arrays]:
+    mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), []
+    for stage in range(mesh.length("pipeline")):
+        ranks = [
+            mesh.rank(data=group, pipeline=stage, tensor=place) for place in range(mesh.length("tensor"))
+        ]
+        results.append(_run_stage(folder, manifest, ranks, stage, feeds, mail))
+    assert not any(mail.values()), "something was sent that nobody received"
+    names = [output.name for output in manifest.outputs]
+    return [
+        {name: next(part[place][name] for part in results if name in part[place]) for name in names}
+        for place in range(mesh.length("tensor"))
+    ]
+
+
+def _run_stage(
+    folder: Path,
+    manifest: Manifest,
+    ranks: list[int],
+    stage: int,
+    feeds: Mapping[str, np.ndarray[Any, Any]],
+    mail: Mail,
+) -> list[Arrays]:
     models = []
-    for rank in range(world):
-        entry = verify_shard(folder, manifest, rank, world)
+    for rank in ranks:
+        entry = verify_shard(folder, manifest, rank, manifest.world_size)
         models.append(onnx.load(folder / entry.model, load_external_data=False))
-    values: list[Arrays] = [dict(feeds) for _ in range(world)]
+        properties = {item.key: item.value for item in models[-1].metadata_props}
+        assert properties["shardrun.mesh"] == str(manifest.mesh)
+        layout = json.loads(properties["shardrun.layout"])
+        own = [name for name, place in layout["outputs"] if place == stage]
+        assert own == [output.name for output in models[-1].graph.output]
+    values: list[Arrays] = [dict(feeds) for _ in ranks]
     parts = [_parts(model) for model in models]
     assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
+    _check_order(models[0])
     for step in zip(*parts, strict=True):
         for rank, (nodes, _) in enumerate(step):
             _run_segment(models[rank], nodes, values[rank], folder)
         collectives = [collective for _, collective in step]
         if collectives[0] is not None:
-            _combine(collectives, values)
+            _combine(collectives, values, stage, mail)
     return [
         {output.name: held[output.name] for output in model.graph.output}
         for model, held in zip(models, values, strict=True)
     ]
 
 
+def _check_order(model: onnx.ModelProto) -> None:
+    """All Recv first, by source stage; all Send last, by target stage."""
+    kinds = [node.op_type for node in model.graph.node]
+    received = [node.attribute for node in model.graph.node if node.op_type == "Recv"]
+    sent = [node.attribute for node in model.graph.node if node.op_type == "Send"]
+    assert kinds[: len(received)] == ["Recv"] * len(received)
+    assert kinds[len(kinds) - len(sent) :] == ["Send"] * len(sent)
+    for nodes in (received, sent):
+        peers = [next(item.i for item in attributes if item.name == "peer") for attributes in nodes]
+        assert peers == sorted(peers)
+
+
 def _parts(model: onnx.ModelProto) -> list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]]:
     parts: list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]] = []
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if node.op_type in COLLECTIVES and node.domain == "com.microsoft":
+        if node.op_type in COLLECTIVES and node.domain in {"com.microsoft", "shardrun"}:
             parts.append((nodes, node))
             nodes = []
         else:
@@ -102,8 +177,12 @@ def _reads(node: onnx.NodeProto) -> set[str]:
     return names
 
 
-def _combine(nodes: list[Any], values: list[Arrays]) -> None:
+def _combine(nodes: list[Any], values: list[Arrays], stage: int, mail: Mail) -> None:
     world = len(nodes)
+    if nodes[0].op_type in {"Send", "Recv"}:
+        for place, (node, held) in enumerate(zip(nodes, values, strict=True)):
+            _pass_on(node, held, place, stage, mail)
+        return
     assert (
         len({(node.op_type, tuple(node.attribute[0].name if node.attribute else "")) for node in nodes}) == 1
     )
@@ -124,6 +203,20 @@ def _combine(nodes: list[Any], values: list[Arrays]) -> None:
         results = [np.concatenate([pieces[sender][rank] for sender in range(world)]) for rank in range(world)]
     for node, held, result in zip(nodes, values, results, strict=True):
         held[node.output[0]] = result
+
+
+def _pass_on(node: Any, held: Arrays, place: int, stage: int, mail: Mail) -> None:
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    if node.op_type == "Send":
+        assert attributes["peer"] > stage
+        mail[place, stage, attributes["peer"]].append(held[node.input[0]])
+        return
+    array = mail[place, attributes["peer"], stage].popleft()
+    shape = [int(axis) for axis in attributes["shape"]]
+    assert onnx.helper.np_dtype_to_tensor_dtype(array.dtype) == attributes["dtype"]
+    assert len(shape) == array.ndim and attributes["announce"] == (-1 in shape)
+    assert all(axis in {-1, length} for axis, length in zip(shape, array.shape, strict=True))
+    held[node.output[0]] = array
 
 
 def reference(model: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:

@@ -1,6 +1,7 @@
 """Manifests: written and read back, refused where they say what they cannot, shards checked against them."""
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from sharding import manifest as manifests
 from sharding.errors import ShardError
+from sharding.mesh import Mesh
 
 DIGEST = "0" * 64
 
@@ -30,11 +32,15 @@ def example() -> manifests.Manifest:
         source=manifests.FileEntry("model.onnx", 7, DIGEST),
         world_size=2,
         ranks=(rank(0), rank(1)),
-        weights={"w": manifests.WeightEntry("split:1/3", "float32", (4, 6), 96)},
+        weights={"w": manifests.WeightEntry("split:1/3", "float32", (4, 6), 96, (0,))},
         collectives=(manifests.CollectiveEntry("AllReduce", "y", "float32", ("batch", None, 6)),),
         inputs=(manifests.TensorEntry("x", "float32", ("batch", 4)),),
         outputs=(manifests.TensorEntry("y", "float32", ("batch", 6)),),
         whole={"TopK": 2},
+        strategy="data",
+        mesh=Mesh.of(data=2),
+        micro_batches=3,
+        batch=manifests.BatchAxes({"x": 0}, {"y": 0}),
         created_by="shardrun 0.1.0",
     )
 
@@ -47,14 +53,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_the_file_has_the_documented_keys() -> None:
     data = json.loads(example().to_json())
     assert list(data) == [
-        *("format", "version", "created_by", "source", "world_size", "strategy", "ranks", "weights"),
-        *("collectives", "inputs", "outputs", "whole"),
+        *("format", "version", "created_by", "source", "world_size", "strategy", "mesh", "micro_batches"),
+        *("batch", "ranks", "weights", "collectives", "inputs", "outputs", "whole"),
     ]
     assert data["weights"]["w"] == {
         "placement": "split:1/3",
         "dtype": "float32",
         "shape": [4, 6],
         "bytes": 96,
+        "stages": [0],
     }
 
 
@@ -71,10 +78,22 @@ def test_reading_a_manifest_imports_nothing_heavy() -> None:
 
 CHANGES: list[tuple[list[Any], Any, str]] = [
     (["format"], "other", '"format": "shardrun-slices"'),
-    (["version"], 2, "format version 2, but this shardrun reads version 1"),
+    (["version"], 1, "format version 1, but this shardrun reads version 2"),
     (["world_size"], 0, r"$.world_size must be a whole number of at least 1, but is 0"),
     (["world_size"], True, "$.world_size must be a whole number"),
     (["world_size"], 3, "$.ranks must be one entry for each rank 0..2, in order, but is [0, 1]"),
+    (["mesh"], {"data": 2}, "$.mesh must be an object with the keys data, pipeline, tensor"),
+    (["mesh", "data"], 3, "$.mesh must be a mesh of 2 ranks, the world size"),
+    (["mesh", "tensor"], 0, '$.mesh["tensor"] must be a whole number of at least 1'),
+    (["micro_batches"], 0, "$.micro_batches must be a whole number of at least 1"),
+    (
+        ["batch", "inputs", "x"],
+        2,
+        '$.batch.inputs must be an axis of one of the model\'s inputs, but is {"x": 2}',
+    ),
+    (["batch", "outputs"], {"z": 0}, "$.batch.outputs must be an axis of one of the model's outputs"),
+    (["weights", "w", "stages"], 1, '$.weights["w"].stages must be a list'),
+    (["collectives", 0, "stage"], -1, "$.collectives[0].stage must be a whole number"),
     (["source", "file"], "../model.onnx", "$.source.file must be the name of a file"),
     (["world_size"], 1 << 62, "$.ranks must be one entry for each rank 0..4611686018427387903"),
     (["inputs", 0, "name"], "\ud800", "$.inputs[0].name must be a string"),
@@ -206,6 +225,18 @@ def test_another_world_size_or_rank_is_refused_with_both_values(folder: Path) ->
         manifests.verify_shard(folder, manifest, 0, 4)
     with pytest.raises(ShardError, match=r"Rank 2 has no shard .* 0\.\.1"):
         manifests.verify_shard(folder, manifest, 2, 2)
+
+
+def test_a_rank_whose_shard_is_elsewhere_is_told_so(folder: Path) -> None:
+    manifest = manifests.read_manifest(folder)
+    ranks = (dataclasses.replace(manifest.ranks[0], files=()), manifest.ranks[1])
+    manifests.write_manifest(folder, dataclasses.replace(manifest, ranks=ranks))
+    manifest = manifests.read_manifest(folder)
+    assert manifests.verify_shard(folder, manifest, 1, 2).rank == 1
+    with pytest.raises(
+        ShardError, match=r"holds no shard of rank 0, only of 1: slice the model with --rank 0"
+    ):
+        manifests.verify_shard(folder, manifest, 0, 2)
 
 
 def test_a_flipped_bit_is_found_by_its_hash(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -150,7 +151,15 @@ def test_metadata_names_and_opsets_are_kept(tmp_path: Path) -> None:
     rank = onnx.load(tmp_path / "out/rank_1.onnx")
     assert (rank.producer_name, rank.doc_string, rank.graph.name) == ("someone", "what it is", "mlp")
     props = {item.key: item.value for item in rank.metadata_props}
-    assert props == {"labels": "a,b", "shardrun.rank": "1", "shardrun.world_size": "2"}
+    assert props.pop("labels") == "a,b"
+    layout = json.loads(props.pop("shardrun.layout"))
+    assert layout == {"outputs": [["y", 0]], "batch": {"inputs": {}, "outputs": {}}}
+    assert props == {
+        "shardrun.rank": "1",
+        "shardrun.world_size": "2",
+        "shardrun.mesh": "data=1,pipeline=1,tensor=2",
+        "shardrun.micro_batches": "1",
+    }
     assert [item.name for item in rank.graph.input] == ["x"]
     assert [item.name for item in rank.graph.output] == ["y"]
     assert {item.domain: item.version for item in rank.opset_import} == {"": 18, "com.microsoft": 1}
