@@ -18,6 +18,7 @@ from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
+from sharding.simplify import simplify
 from sharding.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class _Completion:
                 )
             elif not node.domain and not self._fold(node):
                 self._follow(node)
+        simplify(self.graph)
         for node in reversed(list(self.graph)):
             if not any(value.uses() or value in self.outputs for value in node.outputs):
                 self.graph.remove(node, safe=True)
