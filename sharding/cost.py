@@ -11,11 +11,12 @@ import math
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
-from sharding.steps import Step
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.steps import Step
 
 SYMBOL_LENGTH = 64
 FLOPS_PER_SECOND = 5e10

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sharding.copies import copied_lengths, copied_options
+from sharding.exchanges import exchanging_options
 from sharding.fold import small_constant
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.randomness import drawn_once, draws
@@ -57,11 +58,14 @@ def steps(source: Source, world: int) -> list[Step]:
         options = [whole]
         if world > 1 and draws(node, source.model.functions):
             options = [drawn_once(node, inputs, source.path, can_write=can_write)]
-        elif has_rule and world > 1:
+        elif world > 1 and (node.domain, node.op_type) not in functions:
             step_values = (*node.inputs, *node.outputs)
+            offered = exchanging_options(view)
+            if has_rule:
+                offered += [*RULES[view.domain, view.op_type](view), *copied_options(view, lengths)]
             options += [
                 option
-                for option in (*RULES[view.domain, view.op_type](view), *copied_options(view, lengths))
+                for option in offered
                 if _usable(option, step_values, world) and (option.emit is None or can_write)
             ]
         result.append(Step(node, view, inputs, options))

@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sharding.placement import Partial, Placement, Replicated, Split
 from sharding.rules import RULES
-from sharding.rules.base import Dim, NodeView, Option
+from sharding.rules.base import Dim, NodeView, Option, Rule
 
 MICROSOFT = "com.microsoft"
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Case:
     rtol: float = 2e-5
     unused_outputs: Sequence[int] = ()
     """Optional outputs that the node leaves out."""
+    declared: Mapping[int, int] = field(default_factory=dict)
+    """Element types of outputs for which ONNX Runtime infers none."""
+    body: str = ""
+    """What the operator does, as an onnx function in the domain ``REFERENCE``: it is run instead of the
+    operator, for ONNX Runtime has it for GPUs only. The text of a function is that of ``onnx.parser``."""
 
     def __str__(self) -> str:
         shapes = ", ".join("-" if a is None else str(_array(a).shape) for a in self.inputs)
@@ -111,6 +117,7 @@ class GraphEmitter:
         self.case, self.rank, self.world = case, rank, world
         self._prefix, self._nodes, self._initializers = prefix, nodes, initializers
         self._count = 0
+        self.version, self.node, self.moving = case.opset, None, None
 
     def _name(self) -> str:
         self._count += 1
@@ -127,10 +134,24 @@ class GraphEmitter:
     def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         case = self.case
         merged = {**case.attributes, **attributes}
-        names = self.op(case.op_type, inputs, outputs=case.outputs, domain=case.domain, **merged)
+        domain = REFERENCE if case.body else case.domain
+        names = self.op(case.op_type, inputs, outputs=case.outputs, domain=domain, **merged)
         for index in case.unused_outputs:
             self._nodes[-1].output[index] = ""
         return names
+
+    def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
+        """All ranks write the same nodes in the same order, so a value has the same number on each."""
+        mine = f"rank{self.rank}_"
+        assert mine in value, "a collective's input is a value of this rank's graph"
+        peers = [value.replace(mine, f"rank{rank}_") for rank in range(self.world)]
+        if op_type == "AllGather":
+            return self.op("Concat", peers, axis=attributes["axis"])[0]
+        assert op_type == "AllReduce", op_type
+        total = peers[0]
+        for peer in peers[1:]:
+            total = self.op("Add", [total, peer])[0]
+        return total
 
     def constant(self, value: np.ndarray[Any, Any]) -> Any:
         name = self._name()
@@ -139,6 +160,8 @@ class GraphEmitter:
 
 
 def _opsets(case: Case) -> list[Any]:
+    if case.body:
+        return [helper.make_opsetid("", 23), helper.make_opsetid(REFERENCE, 1)]
     opsets = [helper.make_opsetid("", case.opset if not case.domain else 17)]
     return opsets + ([helper.make_opsetid(case.domain, case.opset)] if case.domain else [])
 
@@ -153,6 +176,7 @@ class _Graph:
         self.inputs: list[Any] = []
         self.feeds: dict[str, np.ndarray[Any, Any]] = {}
         self.outputs: list[str] = []
+        self.types: dict[str, int] = {}
 
     def add(self, rank: int, world: int, prefix: str, parts: Sequence[Any], option: Option | None) -> int:
         """One rank's copy of the node; returns the position of its first output."""
@@ -177,13 +201,20 @@ class _Graph:
         assert not set(results) & set(names), f"{prefix}: an output must be a new value"
         first = len(self.outputs)
         self.outputs += [name for i, name in enumerate(results) if i not in self.case.unused_outputs]
+        self.types.update((results[index], kind) for index, kind in self.case.declared.items())
         return first
 
     def run(self) -> list[np.ndarray[Any, Any]]:
-        outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
+        outputs = [
+            helper.make_tensor_value_info(name, self.types[name], None)
+            if name in self.types
+            else onnx.ValueInfoProto(name=name)
+            for name in self.outputs
+        ]
         graph = helper.make_graph(self.nodes, "proof", self.inputs, outputs, self.initializers)
         opsets = _opsets(self.case)
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        functions = [onnx.parser.parse_function(self.case.body)] if self.case.body else []
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
@@ -251,10 +282,10 @@ def runnable(case: Case) -> bool:
     return True
 
 
-def prove(case: Case, world: int) -> list[Option]:
+def prove(case: Case, world: int, rule: Rule | None = None) -> list[Option]:
     """Runs every option of the rule for this node and returns them; AssertionError names what is wrong."""
     expected = _whole(case)
-    options = RULES[case.domain, case.op_type](view(case, world, expected))
+    options = (rule or RULES[case.domain, case.op_type])(view(case, world, expected))
     graph = _Graph(case)
     first: dict[tuple[int, int], int] = {}
     for number, option in enumerate(options):
