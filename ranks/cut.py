@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 
 from ranks.errors import ModelError
+from ranks.tensors import element_dtype
 
 MICROSOFT = "com.microsoft"
 SHARDRUN = "shardrun"
@@ -29,11 +30,13 @@ DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (MICROSOFT, "AllGather"): {"axis": 1, "group_size": None},
     (MICROSOFT, "AllToAll"): {"group_size": None},
     (SHARDRUN, "Broadcast"): {"root": 0},
-    (SHARDRUN, "Send"): {"peer": ...},
-    (SHARDRUN, "Recv"): {"peer": ..., "dtype": ..., "shape": ...},
+    (SHARDRUN, "Send"): {"peer": ..., "announce": 0},
+    (SHARDRUN, "Recv"): {"peer": ..., "dtype": ..., "shape": ..., "announce": 0},
 }
 """Per collective its attributes and their defaults; ``...``: must be given; None: the group's size."""
 POINT_TO_POINT = frozenset({"Send", "Recv"})
+MAX_AXES = 13
+"""Of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Cut:
     collectives: list[list[Collective]]
     inputs: list[str]
     outputs: list[str]
+
+    @property
+    def mail(self) -> list[Collective]:
+        """What this rank sends and receives, in order."""
+        return [c for level in self.collectives for c in level if c.op in POINT_TO_POINT]
 
     def signatures(self) -> list[tuple[Any, ...]]:
         """The group's collectives in order of execution (not ``Send`` and ``Recv``, which concern two
@@ -318,7 +326,25 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
             if default is ...:
                 raise ModelError(f"{describe(node)} lacks its attribute {name!r}.")
             found[name] = default
+    if node.op_type in POINT_TO_POINT:
+        _check_mail(node, found)
     return found
+
+
+def _check_mail(node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+    """What only a sender and a receiver must say."""
+    announce, shape = attributes["announce"], attributes.get("shape", ())
+    if announce not in {0, 1}:
+        raise ModelError(f"Attribute 'announce' of {describe(node)} must be 0 or 1, but is {announce}.")
+    if any(dim < -1 for dim in shape) or (-1 in shape and not announce):
+        raise ModelError(
+            f"Attribute 'shape' of {describe(node)} is {list(shape)}: lengths must be at least 0, or -1 "
+            "where they are announced (announce=1)."
+        )
+    if len(shape) > MAX_AXES:
+        raise ModelError(f"{describe(node)} receives {len(shape)} axes; at most {MAX_AXES} are possible.")
+    if "dtype" in attributes and element_dtype(attributes["dtype"]).hasobject:
+        raise ModelError(f"{describe(node)} receives dtype {attributes['dtype']}, which cannot be sent.")
 
 
 def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:

@@ -25,7 +25,9 @@ from ranks.buffers import HostMemory, Memory, Pool, Shape, nbytes
 from ranks.collectives.base import Communicator
 from ranks.cut import Collective, Cut
 from ranks.errors import ModelError
+from ranks.exchange import Exchanges
 from ranks.lifetimes import Lifetimes
+from ranks.mail import Mail, ReshapedError
 from ranks.session import reason
 
 MAX_PLANS = 8
@@ -58,19 +60,27 @@ class Program:
         communicator: Communicator | None,
         *,
         small: frozenset[str] = frozenset(),
+        mail: Mail | None = None,
     ) -> None:
         """``elements``: each value's ONNX element type, None where its size is not fixed.
 
+        ``mail``: sends and receives; without it, between the ranks of ``communicator``.
         ``small``: values that stay on the host even where ``memory`` is a GPU's.
         """
         self._cut = cut
         self._sessions = sessions
         self._elements = elements
         self._communicator = communicator
+        if mail is None and communicator is not None and cut.point_to_point:
+            mail = Mail(communicator, memory, range(communicator.size), cut.mail)
+        self._mail = mail
+        self._exchanges = Exchanges(communicator, mail, memory, elements)
         self._host: Memory = memory if isinstance(memory, HostMemory) else HostMemory(None)
         self._memory = memory
         self._small = small
         self._life = Lifetimes(cut)
+        self._read = {*cut.outputs, *(name for segment in cut.segments for name in segment.inputs)}
+        self._read.update(c.input for level in cut.collectives for c in level if c.input)
         self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._planned_levels = self._fixed_levels()
@@ -84,7 +94,15 @@ class Program:
     def run(self, feeds: Sequence[Any]) -> list[Any]:
         """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
         with self._memory.active():
+            if self._mail is not None:
+                self._mail.begin()
             return self._run(feeds)
+
+    def fail(self, reason: str) -> None:
+        """After a run that failed: does its sends and receives without values, which tells peers why."""
+        if self._mail is not None:
+            with self._memory.active():
+                self._mail.fail(reason)
 
     def _run(self, feeds: Sequence[Any]) -> list[Any]:
         key = tuple([array.shape for array in feeds])
@@ -97,7 +115,8 @@ class Program:
             self._plans.move_to_end(key)
         values = plan.values
         for name, array in zip(self._cut.inputs, feeds, strict=True):
-            self._place(name).load(values[name], array)
+            if name in self._read:
+                self._place(name).load(values[name], array)
         level = 0
         seconds = 0.0
         clock = time.perf_counter
@@ -109,8 +128,11 @@ class Program:
                     return self._leave_plan(plan, level, error)
             if exchanges:
                 start = clock()
-                for exchange in exchanges:
-                    exchange()
+                try:
+                    for exchange in exchanges:
+                        exchange()
+                except ReshapedError as found:
+                    return self._leave_at_recv(plan, level, found)
                 seconds += clock() - start
             level += 1
         self.communication_seconds += seconds
@@ -202,16 +224,10 @@ class Program:
             self._place(name).load(values[name], result)
 
     def _exchange_free(self, collective: Collective, values: Values) -> None:
-        # Never in place: what ONNX Runtime allocated may be a constant of the model.
         source = values[collective.input] if collective.input else None
-        target = None
+        target = self._exchanges.free(collective, source)
         if collective.output:
-            shape = self._output_shape(collective, self._memory.shape(source) if source is not None else ())
-            element = self._elements[collective.output] or 0
-            target = self._memory.allocate(shape, element, exchanged=True)
             values[collective.output] = target
-        for step in self._exchange(collective, source, target, in_place=False):
-            step()
 
     # shapes known
 
@@ -237,7 +253,8 @@ class Program:
             for c in self._cut.collectives[level]:
                 source = values[c.input] if c.input else None
                 target = values[c.output] if c.output else None
-                exchanges += self._exchange(c, source, target, in_place=c.output in self._life.in_place)
+                in_place = c.output in self._life.in_place
+                exchanges += self._exchanges.calls(c, source, target, in_place=in_place)
             steps.append((run, exchanges))
         plan = self._plans[key] = Plan(values, steps, levels)
         return plan
@@ -293,51 +310,22 @@ class Program:
         self._plans.clear()
         return self._results(values)
 
+    def _leave_at_recv(self, plan: Plan, level: int, found: ReshapedError) -> list[Any]:
+        """A value of another shape than planned has been announced: no plan can hold what depends on it."""
+        values, collectives = dict(plan.values), self._cut.collectives[level]
+        c = found.collective
+        values[c.output or ""] = self._exchanges.finish(c, found.shape)
+        for after in collectives[collectives.index(c) + 1 :]:
+            self._exchange_free(after, values)
+        self._run_free(values, level + 1, {})
+        self._planned_levels = min(self._planned_levels, level)
+        self._plans.clear()
+        return self._results(values)
+
     def _planned_shapes(self, plan: Plan, level: int) -> list[tuple[str, Shape]]:
         return [(name, self._place(name).shape(plan.values[name])) for name in self._life.produced[level]]
 
     # both
-
-    def _exchange(
-        self, c: Collective, source: Any, target: Any, *, in_place: bool
-    ) -> list[Callable[[], Any]]:
-        """The calls that a collective takes, bound to its buffers."""
-        group = self._communicator
-        assert group is not None
-        calls: list[Callable[[], Any]] = []
-        if c.op in ("AllReduce", "Broadcast"):
-            if not in_place:
-                calls.append(partial(self._memory.copy, target, source))
-            if c.op == "AllReduce":
-                calls.append(partial(group.all_reduce, target))
-            else:
-                calls.append(partial(group.broadcast, target, c.attributes["root"]))
-        elif c.op == "AllGather":
-            axis = c.attributes["axis"] % max(1, len(self._memory.shape(source)))
-            calls.append(partial(group.all_gather, source, target, axis))
-        elif c.op == "AllToAll":
-            calls.append(partial(group.all_to_all, source, target))
-        elif c.op == "Send":
-            calls.append(partial(group.send, source, c.attributes["peer"]))
-        else:
-            calls.append(partial(group.recv, target, c.attributes["peer"]))
-        return calls
-
-    def _output_shape(self, c: Collective, shape: Shape) -> Shape:
-        size = self._communicator.size if self._communicator else 1
-        if c.op == "Recv":
-            return tuple(c.attributes["shape"])
-        if c.op == "AllGather":
-            axis = c.attributes["axis"]
-            if not -len(shape) <= axis < len(shape):
-                raise ModelError(f"AllGather of {c.input!r} has axis {axis}, but its shape is {list(shape)}.")
-            axis %= len(shape)
-            return (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
-        if c.op == "AllToAll" and (not shape or shape[0] % size):
-            raise ModelError(
-                f"AllToAll of {c.input!r}: axis 0 of its shape {list(shape)} must be a multiple of {size}."
-            )
-        return shape
 
     def _place(self, name: str) -> Memory:
         return self._host if name in self._small or self._elements[name] is None else self._memory

@@ -122,7 +122,8 @@ class SegmentBuilder:
 
 
 def _recv_type(collective: Collective) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], collective.attributes["shape"])
+    shape = [dim if dim >= 0 else None for dim in collective.attributes["shape"]]
+    return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
 
 
 def _type_proto(ort_type: str, shape: Sequence[Any]) -> onnx.TypeProto:

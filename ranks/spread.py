@@ -1,4 +1,4 @@
-"""Passing a message from rank 0 to the other ranks by collective, as the same frame that a socket carries."""
+"""Passing a message from one rank to the others by collective, as the same frame that a socket carries."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ BLOCK = 16 << 10
 
 
 class Spreader:
-    """Rank 0 gives a message, every rank gets it."""
+    """One rank gives a message, every rank gets it."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._on_device = communicator.name in {"nccl", "hccl"}
         self._block = np.zeros(BLOCK, np.uint8)
 
-    def spread(self, message: wire.Message | None) -> wire.Message:
-        """Rank 0's ``message`` (the others pass None). A collective: every rank must call it."""
+    def spread(self, message: wire.Message | None, root: int = 0) -> wire.Message:
+        """The ``message`` of rank ``root`` (the others pass None). A collective: every rank must call it."""
         if self._communicator.size == 1 and message is not None:
             return message
         if message is not None:
-            self._give(message)
+            self._give(message, root)
             return message
-        return self._take()
+        return self._take(root)
 
-    def _give(self, message: wire.Message) -> None:
+    def _give(self, message: wire.Message, root: int) -> None:
         pieces = [np.frombuffer(piece, np.uint8) for piece in wire.encode(message)[0]]
         position = 0
         for piece in pieces:
@@ -39,15 +39,15 @@ class Spreader:
                 head = piece[: BLOCK - position]
                 self._block[position : position + len(head)] = head
             position += len(piece)
-        self._broadcast(self._block)
+        self._broadcast(self._block, root)
         position = 0
         for piece in pieces:
             if position + len(piece) > BLOCK:
-                self._broadcast(piece[max(0, BLOCK - position) :])
+                self._broadcast(piece[max(0, BLOCK - position) :], root)
             position += len(piece)
 
-    def _take(self) -> wire.Message:
-        self._broadcast(self._block)
+    def _take(self, root: int) -> wire.Message:
+        self._broadcast(self._block, root)
         position = 0
 
         def fill(target: memoryview, first: bool = False) -> None:
@@ -55,19 +55,19 @@ class Spreader:
             inline = min(len(target), max(0, BLOCK - position))
             target[:inline] = self._block[position : position + inline].data
             if inline < len(target):
-                self._broadcast(np.frombuffer(target[inline:], np.uint8))
+                self._broadcast(np.frombuffer(target[inline:], np.uint8), root)
             position += len(target)
 
         return wire.read_frame(fill)
 
-    def _broadcast(self, data: np.ndarray[Any, Any]) -> None:
+    def _broadcast(self, data: np.ndarray[Any, Any], root: int) -> None:
         if not self._on_device:
-            self._communicator.broadcast(data)
+            self._communicator.broadcast(data, root)
             return
         import torch
 
         buffer = self._communicator.allocate(data.shape, data.dtype)
         buffer.copy_(torch.from_numpy(data))
-        self._communicator.broadcast(buffer)
-        if self._communicator.rank:
+        self._communicator.broadcast(buffer, root)
+        if self._communicator.rank != root:
             data[...] = buffer.cpu().numpy()
