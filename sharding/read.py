@@ -12,6 +12,7 @@ import numpy as np
 from sharding.errors import ModelError
 from sharding.manifest import FileEntry, sha256_of
 from sharding.protobuf import MalformedError, without_weights
+from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, first_cause
@@ -46,6 +47,7 @@ def read_model(path: str | Path) -> Source:
     for name, value in model.graph.initializers.items():
         _check_tensor(name, _data(value, path), path)
     infer(model, path)
+    recurrent_weights_to_initializers(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
