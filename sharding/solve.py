@@ -32,8 +32,8 @@ WIDTH = 48
 LIVE = 1024
 """States times the values that they hold apart: of wide graphs fewer states are kept."""
 MAX_HELD = 96
-"""Values that a state remembers as not whole; what a node makes beyond that counts as gathered at once. Only
-graphs of very many parallel branches reach it: without it they would take hours."""
+"""Values that a state holds apart. Beyond that the oldest are settled as the best state has them. Only graphs
+of very many parallel branches reach it: without it they would take hours."""
 
 
 def solve(
@@ -78,11 +78,14 @@ class _Outcome:
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.lookahead = problem, Lookahead(problem)
+        self.settled: dict[int, Held] = {}
+        """What all states hold alike and no longer list."""
 
     def run(self) -> list[int]:
         states = [_State(0, 0, {}, 0, None, -1, 0)]
         for index in range(len(self.problem.choices)):
             states = self._advance(states, index)
+        self._unsettle(states, self.problem.weight_outputs)
         choices = [0] * len(self.problem.choices)
         state: _State | None = min(states, key=self._final_cost)
         while state is not None:
@@ -95,6 +98,7 @@ class _Search:
         problem = self.problem
         touched = list(dict.fromkeys(number for number in problem.inputs[index] if number is not None))
         choices = problem.choices[index]
+        self._unsettle(states, touched)
         if (
             len(choices) == 1
             and not any(choices[0].outputs)
@@ -120,23 +124,36 @@ class _Search:
                         held.pop(number, None)
                     else:
                         held[number] = where
-                reached[key] = after = _State(
+                reached[key] = _State(
                     cost, state.regret + outcome.regret, held, key, state, index, outcome.choice
                 )
-                if len(held) > MAX_HELD:
-                    del reached[key]
-                    self._gather(after, index)
-                    if after.key not in reached or after.cost < reached[after.key].cost:
-                        reached[after.key] = after
-        return self._prune(list(reached.values()))
+        return self._settle(self._prune(list(reached.values())))
 
-    def _gather(self, state: _State, index: int) -> None:
-        """Counts what a step made as gathered at once."""
-        for number in self.problem.outputs[index]:
-            where = state.held.pop(number, None)
-            if where is not None:
-                state.cost += self.problem.bring(number, where, WHOLE)[0]
+    def _settle(self, states: list[_State]) -> list[_State]:
+        """Leaves only states that agree with the best about the oldest values, where too many are held."""
+        widest = max(states, key=lambda state: len(state.held))
+        if len(widest.held) <= MAX_HELD:
+            return states
+        best = states[0]
+        for number in list(widest.held)[: len(widest.held) - MAX_HELD // 2]:
+            where = best.held.get(number)
+            states = [state for state in states if state.held.get(number) == where]
+            if where is None:
+                continue
+            self.settled[number] = where
+            for state in states:
+                del state.held[number]
                 state.key ^= _part_of_key(number, where)
+        return states
+
+    def _unsettle(self, states: list[_State], numbers: list[int]) -> None:
+        """Gives the states back what was settled of the values that a step uses."""
+        for number in numbers:
+            where = self.settled.pop(number, None)
+            if where is not None:
+                for state in states:
+                    state.held[number] = where
+                    state.key ^= _part_of_key(number, where)
 
     def _outcomes(self, index: int, touched: list[int], places: tuple[Held | None, ...]) -> list[_Outcome]:
         """What each option of a step leads to from these placements of its inputs; of equal ones the best."""
