@@ -1,10 +1,13 @@
 """Operator rules, one module per operator family; importing this package registers them all in ``RULES``."""
 
 from sharding.rules import along_axis as along_axis
+from sharding.rules import attention as attention
 from sharding.rules import contrib as contrib
 from sharding.rules import conv as conv
 from sharding.rules import einsum as einsum
 from sharding.rules import elementwise as elementwise
+from sharding.rules import experts as experts
+from sharding.rules import fused_products as fused_products
 from sharding.rules import indexing as indexing
 from sharding.rules import layout as layout
 from sharding.rules import matmul as matmul

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sharding.placement import Placement, Split
 from sharding.rules.along_axis import others
-from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import absent, option, same_shape, shape_of, splits
+from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.common import Values, absent, dim, option, shape_of, splits
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.matmul import product
 
@@ -13,12 +14,35 @@ MICROSOFT = "com.microsoft"
 rule("Gelu", "QuickGelu", domain=MICROSOFT)(unary)
 
 
-@rule("BiasGelu", "FastGelu", domain=MICROSOFT)
+@rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)
 def bias_gelu(node: NodeView) -> list[Option]:
     """The bias, one value per element of the last axis, is added first."""
     if absent(node, 1):
         return unary(node)
     return [option(node, parts, split) for parts, split in broadcast_axes(node)]
+
+
+@rule("BiasSplitGelu", domain=MICROSOFT)
+def bias_split_gelu(node: NodeView) -> list[Option]:
+    """The first half of the last axis times the Gelu of the second half: two blocks of it become one."""
+    shape = node.shapes[0]
+    if shape is None:
+        return []
+    last = len(shape) - 1
+    options = others(node, (last,))
+    if node.divisible(shape[last], 2):
+        options.append(option(node, {0: Split(last, 2), 1: Split(0, 2)}, Split(last)))
+    return options
+
+
+@rule("BiasSoftmax", domain=MICROSOFT)
+def bias_softmax(node: NodeView) -> list[Option]:
+    """Softmax over ``axis`` and all after it, of the sum with a bias that is broadcast."""
+    shape, bias = node.shapes[0], node.shapes[1]
+    if shape is None or bias is None or len(shape) != len(bias):
+        return []
+    axis = int(node.attributes.get("axis", 1)) % len(shape)
+    return [option(node, parts, split) for parts, split in broadcast_axes(node) if split.axis < axis]
 
 
 @rule("FusedMatMul", domain=MICROSOFT)
@@ -29,13 +53,34 @@ def fused_matmul(node: NodeView) -> list[Option]:
     return product(node, bool(node.attributes.get("transA", 0)), bool(node.attributes.get("transB", 0)))
 
 
+@rule("GemmFastGelu", domain=MICROSOFT)
+def gemm_fast_gelu(node: NodeView) -> list[Option]:
+    """Gelu of X * W + bias: the columns, or an axis of X that is not summed over."""
+    shape, weights = node.shapes[0], node.shapes[1]
+    if shape is None or weights is None or len(weights) != 2:
+        return []
+    last = len(shape) - 1
+    options = others(node, (last,))
+    for blocks in node.blocks(weights[1]):
+        bias: dict[int, Placement] = {} if absent(node, 2) else {2: Split(0, blocks)}
+        options.append(option(node, {1: Split(1, blocks), **bias}, Split(last, blocks)))
+    return options
+
+
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(node: NodeView) -> list[Option]:
-    """Normalizes the sum of the first two inputs along the last axis: the others may be split."""
+    """Normalizes the sum of the first two inputs along the last axis: the others may be split.
+
+    The second input may lack the batch axis or have length 1 there.
+    """
     shape = node.shapes[0]
-    if shape is None or not same_shape(shape, shape_of(node, 1)):
+    if shape is None:
         return []
-    return [option(node, {0: split, 1: split}, split) for split in splits(node, shape, range(len(shape) - 1))]
+    return [
+        option(node, parts, split)
+        for parts, split in broadcast_axes(node, (0, 1))
+        if split.axis < len(shape) - 1 and 0 in parts
+    ]
 
 
 @rule("SimplifiedLayerNormalization")
@@ -46,3 +91,42 @@ def simplified_layer_normalization(node: NodeView) -> list[Option]:
     if shape is None or axis not in (-1, len(shape) - 1):
         return []
     return others(node, (len(shape) - 1,))
+
+
+@rule("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_layer_normalization(node: NodeView) -> list[Option]:
+    """Ids [batch, sequence] to normalized sums of embeddings: rows of the batch by themselves.
+
+    The tables are cut where the operator is written out as its parts (`sharding.lowering`).
+    """
+    batch = dim(node.shapes[0], 0)
+    if not node.divisible(batch):
+        return []
+    parts: dict[int, Placement] = {0: Split(0)}
+    for index in (1, 7, 8):
+        if not absent(node, index):
+            length = dim(shape_of(node, index), 0)
+            if length == batch:
+                parts[index] = Split(0)
+            elif index != 8 or length != 1:
+                return []
+    return [option(node, parts, Split(0))]
+
+
+@rule("GroupNorm", domain=MICROSOFT)
+def group_norm(node: NodeView) -> list[Option]:
+    """Channels last: the batch, or whole groups of channels."""
+    shape = node.shapes[0]
+    groups = int(node.attributes.get("groups", 0))
+    if shape is None or not node.attributes.get("channels_last", 1):
+        return []
+    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
+    last = len(shape) - 1
+    if node.divisible(groups) and node.divisible(shape[last]):
+
+        def fewer(e: Emitter, values: Values) -> list[object]:
+            return e.copy(values, groups=groups // e.world)
+
+        parts: dict[int, Placement] = {0: Split(last), 1: Split(0), 2: Split(0)}
+        options.append(option(node, parts, Split(last), fewer))
+    return options

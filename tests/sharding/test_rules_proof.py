@@ -15,7 +15,7 @@ import pytest
 import sharding.rules
 from sharding.rules import RULES
 from tests.sharding.proof import Case, kind, prove, runnable
-from tests.sharding.rule_cases import CASES
+from tests.sharding.rule_cases import CASES, EXTRA_BY_DOMAIN
 from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 
 WORLDS = (2, 3, 4)
@@ -56,6 +56,10 @@ EXTRA: dict[str, Set[str]] = {
 """The kinds of options that must have been run, besides split->split."""
 
 
+ONLY_OTHERWISE = ("Shape", "Size", "PackedAttention", "PackedMultiHeadAttention")
+"""Operators without options of the kind split->split."""
+
+
 def _by_operator() -> dict[tuple[str, str], list[Case]]:
     cases: dict[tuple[str, str], list[Case]] = defaultdict(list)
     for case in CASES:
@@ -73,8 +77,8 @@ def test_every_option_is_exact(operator: tuple[str, str]) -> None:
         newest = max(case.opset for case in BY_OPERATOR[operator])
         pytest.skip(f"the installed ONNX Runtime does not run {operator[1]} of opset {newest}")
     proved = {kind(option) for case in cases for world in WORLDS for option in prove(case, world)}
-    required = set(EXTRA.get(operator[1], ()))
-    if operator[1] not in ("Shape", "Size"):
+    required = set(EXTRA_BY_DOMAIN.get(operator, EXTRA.get(operator[1], ())))
+    if operator[1] not in ONLY_OTHERWISE:
         required = required | {"split->split"}
     assert required <= proved, f"not exercised: {required - proved}"
     assert proved - required <= BLOCKS, f"kinds of options that this test does not name: {proved - required}"

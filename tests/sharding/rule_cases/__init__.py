@@ -4,7 +4,10 @@ from collections.abc import Set
 
 from tests.sharding.proof import Case
 from tests.sharding.rule_cases import (
+    attention,
     elementwise,
+    fused,
+    gpu_only,
     images,
     indexing,
     layout,
@@ -16,6 +19,9 @@ from tests.sharding.rule_cases import (
 )
 
 CASES: list[Case] = [
+    *attention.CASES,
+    *fused.CASES,
+    *gpu_only.CASES,
     *elementwise.CASES,
     *images.CASES,
     *indexing.CASES,
@@ -26,5 +32,7 @@ CASES: list[Case] = [
     *sequences.CASES,
     *shapes.CASES,
 ]
+EXTRA_BY_DOMAIN: dict[tuple[str, str], Set[str]] = {**attention.EXTRA, **fused.EXTRA, **gpu_only.EXTRA}
+"""The same by domain and operator."""
 EXTRA: dict[str, Set[str]] = {**images.EXTRA, **quantized.EXTRA, **sequences.EXTRA}
 """By operator: the kinds of options that the cases must run, besides split->split."""

@@ -1,0 +1,368 @@
+"""Attention of all heads at once, as the standard (opset 23) and ONNX Runtime's own operators have it.
+
+Heads are independent of each other, and so are the rows of a batch; without a causal mask and a cache so are
+the queries. Heads that are merged into one hidden axis are cut between heads, and the attributes that count
+them are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sharding.placement import REPLICATED, Placement, Split
+from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
+from sharding.rules.common import (
+    Shape,
+    Values,
+    absent,
+    dim,
+    int64,
+    option,
+    partial_option,
+    shape_of,
+)
+
+MICROSOFT = "com.microsoft"
+_COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")
+
+
+def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+    """The node with the attributes that count heads divided by the number of ranks."""
+    changed: dict[str, Any] = {
+        name: int(node.attributes[name]) // e.world for name in _COUNTS if node.attributes.get(name)
+    }
+    sizes = node.attributes.get("qkv_hidden_sizes")
+    if sizes:
+        changed["qkv_hidden_sizes"] = [int(size) // e.world for size in sizes]
+    return e.copy(values, **changed)
+
+
+def _broadcast_part(shape: Shape | None, axis: int, length: Dim) -> Split | bool | None:
+    """How an operand broadcast to [batch, heads, queries, keys] is cut where ``axis`` (from the end) is cut.
+
+    None: not at all, it has length 1 there or lacks the axis; False: unknown.
+    """
+    if shape is None:
+        return False
+    if len(shape) < -axis or shape[axis] == 1:
+        return None
+    return Split(len(shape) + axis) if shape[axis] == length else False
+
+
+def _outputs(node: NodeView, placements: Sequence[Placement]) -> list[Placement]:
+    return list(placements[: len(node.output_shapes)])
+
+
+def _present(node: NodeView, parts: Mapping[int, Placement]) -> dict[int, Placement]:
+    return {index: placement for index, placement in parts.items() if not absent(node, index)}
+
+
+def _with_broadcast(
+    node: NodeView, parts: Mapping[int, Placement], index: int, axis: int, length: Dim
+) -> dict[int, Placement] | None:
+    """These parts and that of a broadcast operand; None where it cannot be told."""
+    if absent(node, index):
+        return dict(parts)
+    part = _broadcast_part(shape_of(node, index), axis, length)
+    if isinstance(part, bool):
+        return None
+    return dict(parts) if part is None else {**parts, index: part}
+
+
+@rule("Attention")
+def attention(node: NodeView) -> list[Option]:
+    """Q, K, V as [batch, heads, length, size] or [batch, length, heads * size]; mask; cache."""
+    query, key = node.shapes[0], node.shapes[1]
+    if query is None or key is None or len(query) not in (3, 4) or len(key) != len(query):
+        return []
+    four = len(query) == 4
+    heads = query[1] if four else int(node.attributes.get("q_num_heads", 0))
+    pairs = key[1] if four else int(node.attributes.get("kv_num_heads", 0))
+    options: list[Option] = []
+    if node.divisible(heads) and node.divisible(pairs):
+        own, cache = Split(1 if four else 2), Split(1)
+        parts = _present(node, {0: own, 1: own, 2: own, 4: cache, 5: cache})
+        whole = _with_broadcast(node, parts, 3, -3, heads)
+        if whole is not None:
+            emit = partial(divided_counts, node) if node.attributes.get("q_num_heads") else None
+            options.append(option(node, whole, _outputs(node, [own, cache, cache, cache]), emit))
+    if node.divisible(query[0]):
+        first = Split(0)
+        parts = _present(node, dict.fromkeys((0, 1, 2, 4, 5, 6), first))
+        whole = _with_broadcast(node, parts, 3, -4, query[0])
+        if whole is not None:
+            options.append(option(node, whole, first))
+    length = query[2 if four else 1]
+    causal = node.attributes.get("is_causal", 0) or not absent(node, 4) or not absent(node, 6)
+    if node.divisible(length) and not causal:
+        rows = Split(2 if four else 1)
+        whole = _with_broadcast(node, {0: rows}, 3, -2, length)
+        if whole is not None:
+            options.append(option(node, whole, _outputs(node, [rows, REPLICATED, REPLICATED, Split(2)])))
+    return options
+
+
+@rule("Attention", domain=MICROSOFT)
+def fused_attention(node: NodeView) -> list[Option]:
+    """With the projections: weights [input, q + k + v] and bias are cut in three blocks, between heads."""
+    return _fused(node, mask=3, past=4, bias=5, per_column=())
+
+
+@rule("QAttention", domain=MICROSOFT)
+def quantized_attention(node: NodeView) -> list[Option]:
+    """The same with 8-bit input and weights; the weights' scale and zero point may be one per column."""
+    shapes = [shape_of(node, index) for index in (4, 7)]
+    if any(shape is not None and len(shape) > 1 for shape in shapes) or shapes[0] is None:
+        return []
+    columns = [index for index, shape in zip((4, 7), shapes, strict=True) if shape and shape[0] != 1]
+    return _fused(node, mask=5, past=8, bias=None, per_column=columns)
+
+
+def _fused(
+    node: NodeView, *, mask: int, past: int, bias: int | None, per_column: Sequence[int]
+) -> list[Option]:
+    shape, weights = node.shapes[0], node.shapes[1]
+    heads = int(node.attributes.get("num_heads", 0))
+    if shape is None or len(shape) != 3 or weights is None or len(weights) != 2:
+        return []
+    sizes = node.attributes.get("qkv_hidden_sizes") or (1, 1, 1)
+    options: list[Option] = []
+    if node.divisible(heads) and node.divisible(weights[1], 3) and len(set(sizes)) == 1:
+        vectors = dict.fromkeys((2, *per_column), Split(0, 3))
+        parts = _present(node, {1: Split(1, 3), past: Split(2), **vectors})
+        whole = parts if bias is None else _with_broadcast(node, parts, bias, -3, heads)
+        if whole is not None:
+            outputs = _outputs(node, [Split(2), Split(2)])
+            options.append(option(node, whole, outputs, partial(divided_counts, node)))
+    batch = _batch_mask(node, mask, shape[0])
+    if node.divisible(shape[0]) and batch is not None:
+        parts = _present(node, {0: Split(0), past: Split(1), **batch})
+        whole = parts if bias is None else _with_broadcast(node, parts, bias, -4, shape[0])
+        if whole is not None:
+            options.append(option(node, whole, _outputs(node, [Split(0), Split(1)])))
+    return options
+
+
+def _batch_mask(node: NodeView, index: int, batch: Dim) -> dict[int, Placement] | None:
+    """How a mask is cut with the batch; None where it cannot be. Ends then starts of rows are two blocks."""
+    if absent(node, index):
+        return {}
+    first = dim(shape_of(node, index), 0)
+    if first == batch:
+        return {index: Split(0)}
+    shape = shape_of(node, index) or ()
+    return {index: Split(0, 2)} if len(shape) == 1 and isinstance(batch, int) and first == 2 * batch else None
+
+
+@rule("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(node: NodeView) -> list[Option]:
+    """Of projected queries, keys and values, or of both or all three packed by head; also cross attention."""
+    return _multi_head(node, bias=3, mask=4, added=5, past=6, beams=9)
+
+
+@rule("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
+def decoder_masked_attention(node: NodeView) -> list[Option]:
+    """The same for one new token, with the cache that it is appended to."""
+    return _multi_head(node, bias=10, mask=3, added=4, past=5, beams=9)
+
+
+def _multi_head(node: NodeView, *, bias: int, mask: int, added: int, past: int, beams: int) -> list[Option]:
+    shapes = [shape_of(node, index) for index in range(3)]
+    heads = int(node.attributes.get("num_heads", 0))
+    query = shapes[0]
+    if query is None or any(shape is None and not absent(node, i) for i, shape in enumerate(shapes)):
+        return []
+    options: list[Option] = []
+    widths = [shape[2] for shape in shapes if shape is not None and len(shape) == 3]
+    biased = not absent(node, bias)
+    one_width = len(set(widths)) == 1 and isinstance(widths[0], int)
+    if node.divisible(heads) and (not biased or (one_width and len(query) == 3)):
+        parts: dict[int, Placement] = {
+            # [batch, heads, length, size] has its heads on axis 1, all others on axis 2.
+            i: Split(1 if len(shape) == 4 else 2)
+            for i, shape in enumerate(shapes)
+            if shape is not None
+        }
+        cache = Split(1)
+        parts |= _present(node, {past: cache, past + 1: cache, bias: Split(0, 3)})
+        whole = _with_broadcast(node, parts, added, -3, heads)
+        if whole is not None:
+            outputs = _outputs(node, [Split(2), cache, cache, cache])
+            options.append(option(node, whole, outputs, partial(divided_counts, node)))
+    batch = _batch_mask(node, mask, query[0])
+    if node.divisible(query[0]) and batch is not None:
+        first = Split(0)
+        parts = _present(node, {**dict.fromkeys((0, 1, 2, past, past + 1, beams), first), **batch})
+        whole = _with_broadcast(node, parts, added, -4, query[0])
+        if whole is not None:
+            options.append(option(node, whole, first))
+    return options + _queries(node, mask, added, past)
+
+
+def _queries(node: NodeView, mask: int, added: int, past: int) -> list[Option]:
+    """The queries split, keys and values whole: nothing is causal, cached or masked by query."""
+    query, masked = node.shapes[0] or (), shape_of(node, mask)
+    causal = node.attributes.get("unidirectional", 0) or not absent(node, past)
+    separate = len(query) == 3 and not absent(node, 1) and node.op_type == "MultiHeadAttention"
+    if causal or not separate or not node.divisible(query[1]):
+        return []
+    parts: dict[int, Placement] = {0: Split(1)}
+    if not absent(node, mask):
+        if masked is None or len(masked) not in (2, 3):
+            return []
+        if len(masked) == 3:
+            parts[mask] = Split(1)
+    whole = _with_broadcast(node, parts, added, -2, query[1])
+    if whole is None:
+        return []
+    return [option(node, whole, _outputs(node, [Split(1), REPLICATED, REPLICATED, Split(2)]))]
+
+
+@rule("PackedAttention", domain=MICROSOFT)
+def packed_attention(node: NodeView) -> list[Option]:
+    """As ``fused_attention``, on the tokens of all rows one after the other: [tokens, input]."""
+    weights = node.shapes[1]
+    heads, sizes = int(node.attributes.get("num_heads", 0)), node.attributes.get("qkv_hidden_sizes")
+    if weights is None or not node.divisible(heads) or not node.divisible(weights[1], 3):
+        return []
+    whole = _with_broadcast(node, {1: Split(1, 3), 2: Split(0, 3)}, 5, -3, heads)
+    if whole is None or len(set(sizes or (1,))) != 1:
+        return []
+    return [option(node, whole, Split(1), partial(divided_counts, node))]
+
+
+@rule("PackedMultiHeadAttention", domain=MICROSOFT)
+def packed_multi_head_attention(node: NodeView) -> list[Option]:
+    """The same of projected queries, keys and values [tokens, heads * size], or [tokens, heads, 3, size]."""
+    shapes = [shape_of(node, index) for index in range(3)]
+    heads = int(node.attributes.get("num_heads", 0))
+    if shapes[0] is None or not node.divisible(heads):
+        return []
+    biased = not absent(node, 3)
+    if biased and len({shape[1] if shape and len(shape) == 2 else None for shape in shapes}) != 1:
+        return []
+    parts = _present(node, {0: Split(1), 1: Split(1), 2: Split(1), 3: Split(0, 3)})
+    whole = _with_broadcast(node, parts, 6, -3, heads)
+    return [] if whole is None else [option(node, whole, Split(1), partial(divided_counts, node))]
+
+
+@rule("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(node: NodeView) -> list[Option]:
+    """Groups of query heads share a key and a value head; with a cache, rotary embedding, all in one."""
+    query, key = node.shapes[0], shape_of(node, 1)
+    heads, pairs = (int(node.attributes.get(name, 0)) for name in ("num_heads", "kv_num_heads"))
+    packed = absent(node, 1)
+    quantized = not absent(node, 12) or not absent(node, 13)
+    if (
+        query is None
+        or len(query) != 3
+        or (key is None and not packed)
+        or quantized
+        or heads < 1
+        or pairs < 1
+    ):
+        return []
+    options: list[Option] = []
+    cache = Split(1)
+    if node.divisible(heads) and node.divisible(pairs):
+        parts = _present(node, {3: cache, 4: cache, 11: Split(0)})
+        emit: Any = partial(divided_counts, node)
+        if not packed:
+            parts |= dict.fromkeys((0, 1, 2), Split(2))
+        elif heads == pairs:
+            parts[0] = Split(2, 3)
+        else:
+            emit = partial(_unpacked, node)
+        whole = _with_broadcast(node, parts, 10, -3, heads)
+        width = dim(query, 2)
+        if whole is not None and (
+            not packed or (isinstance(width, int) and width % (heads + 2 * pairs) == 0)
+        ):
+            outputs = _outputs(node, [Split(2), cache, cache, cache])
+            options.append(option(node, whole, outputs, emit))
+    positions = dim(shape_of(node, 9), 0)
+    if node.divisible(query[0]) and (absent(node, 9) or positions == query[0]):
+        parts = _present(node, dict.fromkeys((0, 1, 2, 3, 4, 5, 9), Split(0)))
+        whole = _with_broadcast(node, parts, 10, -4, query[0])
+        if whole is not None:
+            options.append(option(node, whole, Split(0)))
+    return options
+
+
+def _unpacked(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+    """Takes this rank's heads out of the packed queries, keys and values, which are unequally many."""
+    heads, pairs = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    size = int((node.shapes[0] or ())[2] or 0) // (heads + 2 * pairs)
+    taken, start = [], 0
+    for count in (heads, pairs, pairs):
+        width = count * size // e.world
+        first = start + e.rank * width
+        bounds = [int64(e, [bound]) for bound in (first, first + width, 2)]
+        taken += e.op("Slice", [values[0], *bounds])
+        start += count * size
+    return divided_counts(node, e, [*taken, *values[3:]])
+
+
+@rule("RotaryEmbedding")
+def rotary_embedding(node: NodeView) -> list[Option]:
+    """X [batch, heads, length, size] or [batch, length, heads * size]; caches by position or by element."""
+    return _rotary(node, caches=(1, 2), positions=3)
+
+
+@rule("RotaryEmbedding", domain=MICROSOFT)
+def microsoft_rotary_embedding(node: NodeView) -> list[Option]:
+    """The same with the positions before the caches; one position alone is that of the first element."""
+    return _rotary(node, caches=(2, 3), positions=1)
+
+
+def _rotary(node: NodeView, *, caches: tuple[int, int], positions: int) -> list[Option]:
+    shape, cosines = node.shapes[0], shape_of(node, caches[0])
+    if (
+        shape is None
+        or len(shape) not in (3, 4)
+        or cosines is None
+        or node.attributes.get("is_packed_batching")
+    ):
+        return []
+    four = len(shape) == 4
+    by_element = list(caches) if len(cosines) == 3 else []
+    options = partial_option(node)
+    if _rotary_heads(node, cosines):
+        heads = Split(1 if four else 2)
+        options.append(option(node, {0: heads}, heads, partial(divided_counts, node)))
+    given = shape_of(node, positions)
+    if not absent(node, positions):
+        if given is None or len(given) != 2:
+            return options + ([] if given is None else _rotary_batch(node, {}))
+        by_element.append(positions)
+    for axis, own in ((0, 0), (1, 2 if four else 1)):
+        if node.divisible(shape[own]) and all(dim(shape_of(node, i), axis) == shape[own] for i in by_element):
+            parts: dict[int, Placement] = {0: Split(own), **dict.fromkeys(by_element, Split(axis))}
+            # Without positions the caches are looked up by place: only their own rows may be cut with X.
+            if axis == 0 or by_element:
+                options.append(option(node, parts, Split(own)))
+    return options
+
+
+def _rotary_batch(node: NodeView, parts: Mapping[int, Placement]) -> list[Option]:
+    if not node.divisible((node.shapes[0] or ())[0]):
+        return []
+    return [option(node, {**parts, 0: Split(0)}, Split(0))]
+
+
+def _rotary_heads(node: NodeView, cosines: Shape) -> bool:
+    """Whether the heads divide over the ranks."""
+    shape = node.shapes[0] or ()
+    if len(shape) == 4:
+        return node.divisible(shape[1])
+    heads = int(node.attributes.get("num_heads", 0))
+    if heads:
+        return node.divisible(heads)
+    size = cosines[-1]  # half of what is rotated, which then is all of a head
+    return (
+        isinstance(size, int)
+        and not node.attributes.get("rotary_embedding_dim")
+        and node.divisible(shape[2], 2 * size)
+    )

@@ -1,0 +1,263 @@
+"""Attention operators in the forms that exporters and ONNX Runtime's optimizer write."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from tests.sharding.proof import MICROSOFT, Case
+from tests.sharding.rule_cases.arrays import boolean, f32, i64, u8
+
+HEADS, SIZE, BATCH, LENGTH = 12, 4, 2, 5
+WIDTH = HEADS * SIZE
+
+
+def _i32(*values: int) -> np.ndarray[Any, Any]:
+    return np.asarray(values, dtype=np.int32)
+
+
+def _ms(op: str, inputs: list[Any], attributes: dict[str, Any], outputs: int = 1, **more: Any) -> Case:
+    return Case(op, inputs, attributes, 1, outputs, MICROSOFT, **more)
+
+
+def _standard() -> list[Case]:
+    q4, k4, v4 = f32(BATCH, HEADS, LENGTH, SIZE), f32(BATCH, HEADS, 7, SIZE), f32(BATCH, HEADS, 7, 6)
+    q3, k3, v3 = f32(BATCH, LENGTH, WIDTH), f32(BATCH, 7, WIDTH), f32(BATCH, 7, HEADS * 6)
+    merged = {"q_num_heads": HEADS, "kv_num_heads": HEADS}
+    grouped = f32(BATCH, 24, LENGTH, SIZE)
+    past = [f32(BATCH, HEADS, 3, SIZE), f32(BATCH, HEADS, 3, 6)]
+    rows = f32(12, 3, LENGTH, SIZE)
+    long = [f32(1, 2, 12, SIZE), f32(1, 2, 7, SIZE), f32(1, 2, 7, SIZE)]
+    cases = []
+    for opset in (23, 24):
+        cases += [
+            Case("Attention", [q4, k4, v4], opset=opset),
+            Case("Attention", [q3, k3, v3], {**merged, "scale": 0.3}, opset),
+            Case("Attention", [grouped, k4, v4], {"softcap": 2.0, "is_causal": 1}, opset),
+            Case("Attention", [q4, k4, v4, f32(LENGTH, 7)], opset=opset),
+            Case("Attention", [q4, k4, v4, f32(BATCH, HEADS, LENGTH, 7)], opset=opset),
+            Case("Attention", [q4, k4, v4, f32(1, 1, LENGTH, 7)], opset=opset),
+            Case("Attention", [q4, k4, v4, boolean(BATCH, 1, LENGTH, 7) | True], opset=opset),
+            Case("Attention", [q4, k4, v4, f32(LENGTH, 10), *past], {"is_causal": 1}, opset, 3),
+            Case("Attention", [q4, k4, v4, None, *past], {"qk_matmul_output_mode": 1}, opset, 4),
+            Case(
+                "Attention",
+                [q3, k3, v3, f32(3 + HEADS - 3, LENGTH, 10), *past],
+                merged,
+                opset,
+                3,
+            ),
+            Case("Attention", [rows, rows, rows, f32(12, 1, LENGTH, LENGTH)], opset=opset),
+            Case("Attention", [rows, rows, rows], {"is_causal": 1}, opset),
+            Case("Attention", [*long, f32(12, 7)], opset=opset),
+            Case("Attention", [*long, f32(1, 2, 1, 7) * np.ones((1, 2, 12, 7), np.float32)], opset=opset),
+            Case("Attention", [f32(1, 12, WIDTH), f32(1, 7, WIDTH), f32(1, 7, WIDTH)], merged, opset),
+        ]
+    lengths = np.asarray([3, 7] * 6, dtype=np.int64)
+    padded = [f32(12, 3, LENGTH, SIZE), f32(12, 3, 7, SIZE), f32(12, 3, 7, SIZE)]
+    return [
+        *cases,
+        Case("Attention", [q4, k4, v4, None, None, None, lengths[:2]], opset=24),
+        Case("Attention", [*padded, None, None, None, lengths], opset=24),
+        # The mask's lengths are not known: only what does not cut it is offered.
+        Case("Attention", [q4, k4, v4, f32(BATCH, HEADS, LENGTH, 7)], opset=23, shapes={3: None}),
+    ]
+
+
+def _fused() -> list[Case]:
+    x, w, b = f32(BATCH, LENGTH, 8), f32(8, 3 * WIDTH), f32(3 * WIDTH)
+    heads = {"num_heads": HEADS}
+    rows, small, bias = f32(12, LENGTH, 8), f32(8, 24), f32(24)
+    few = {"num_heads": 2}
+    past = f32(2, BATCH, HEADS, 3, SIZE)
+    return [
+        _ms("Attention", [x, w, b], heads),
+        _ms("Attention", [x, w, b], {**heads, "qkv_hidden_sizes": [WIDTH] * 3, "scale": 0.4}),
+        _ms("Attention", [x, w, b, _i32(3, 5)], heads),
+        _ms("Attention", [x, w, b, _i32(3, 5, 0, 1)], heads),
+        _ms("Attention", [x, w, b, _i32(1, 1, 1, 0, 0, 1, 1, 1, 1, 1).reshape(2, 5)], heads),
+        _ms("Attention", [x, w, b, None, None, f32(1, HEADS, LENGTH, LENGTH)], heads),
+        _ms("Attention", [x, w, b, None, None, f32(1, 1, LENGTH, LENGTH)], heads),
+        _ms("Attention", [x, w, b, None, past], {**heads, "unidirectional": 1}, 2),
+        _ms("Attention", [rows, small, bias], few),
+        _ms("Attention", [rows, small, bias, _i32(*[3, 5] * 6)], few),
+        _ms("Attention", [rows, small, bias, _i32(*[3, 5] * 6, *[0, 1] * 6)], few),
+        _ms("Attention", [rows, small, bias, boolean(12, LENGTH, LENGTH).astype(np.int32)], few),
+        _ms("Attention", [rows, small, bias, None, None, f32(12, 2, LENGTH, LENGTH)], few),
+        _ms("Attention", [rows, small, bias, None, f32(2, 12, 2, 3, SIZE)], {**few, "unidirectional": 1}, 2),
+        # Values of another width than keys: three equal blocks they are not.
+        _ms("Attention", [x, f32(8, 120), f32(120)], {**heads, "qkv_hidden_sizes": [24, 24, 72]}),
+    ]
+
+
+def _quantized() -> list[Case]:
+    x, w = u8(BATCH, LENGTH, 8), u8(8, 3 * WIDTH).astype(np.int8)
+    b, heads = f32(3 * WIDTH), {"num_heads": HEADS}
+    one, zero = np.float32(0.02), np.uint8(120)
+    per_column = np.abs(f32(3 * WIDTH)) / 50
+    rows = u8(12, LENGTH, 8)
+    return [
+        _ms("QAttention", [x, w, b, one, np.float32(0.01), None, zero], heads),
+        _ms("QAttention", [x, w, b, one, per_column, None, zero, np.zeros(3 * WIDTH, np.int8)], heads),
+        _ms("QAttention", [x, w, b, one, per_column, _i32(3, 5), zero], heads),
+        _ms("QAttention", [rows, w[:, :24], b[:24], one, np.float32(0.01), None, zero], {"num_heads": 2}),
+    ]
+
+
+def _multi_head() -> list[Case]:
+    q, k, v = f32(BATCH, LENGTH, WIDTH), f32(BATCH, 7, WIDTH), f32(BATCH, 7, WIDTH)
+    op, heads = "MultiHeadAttention", {"num_heads": HEADS}
+    bias = f32(3 * WIDTH)
+    four = [f32(BATCH, HEADS, 7, SIZE), f32(BATCH, HEADS, 7, SIZE)]
+    past = [f32(BATCH, HEADS, 3, SIZE), f32(BATCH, HEADS, 3, SIZE)]
+    rows, few = f32(12, LENGTH, 8), {"num_heads": 2}
+    queries, keys = f32(1, 12, 8), f32(1, 7, 8)
+    return [
+        _ms(op, [q, k, v], heads),
+        _ms(op, [q, k, v, bias], {**heads, "scale": 0.2}),
+        _ms(op, [q, k, v, bias, _i32(3, 7)], heads),
+        _ms(op, [q, k, v, None, boolean(BATCH, 7).astype(np.int32), f32(1, HEADS, LENGTH, 7)], heads),
+        _ms(op, [q, k, v, None, None, f32(BATCH, 1, LENGTH, 7)], heads),
+        _ms(op, [q, k, f32(BATCH, 7, 2 * WIDTH)], heads),
+        # A bias for values of another width than keys is not made of equal blocks.
+        _ms(op, [q, k, f32(BATCH, 7, 2 * WIDTH), f32(4 * WIDTH)], heads),
+        _ms(op, [q, *four], heads),
+        _ms(op, [q, q, q, None, None, None, *past], {**heads, "unidirectional": 1}, 3),
+        _ms(op, [q, q, q, bias, None, None, *past], heads, 3),
+        _ms(op, [q, k, v], heads, 4, declared={3: TensorProto.FLOAT}),
+        _ms(op, [rows, rows, rows, f32(24), _i32(*[3, 5] * 6)], few),
+        _ms(op, [rows, rows, rows, None, boolean(12, LENGTH).astype(np.int32)], few),
+        _ms(op, [rows, rows, rows, None, None, f32(12, 2, LENGTH, LENGTH)], few),
+        _ms(op, [rows, rows, rows, None, None, None, f32(12, 2, 3, 4), f32(12, 2, 3, 4)], few, 3),
+        _ms(op, [queries, keys, keys], few),
+        _ms(op, [queries, keys, keys, f32(24), boolean(1, 7).astype(np.int32)], few),
+        _ms(op, [queries, keys, keys, None, boolean(1, 12, 7).astype(np.int32) | 1], few),
+        _ms(op, [queries, keys, keys, None, None, f32(1, 2, 12, 7)], few, 4, declared={3: TensorProto.FLOAT}),
+        _ms(op, [queries, keys, keys, None, _i32(6)], few),
+    ]
+
+
+def _decoder() -> list[Case]:
+    op = "DecoderMaskedMultiHeadAttention"
+    heads = {"num_heads": HEADS, "past_present_share_buffer": 1}
+    cases = []
+    for batch, count in ((BATCH, HEADS), (12, 2)):
+        token = f32(batch, 1, count * SIZE)
+        cache = [f32(batch, count, 9, SIZE), f32(batch, count, 9, SIZE)]
+        mask = boolean(batch, 5).astype(np.int32) | 1
+        attributes = {**heads, "num_heads": count}
+        step = [*cache, _i32(4)]
+        cases += [
+            _ms(op, [token, token, token, mask, None, *step], attributes, 3, unused_outputs=()),
+            _ms(op, [token, token, token, None, f32(1, count, 1, 5), *step], attributes, 3),
+            _ms(op, [token, *cache], {"num_heads": count}),
+        ]
+        bias = f32(3 * count * SIZE)
+        cases.append(_ms(op, [token, token, token, mask, None, *step, None, None, bias], attributes, 3))
+    return cases
+
+
+def _group_query() -> list[Case]:
+    op = "GroupQueryAttention"
+    size, half = 16, 8  # rotary embedding wants multiples of 16
+    caches = [f32(16, half), f32(16, half)]
+    cases = []
+    # Heads split, heads with a packed input split, a batch split.
+    for batch, heads, pairs in ((BATCH, 24, 12), (BATCH, 12, 12), (12, 2, 1)):
+        counts = {"num_heads": heads, "kv_num_heads": pairs}
+        q, k = f32(batch, LENGTH, heads * size), f32(batch, LENGTH, pairs * size)
+        v = f32(batch, LENGTH, pairs * size)
+        packed = np.concatenate([q, k, v], axis=2)
+        first = [_i32(*[LENGTH - 1] * batch), np.asarray(LENGTH, np.int32)]
+        empty = [np.zeros((batch, pairs, 0, size), np.float32)] * 2
+        cases += [
+            _ms(op, [q, k, v, *empty, *first], counts, 3),
+            _ms(op, [q, k, v, None, None, *first], {**counts, "softcap": 3.0, "local_window_size": 2}),
+            _ms(op, [q, k, v, None, None, *first, *caches], {**counts, "do_rotary": 1}, 3),
+            _ms(op, [packed, None, None, *empty, *first, *caches], {**counts, "do_rotary": 1}, 3),
+        ]
+        token = [f32(batch, 1, n * size) for n in (heads, pairs, pairs)]
+        past = [f32(batch, pairs, 6, size), f32(batch, pairs, 6, size)]
+        lengths = [_i32(*[6] * batch), np.asarray(7, np.int32)]
+        shorter = [_i32(*[6, 4] * (batch // 2)), np.asarray(7, np.int32)]
+        one = {**counts, "do_rotary": 1, "rotary_interleaved": 1, "scale": 0.3}
+        positions = i64(batch, 1, low=0, high=9)
+        cases += [
+            _ms(op, [*token, *past, *lengths, *caches], one, 3),
+            _ms(op, [*token, *past, *shorter, *caches], {**counts, "do_rotary": 1}, 3),
+            _ms(op, [*token, *past, *lengths, *caches, positions], one, 3),
+            _ms(op, [*token, *past, *lengths, None, None, None, f32(batch, heads, 1, 7)], counts, 3),
+            _ms(op, [*token, *past, *lengths, None, None, None, f32(1, 1, 1, 7), f32(heads)], counts, 3),
+        ]
+    return cases
+
+
+def _rotary() -> list[Case]:
+    cases = []
+    caches, per_element = [f32(24, 2), f32(24, 2)], [f32(BATCH, LENGTH, 2), f32(BATCH, LENGTH, 2)]
+    four, three = f32(BATCH, HEADS, LENGTH, SIZE), f32(BATCH, LENGTH, WIDTH)
+    where = i64(BATCH, LENGTH, low=0, high=24)
+    heads = {"num_heads": HEADS}
+    for interleaved in (0, 1):
+        flag = {"interleaved": interleaved}
+        cases += [
+            Case("RotaryEmbedding", [four, *caches, where], flag, 23),
+            Case("RotaryEmbedding", [three, *caches, where], {**flag, **heads}, 23),
+            Case("RotaryEmbedding", [four, *per_element], flag, 23),
+            Case(
+                "RotaryEmbedding",
+                [four, *[a[..., :1] for a in caches], where],
+                {"rotary_embedding_dim": 2},
+                23,
+            ),
+            Case("RotaryEmbedding", [f32(12, 2, 12, 4), f32(12, 12, 2), f32(12, 12, 2)], flag, 23),
+            Case(
+                "RotaryEmbedding",
+                [f32(12, 12, 8), *caches, i64(12, 12, low=0, high=24)],
+                {**flag, "num_heads": 2},
+                23,
+            ),
+            _ms("RotaryEmbedding", [four, where, *caches], flag),
+            _ms("RotaryEmbedding", [three, where, *caches], flag),
+            _ms("RotaryEmbedding", [three, np.asarray([2]), *caches], {**flag, **heads}),
+            _ms("RotaryEmbedding", [f32(12, 12, 8), i64(12, 12, low=0, high=24), *caches], flag),
+            _ms("RotaryEmbedding", [f32(12, 2, 12, 4), np.asarray([3]), *caches], flag),
+        ]
+    return cases
+
+
+def _scatter() -> list[Case]:
+    cache, places = f32(12, 24, 8, 4), i64(12, low=0, high=6)
+    return [
+        Case("TensorScatter", [cache, f32(12, 24, 2, 4), places], opset=24, block_counts={24: (2,)}),
+        Case("TensorScatter", [cache, f32(12, 24, 3, 4), places], {"mode": "circular"}, 24),
+        Case("TensorScatter", [f32(12, 6, 24), f32(12, 2, 24)], {"axis": 1}, 24),
+        Case("TensorScatter", [f32(3, 12, 24), f32(3, 12, 12)], {"axis": -1}, 24),
+    ]
+
+
+CASES = [
+    *_standard(),
+    *_fused(),
+    *_quantized(),
+    *_multi_head(),
+    *_decoder(),
+    *_group_query(),
+    *_rotary(),
+    *_scatter(),
+]
+HEADS_AND_BATCH = frozenset({"blocks->split"})
+LINEAR = frozenset({"partial->partial"})
+EXTRA: dict[tuple[str, str], Set[str]] = {
+    **{
+        (MICROSOFT, op): HEADS_AND_BATCH
+        for op in ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
+    },
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): HEADS_AND_BATCH,
+    ("", "RotaryEmbedding"): LINEAR,
+    (MICROSOFT, "RotaryEmbedding"): LINEAR,
+    ("", "TensorScatter"): LINEAR | {"blocks->blocks"},
+}
