@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sharding.manifest import Manifest
+    from sharding.options import SliceOptions
     from sharding.plan import Plan
     from sharding.write import Progress
 
 
-def plan_model(model: str | Path, ranks: int, *, allow_replicated: bool = False) -> Plan:
+def plan_model(
+    model: str | Path, ranks: int, *, options: SliceOptions | None = None, allow_replicated: bool = False
+) -> Plan:
     """Plans how to slice an ONNX file for ``ranks`` ranks; see `sharding.plan.plan_model`."""
     from sharding.plan import plan_model as plan
 
-    return plan(model, ranks, allow_replicated=allow_replicated)
+    return plan(model, ranks, options=options, allow_replicated=allow_replicated)
 
 
 def slice_model(
@@ -26,13 +29,15 @@ def slice_model(
     ranks: int,
     output: str | Path,
     *,
+    options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
 
-    ``progress`` is called with the bytes of weights written so far and in all. Raises `ModelError` for a file
-    that cannot be read, and `SliceError` for an impossible number of ranks, an output folder that holds
+    ``allow_replicated`` is a short form of the option of that name; ``progress`` is called with the bytes of
+    weights written so far and in all. Raises `ModelError` for a file that cannot be read, and `SliceError`
+    for an impossible number of ranks, options that the model does not allow, an output folder that holds
     something else, or, unless ``allow_replicated``, a model of which no weight can be split.
     """
     from sharding.folder import check_output
@@ -40,7 +45,8 @@ def slice_model(
     from sharding.write import write_slices
 
     check_output(Path(output))
-    return write_slices(plan(model, ranks, allow_replicated=allow_replicated), output, progress)
+    planned = plan(model, ranks, options=options, allow_replicated=allow_replicated)
+    return write_slices(planned, output, progress)
 
 
 __all__ = ["plan_model", "slice_model"]

@@ -33,7 +33,7 @@ MAX_RANKS = 4096
 @dataclass(frozen=True)
 class Plan:
     """How a model is sliced for a mesh of ranks. The fields to show are `weights`, `collectives`, `whole` and,
-    with several strategies, `mesh`, `stages`, `batch` and `reason`."""
+    with several strategies, `mesh`, `stages`, `batch`, `reason`."""
 
     source: Source
     world_size: int

@@ -1,0 +1,189 @@
+"""The batch is cut only where its rows are proved to be computed apart, and then the result is the same."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharding
+from sharding.batch import batch_axes
+from sharding.errors import SliceError
+from sharding.manifest import BatchAxes
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
+from sharding.read import read_model
+from tests.sharding import graphs, lockstep
+
+
+def _found(tmp_path: Path, text: str, weights: dict[str, Any] | None = None) -> BatchAxes | str:
+    return batch_axes(read_model(graphs.save(tmp_path / "model.onnx", text, weights or {})))
+
+
+APART = {
+    "products": ("(float[n, 16] x) => (float[n, 8] y) { a = MatMul(x, w) y = Relu(a) }", {"x": 0}, {"y": 0}),
+    "a second axis": (
+        "(float[4, n, 16] x) => (float[4, n, 8] y) { a = MatMul(x, w) y = Relu(a) }",
+        {"x": 1},
+        {"y": 1},
+    ),
+    "an input without a batch": (
+        "(float[n, 16] x, float[16] s) => (float[n, 16] y) { y = Mul(x, s) }",
+        {"x": 0},
+        {"y": 0},
+    ),
+    "moved": (
+        "(float[n, 3, 5] x) => (float[5, n, 3] y) { y = Transpose<perm=[2, 0, 1]>(x) }",
+        {"x": 0},
+        {"y": 1},
+    ),
+    "shape arithmetic": (
+        """(float[n, 4, 6] x) => (float[n, m] y) {
+          s = Shape(x) zero = Constant<value = int64[1] {0}>() n1 = Gather(s, zero)
+          minus = Constant<value = int64[1] {-1}>() t = Concat<axis=0>(n1, minus) y = Reshape(x, t) }""",
+        {"x": 0},
+        {"y": 0},
+    ),
+    "copied axes": (
+        "(float[n, 4, 6] x) => (float[n, 24] y) { t = Constant<value = int64[2] {0, -1}>() "
+        "y = Reshape(x, t) }",
+        {"x": 0},
+        {"y": 0},
+    ),
+    "repeated to the batch": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+           s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>() e = Expand(one, s) y = Mul(x, e) }""",
+        {"x": 0},
+        {"y": 0},
+    ),
+    "own row numbers": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          zero = Constant<value = int64 {0}>() one = Constant<value = int64 {1}>()
+          s = Shape(x) length = Gather(s, zero) r = Range(zero, length, one) y = Gather(x, r) }""",
+        {"x": 0},
+        {"y": 0},
+    ),
+    "two open lengths": (
+        """(int64[n, seq] ids, float[n, seq] mask) => (float[n, 8] y) {
+          e = Gather(w8, ids) axes = Constant<value = int64[1] {2}>() m = Unsqueeze(mask, axes)
+          p = Mul(e, m) one = Constant<value = int64[1] {1}>() y = ReduceSum<keepdims=0>(p, one) }""",
+        {"ids": 0, "mask": 0},
+        {"y": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "inputs", "outputs"), APART.values(), ids=APART.keys())
+def test_rows_apart(tmp_path: Path, text: str, inputs: dict[str, int], outputs: dict[str, int]) -> None:
+    weights = {"w": graphs.array(16, 8), "w8": graphs.array(32, 8)}
+    used = {name: value for name, value in weights.items() if f"{name})" in text or f"{name}," in text}
+    path = graphs.save(tmp_path / "model.onnx", "g " + text, used)
+    assert batch_axes(read_model(path)) == BatchAxes(inputs, outputs)
+    # And it is so: five rows over three ranks.
+    mesh = Mesh.of(data=3)
+    sharding.slice_model(path, 3, tmp_path / "out", options=SliceOptions(mesh=mesh))
+    feeds: dict[str, Any] = {}
+    for value in read_model(path).model.graph.inputs:
+        assert value.shape is not None and value.name is not None and value.dtype is not None
+        shape = [
+            axis if isinstance(axis, int) else (5 if axis.value == "n" else 7) for axis in value.shape.dims
+        ]
+        made = np.random.default_rng(1).integers(0, 30, shape)
+        feeds[value.name] = made.astype(value.dtype.numpy())
+    lockstep.assert_same(tmp_path / "out", path, feeds)
+
+
+TOGETHER = {
+    "softmax over the batch": ("(float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis=0>(x) }", "Softmax"),
+    "mean of the batch": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          axes = Constant<value = int64[1] {0}>() m = ReduceMean(x, axes) y = Sub(x, m) }""",
+        "ReduceMean",
+    ),
+    "sum of the batch": (
+        """(float[n, 4] x) => (float[4] y) {
+          axes = Constant<value = int64[1] {0}>() y = ReduceSum<keepdims=0>(x, axes) }""",
+        "ReduceSum",
+    ),
+    "running sums": (
+        "(float[n, 4] x) => (float[n, 4] y) { axis = Constant<value = int64 {0}>() y = CumSum(x, axis) }",
+        "CumSum",
+    ),
+    "rows times rows": (
+        "(float[n, 4] x) => (float[n, n] y) { t = Transpose<perm=[1, 0]>(x) y = MatMul(x, t) }",
+        "MatMul",
+    ),
+    "the length as a number": (
+        """(float[n, 4] x) => (float[n, 4] y) { s = Shape(x) zero = Constant<value = int64[1] {0}>()
+          l = Gather(s, zero) f = Cast<to=1>(l) y = Div(x, f) }""",
+        "Div",
+    ),
+    "row numbers as values": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          zero = Constant<value = int64 {0}>() one = Constant<value = int64 {1}>() s = Shape(x)
+          length = Gather(s, zero) r = Range(zero, length, one) f = Cast<to=1>(r)
+          axes = Constant<value = int64[1] {1}>() c = Unsqueeze(f, axes) y = Add(x, c) }""",
+        "row numbers",
+    ),
+    "the first row for all": (
+        """(float[n, 4] x) => (float[n, 4] y) { zero = Constant<value = int64[1] {0}>()
+          f = Gather(x, zero) y = Add(x, f) }""",
+        "Gather",
+    ),
+    "the next row": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          zero = Constant<value = int64 {0}>() one = Constant<value = int64 {1}>() s = Shape(x)
+          length = Gather(s, zero) r = Range(zero, length, one) next = Add(r, one) m = Mod(next, length)
+          y = Gather(x, m) }""",
+        "Mod",
+    ),
+    "the rows reversed": (
+        """(float[n, 4] x) => (float[n, 4] y) { start = Constant<value = int64[1] {-1}>()
+          end = Constant<value = int64[1] {-9223372036854775807}>() axis = Constant<value = int64[1] {0}>()
+          y = Slice(x, start, end, axis, start) }""",
+        "Slice",
+    ),
+    "rows joined in pairs": (
+        "(float[n, 4] x) => (float[m, 8] y) { t = Constant<value = int64[2] {-1, 8}>() y = Reshape(x, t) }",
+        "Reshape",
+    ),
+    "an output without a batch": (
+        "(float[n, 4] x, float[3] s) => (float[n, 4] y, float[3] t) { y = Relu(x) t = Relu(s) }",
+        "output 't'",
+    ),
+    "random numbers": (
+        "(float[n, 4] x) => (float[n, 4] y) { r = RandomNormalLike(x) y = Add(x, r) }",
+        "draws random numbers",
+    ),
+    "a branch on all rows": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          s = ReduceMax<keepdims=0>(x) zero = Constant<value = float {0.0}>() c = Greater(s, zero)
+          y = Where(c, x, zero) }""",
+        "ReduceMax",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "culprit"), TOGETHER.values(), ids=TOGETHER.keys())
+def test_what_joins_rows_is_named(tmp_path: Path, text: str, culprit: str) -> None:
+    path = graphs.save(tmp_path / "model.onnx", "g " + text, {})
+    found = batch_axes(read_model(path))
+    assert isinstance(found, str) and culprit in found
+    with pytest.raises(SliceError, match="data parallelism would cut the batch, but output"):
+        sharding.plan_model(path, 2, options=SliceOptions(strategy="data"))
+
+
+def test_a_fixed_batch_is_not_cut(tmp_path: Path) -> None:
+    found = _found(
+        tmp_path, "g (float[8, 16] x) => (float[8, 8] y) { y = MatMul(x, w) }", {"w": graphs.array(16, 8)}
+    )
+    assert isinstance(found, str)
+    assert "its inputs have fixed lengths ('x' is [8, 16])" in found and "dynamic axes" in found
+
+
+def test_a_fixed_number_of_rows_inside_is_named(tmp_path: Path) -> None:
+    text = """g (float[n, 4] x) => (float[n, 4] y) {
+      t = Constant<value = int64[3] {2, -1, 4}>() a = Reshape(x, t) b = Relu(a)
+      u = Constant<value = int64[2] {-1, 4}>() y = Reshape(b, u) }"""
+    found = _found(tmp_path, text)
+    assert isinstance(found, str) and "Reshape" in found
