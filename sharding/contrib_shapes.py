@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sharding import equivalents
 from sharding.rules.base import Dim
 from sharding.values import plain_attribute, shape_of
 
@@ -51,7 +52,7 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
 
     function = _INFER.get((node.domain, node.op_type))
     if function is None:
-        return None
+        return equivalents.infer(node)
     described = _Node(
         {name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()},
         [None if value is None or value.dtype is None else int(value.dtype) for value in node.inputs],
@@ -73,6 +74,17 @@ def _normalized(node: _Node) -> Found:
     shape = node.shape(0)
     moment = None if shape is None else (*shape[:-1], 1)
     return [(node.type(0), shape), (FLOAT, moment), (FLOAT, moment), (node.type(0), shape)]
+
+
+def _layer_normalized(node: _Node) -> Found:
+    """As ONNX Runtime has it in the standard domain of every version, for the standard does from 17 on."""
+    shape = node.shape(0)
+    if shape is None:
+        return [(node.type(0), None)]
+    axis = node.number("axis", -1)
+    axis += len(shape) if axis < 0 else 0
+    moment = (*shape[:axis], *(1,) * (len(shape) - axis))
+    return [(node.type(0), shape), (FLOAT, moment), (FLOAT, moment)]
 
 
 def _rms(node: _Node) -> Found:
@@ -217,6 +229,7 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "SkipLayerNormalization"): _normalized,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalized,
     ("", "SimplifiedLayerNormalization"): _rms,
+    ("", "LayerNormalization"): _layer_normalized,
     (MICROSOFT, "EmbedLayerNormalization"): _embedding,
     (MICROSOFT, "FusedMatMul"): _fused_matmul,
     (MICROSOFT, "TransposeMatMul"): _fused_matmul,

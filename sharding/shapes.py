@@ -16,6 +16,7 @@ import numpy as np
 from sharding import contrib_shapes, shape_values
 from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
+from sharding.lowering import lower
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
 from sharding.simplify import simplify
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 def infer(model: ir.Model, path: Path) -> None:
     """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
+    lower(model)
     _infer_all(model, path)
     _Completion(model).run()
 
