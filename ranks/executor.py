@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, model_file
-from ranks.buffers import HostMemory, Memory
+from ranks import devices, model_file, pattern
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.identity import identify
 from ranks.session import SessionConfig, create, default_threads, reason
-from ranks.tensors import Dim, TensorSpec, element_dtype, order_feeds, spec_of
+from ranks.tensors import Dim, TensorSpec, order_feeds, spec_of
 
 if TYPE_CHECKING:
     import onnx
 
-    from ranks.cut import Cut
+    from ranks.part import Part
     from ranks.program import Program
+    from ranks.schedule import Schedule
+    from sharding.manifest import Manifest
 
-_UINT8 = 2
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
-_SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class RankModel:
         outputs: list[TensorSpec],
         *,
         session: ort.InferenceSession | None = None,
-        program: Program | None = None,
+        program: Program | Schedule | None = None,
         stats: Stats | None = None,
     ) -> None:
         self.path = path
@@ -117,6 +115,8 @@ def load(
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
+    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.pattern`): each rank takes its own file.
+
     Of a slice folder each rank takes its own shard, which is verified against the manifest (with
     ``check=False`` without reading it all for its hash), and so is a rank model that lies in one. Any other
     file runs as it is. Without ``communicator``, a model with collectives joins this process's group
@@ -128,8 +128,11 @@ def load(
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
-    shard = model_file.find(path)
     devices.require(providers[0], device_id)
+    if pattern.is_pattern(path):
+        communicator = communicator or _join(providers[0])
+        path = pattern.resolve(path, communicator.rank, communicator.size)
+    shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
         communicator = _join(providers[0])
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
@@ -141,7 +144,7 @@ def load(
         device_id=device_id,
     )
     try:
-        return _load(file, communicator, config, dims)
+        return _load(file, communicator, config, dims, shard.manifest)
     except UnicodeDecodeError as error:
         raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
 
@@ -151,29 +154,42 @@ def _load(
     communicator: Communicator | None,
     config: SessionConfig,
     dims: Mapping[str, Sequence[Dim]] | None,
+    manifest: Manifest | None,
 ) -> RankModel:
     model = None
     if dims or model_file.may_have_collectives(file):
+        from ranks.cut import has_collectives
+        from ranks.part import is_part, read_part
+
         model = model_file.read(file)
+        model_file.check_operators(model, file)
+        exchanges = has_collectives(model)
+        together = exchanges or is_part(model)
+        if together and communicator is None:
+            communicator = _join(config.providers[0])
+            if communicator.size == 1 and exchanges:
+                raise ShardError(
+                    f"{file} has collectives, so it is one rank's part of a model, but this process runs "
+                    "alone: start one process per rank."
+                )
+        part = read_part(model, file, communicator.rank, communicator.size) if communicator else None
         if dims:
-            model_file.resize(model, dims, file)
-        if _has_collectives(model):
-            if communicator is None:
-                communicator = _join(config.providers[0])
-                if communicator.size == 1:
-                    raise ShardError(
-                        f"{file} has collectives, so it is one rank's part of a model, but this process runs "
-                        f"alone: "
-                        f"start one process per rank."
-                    )
-            return _load_cut(file, model, communicator, config)
+            # What a rank model runs on is a micro-batch, however long the whole batch is.
+            axes = part.batch_inputs if part is not None and part.scheduled else {}
+            own = {
+                name: [None if axis == axes.get(name) else dim for axis, dim in enumerate(shape)]
+                for name, shape in dims.items()
+            }
+            model_file.resize(model, own, file)
+        if together and communicator is not None:
+            return _load_cut(file, model, communicator, config, part=part, whole=_shapes(manifest, dims))
     return _load_plain(file, model if dims else None, config)
 
 
 def _load_plain(file: Path, model: onnx.ModelProto | None, config: SessionConfig) -> RankModel:
     source: bytes | Path = file
     if model is not None:
-        source = _serialized(model, file)
+        source = model_file.serialized(model, file)
         config = replace(config, folder=file.parent)
     session = create(source, config, str(file))
     inputs = [spec_of(argument) for argument in session.get_inputs()]
@@ -185,74 +201,24 @@ def _load_plain(file: Path, model: onnx.ModelProto | None, config: SessionConfig
 
 
 def _load_cut(
-    file: Path, model: onnx.ModelProto, communicator: Communicator | None, config: SessionConfig
+    file: Path,
+    model: onnx.ModelProto,
+    communicator: Communicator | None,
+    config: SessionConfig,
+    *,
+    part: Part | None = None,
+    whole: Mapping[str, Sequence[Dim]] | None = None,
 ) -> RankModel:
-    from ranks.cut import cut
-    from ranks.program import Program
-    from ranks.segment import SegmentBuilder
+    from ranks.assembly import assemble
 
-    size = communicator.size if communicator else 1
-    index = getattr(getattr(communicator, "device", None), "index", None)
-    if index is not None:  # the GPU that NCCL holds
-        config = replace(config, device_id=index)
-    memory = _memory(communicator, config)
-    if memory.device == "cuda" and communicator is not None:
-        from ranks.cuda import on_device
-
-        communicator = on_device(communicator, memory)
-    plan = cut(model)
-    if communicator is not None:
-        model_file.check_part(model, file, communicator.rank, size)
-        _check_group(plan, communicator, file)
-        if not _agree(plan, communicator, memory):
-            plan = cut(model, keep_order=True)
-            if not _agree(plan, communicator, memory, final=True):
-                raise ModelError(
-                    f"{file}: the ranks' models do not have the same collectives in the same order."
-                )
-    config = replace(
-        config, folder=file.parent, many=len(plan.segments) > 1, memory_options=memory.provider_options()
-    )
-    builder = SegmentBuilder(plan, size)
-    sessions: list[ort.InferenceSession | None] = []
-    for index, segment in enumerate(plan.segments):
-        session = None
-        if segment.outputs:
-            segment_model = builder.model(segment)
-            what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
-            session = create(_serialized(segment_model, file), config, what)
-        builder.learn(session.get_outputs() if session else (), plan.collectives[index])
-        sessions.append(session)
-    names = {*plan.inputs, *plan.outputs}
-    for segment in plan.segments:
-        names.update(segment.inputs, segment.outputs)
-    names.update(n for level in plan.collectives for c in level for n in (c.input, c.output) if n)
-    types = {name: builder.type_of(name) for name in names}
-    elements = {name: _element(value) for name, value in types.items()}
-    exchanged = {n for level in plan.collectives for c in level for n in (c.input, c.output)}
-    small = frozenset(
-        name
-        for name, value in types.items()
-        if name not in exchanged
-        and value.tensor_type.elem_type in _SMALL_TYPES
-        and value.tensor_type.HasField("shape")
-        and len(value.tensor_type.shape.dim) <= 1
-    )
-    program = Program(plan, sessions, elements, memory, communicator, small=small)
+    made = assemble(file, model, communicator, config, part=part, whole=whole)
     stats = Stats(
-        segments=sum(session is not None for session in sessions),
-        collectives=sum(map(len, plan.collectives)),
+        segments=made.segments,
+        collectives=made.collectives,
         weight_bytes=model_file.weight_bytes(model),
         communication_seconds=0.0,
     )
-    inputs = [_spec(name, types[name]) for name in plan.inputs]
-    outputs = [_spec(name, types[name]) for name in plan.outputs]
-    for spec in inputs + outputs:
-        if not spec.is_tensor:
-            raise ModelError(
-                f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
-            )
-    return RankModel(file, inputs, outputs, program=program, stats=stats)
+    return RankModel(file, made.inputs, made.outputs, program=made.program, stats=stats)
 
 
 def _join(provider: str) -> Communicator:
@@ -272,79 +238,9 @@ def _local_size(communicator: Communicator | None) -> int:
     return communicator.size if communicator is not None else identity.world_size
 
 
-def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
-    device = devices.DEVICES.get(config.providers[0])
-    if device is not None and device.buffers == "cuda":
-        from ranks.cuda import CudaMemory
-
-        return CudaMemory(config.device_id)
-    return HostMemory(communicator)
-
-
-def _has_collectives(model: onnx.ModelProto) -> bool:
-    from ranks.cut import has_collectives
-
-    return has_collectives(model)
-
-
-def _check_group(plan: Cut, communicator: Communicator, file: Path) -> None:
-    """Checks what collectives say of their group. Raises `ModelError`."""
-    for level in plan.collectives:
-        for c in level:
-            found = c.attributes.get("group_size")
-            if found is not None and found != communicator.size:
-                raise ModelError(
-                    f"{c.op} of {c.input!r} in {file} is for a group of {found}, but this group has "
-                    f"{communicator.size} ranks."
-                )
-            for key in ("peer", "root"):
-                other = c.attributes.get(key)
-                if other is not None and not 0 <= other < communicator.size:
-                    raise ModelError(
-                        f"{c.op} of {c.input or c.output!r} in {file} has {key} {other}, but this group's "
-                        f"ranks are "
-                        f"0..{communicator.size - 1}."
-                    )
-            if c.attributes.get("peer") == communicator.rank:
-                raise ModelError(
-                    f"{c.op} of {c.input or c.output!r} in {file} has this rank itself as its peer."
-                )
-
-
-def _agree(plan: Cut, communicator: Communicator, memory: Memory, *, final: bool = False) -> bool:
-    """Whether every rank runs the same collectives in the same order (by level only if none sends or
-    receives)."""
-    digest = hashlib.sha256(repr(plan.signatures()).encode()).digest()
-    mine = np.frombuffer(digest + bytes([not plan.point_to_point or final]), np.uint8)
-    with memory.active():
-        buffer = memory.allocate((1, mine.size), _UINT8, exchanged=True)
-        everyone = memory.allocate((communicator.size, mine.size), _UINT8, exchanged=True)
-        memory.load(buffer, mine[None])
-        communicator.all_gather(buffer, everyone, 0)
-        rows = memory.fetch(everyone)
-    return bool((rows == rows[0]).all() and rows[0, -1])
-
-
-def _serialized(model: onnx.ModelProto, file: Path) -> bytes:
-    try:
-        return model.SerializeToString()
-    except Exception as error:  # protobuf's own types differ between its implementations
-        raise ModelError(
-            f"{file} holds more than 2 GB inline; store its weights as external data ({error})."
-        ) from None
-
-
-def _element(value: onnx.TypeProto) -> int | None:
-    """The element type's number, or None where values do not lie in a plain block of memory."""
-    if not value.HasField("tensor_type"):
-        return None
-    number: int = value.tensor_type.elem_type
-    return None if element_dtype(number).hasobject else number
-
-
-def _spec(name: str, value: onnx.TypeProto) -> TensorSpec:
-    tensor = value.tensor_type
-    shape: tuple[Dim, ...] = tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
-    )
-    return TensorSpec(name, element_dtype(tensor.elem_type), shape, value.HasField("tensor_type"))
+def _shapes(manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None) -> dict[str, Sequence[Dim]]:
+    """The shapes of the whole model's inputs and outputs, as far as they are known besides the rank model."""
+    known: dict[str, Sequence[Dim]] = {}
+    if manifest is not None:
+        known = {entry.name: entry.shape for entry in (*manifest.inputs, *([] if dims else manifest.outputs))}
+    return {**known, **(dims or {})}

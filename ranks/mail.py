@@ -62,7 +62,7 @@ class Mail:
         self._incoming: Any = None  # a header's buffer
 
     def begin(self) -> None:
-        """A new run begins."""
+        """A run may begin: none of its mail is done."""
         self._done = 0
 
     def sending(self, c: Collective, source: Any, element: int) -> Callable[[], None]:
@@ -128,6 +128,7 @@ class Mail:
             self._memory.load(raw, np.frombuffer(text, np.uint8))
             self._group.send(raw, peer)
             self._done += 1
+        self.begin()
 
     def _is_announced(self, c: Collective) -> bool:
         return self._announced or bool(c.attributes["announce"])

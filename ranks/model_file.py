@@ -15,7 +15,17 @@ from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 if TYPE_CHECKING:
     import onnx
 
-_COLLECTIVE_NAMES = (b"AllReduce", b"AllGather", b"AllToAll", b"shardrun")
+_COLLECTIVE_NAMES = (b"AllReduce", b"AllGather", b"AllToAll", b"shardrun", b"ShardedMoE", b"Distributed")
+_ONLY_WITH_NCCL = {
+    "ShardedMoE",
+    *(
+        f"Distributed{name}"
+        for name in (
+            *("MatMul", "Slice", "Reshape", "Expand", "ReduceSum", "ReduceMax", "ReduceMean"),
+            *("Unsqueeze", "Squeeze"),
+        )
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def find(path: str | Path) -> Shard:
 
 
 def may_have_collectives(path: Path) -> bool:
-    """Whether a collective's name occurs in the file; much quicker than parsing it."""
+    """Whether a name of collectives or of our metadata occurs in the file; much quicker than parsing it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return any(data.find(name) >= 0 for name in _COLLECTIVE_NAMES)
@@ -84,18 +94,40 @@ def read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def check_part(model: onnx.ModelProto, file: Path, rank: int, world_size: int) -> None:
-    """Raises `ShardError` where slicing wrote into the model that it is for another rank or world size.
+def check_operators(model: onnx.ModelProto, file: Path) -> None:
+    """Refuses the operators of multi-GPU models that exist only in builds of ONNX Runtime with NCCL inside.
 
-    A file that was made elsewhere says nothing and passes.
+    (``AllReduce``, ``AllGather`` and ``AllToAll`` are of these, too, but are run here by collectives.)
     """
-    found = {item.key: item.value for item in model.metadata_props}
-    here = found.get("shardrun.rank", str(rank)), found.get("shardrun.world_size", str(world_size))
-    if here != (str(rank), str(world_size)):
-        raise ShardError(
-            f"{file} is the model of rank {here[0][:20]} of {here[1][:20]}, but this process is rank {rank} "
-            f"of {world_size}: give each rank its own file."
-        )
+    for node in _nodes(model):
+        if node.domain == "com.microsoft" and node.op_type in _ONLY_WITH_NCCL:
+            raise ModelError(
+                f"{file} holds the operator {node.op_type} (node {node.name!r}), which computes and "
+                "communicates in one and exists only in builds of ONNX Runtime with NCCL: export the rank "
+                "models with AllReduce, AllGather and AllToAll, or slice the whole model with `shardrun "
+                "slice`."
+            )
+
+
+def serialized(model: onnx.ModelProto, file: Path) -> bytes:
+    """A model as bytes. Raises `ModelError` where it is too large for that."""
+    try:
+        return model.SerializeToString()
+    except Exception as error:  # protobuf's own types differ between its implementations
+        raise ModelError(
+            f"{file} holds more than 2 GB inline; store its weights as external data ({error})."
+        ) from None
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes that lie in the main graph, subgraphs and functions."""
+    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                waiting.extend(inner.node)
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:

@@ -94,12 +94,14 @@ class Program:
     def run(self, feeds: Sequence[Any]) -> list[Any]:
         """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
         with self._memory.active():
+            results = self._run(feeds)
             if self._mail is not None:
                 self._mail.begin()
-            return self._run(feeds)
+            return results
 
     def fail(self, reason: str) -> None:
-        """After a run that failed: does its sends and receives without values, which tells peers why."""
+        """Instead of a run, or after one that failed: does what is left of its sends and receives without
+        values, which tells peers why."""
         if self._mail is not None:
             with self._memory.active():
                 self._mail.fail(reason)

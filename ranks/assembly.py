@@ -1,0 +1,239 @@
+"""From a rank model that is cut at its collectives to what runs it: sessions, groups, buffers, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from ranks import agreement, devices, model_file
+from ranks.buffers import HostMemory, Memory
+from ranks.collectives.base import Communicator
+from ranks.cut import POINT_TO_POINT, Cut, cut
+from ranks.errors import ModelError, ShardError
+from ranks.mail import Mail
+from ranks.program import Program
+from ranks.segment import SegmentBuilder
+from ranks.session import SessionConfig, create
+from ranks.tensors import Dim, TensorSpec, element_dtype
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.part import Part
+    from ranks.schedule import Schedule
+
+_SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A rank model, ready to run; inputs and outputs are those of the whole model."""
+
+    program: Program | Schedule
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    segments: int
+    collectives: int
+
+
+def assemble(
+    file: Path,
+    model: onnx.ModelProto,
+    world: Communicator | None,
+    config: SessionConfig,
+    *,
+    part: Part | None = None,
+    whole: Mapping[str, Sequence[Dim]] | None = None,
+) -> Assembly:
+    """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
+
+    A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
+    whole model's inputs and outputs, where something knows them better than the rank model does. Raises
+    `ModelError`, `ShardError` and the communicator's errors.
+    """
+    index = getattr(getattr(world, "device", None), "index", None)
+    if index is not None:  # the GPU that NCCL holds
+        config = replace(config, device_id=index)
+    memory = _memory(world, config)
+    plan, group, mail = cut(model), world, None
+    if world is not None:
+        exchange = _on_memory(world, memory)
+        _check_group(plan, world, part, file)
+        plan = _agreed(plan, exchange, memory, part, file)
+        group = exchange if part is None else exchange.split(part.groups("tensor"))
+        if isinstance(memory, HostMemory):
+            memory = HostMemory(group)
+        if plan.point_to_point:
+            peers = agreement.peers(part, world.rank, world.size)
+            mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
+    builder, sessions = _sessions(plan, file, config, memory, group.size if group is not None else 1)
+    types = {name: builder.type_of(name) for name in _names(plan)}
+    elements = {name: _element(value) for name, value in types.items()}
+    for c in plan.mail:
+        if elements[c.input or c.output or ""] is None:
+            raise ModelError(
+                f"{c.op} of {c.input or c.output!r} in {file}: only tensors of numbers are sent."
+            )
+    program = Program(plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail)
+    inputs = [_spec(name, types[name]) for name in plan.inputs]
+    outputs = [_spec(name, types[name]) for name in plan.outputs]
+    for spec in inputs + outputs:
+        if not spec.is_tensor:
+            raise ModelError(
+                f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
+            )
+    runner: Program | Schedule = program
+    if world is not None and part is not None and part.scheduled:
+        from ranks.schedule import Schedule
+
+        runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
+        inputs = [_whole(spec, part.batch_inputs, whole) for spec in inputs]
+        everyone = agreement.gather_json(
+            [_described(name, types[name]) for name in plan.outputs], exchange, memory
+        )
+        outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
+    count = sum(map(len, plan.collectives))
+    return Assembly(runner, inputs, outputs, sum(session is not None for session in sessions), count)
+
+
+def _agreed(plan: Cut, world: Communicator, memory: Memory, part: Part | None, file: Path) -> Cut:
+    """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
+    if agreement.agree(plan, world, memory, part) is None:
+        return plan
+    plan = cut(plan.model, keep_order=True)
+    why = agreement.agree(plan, world, memory, part, final=True)
+    if why is not None:
+        raise ModelError(f"{file}: {why}")
+    return plan
+
+
+def _sessions(
+    plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
+) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
+    config = replace(
+        config, folder=file.parent, many=len(plan.segments) > 1, memory_options=memory.provider_options()
+    )
+    builder = SegmentBuilder(plan, size)
+    sessions: list[ort.InferenceSession | None] = []
+    for index, segment in enumerate(plan.segments):
+        session = None
+        if segment.outputs:
+            what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
+            session = create(model_file.serialized(builder.model(segment), file), config, what)
+        builder.learn(session.get_outputs() if session else (), plan.collectives[index])
+        sessions.append(session)
+    return builder, sessions
+
+
+def _names(plan: Cut) -> set[str]:
+    names = {*plan.inputs, *plan.outputs}
+    for segment in plan.segments:
+        names.update(segment.inputs, segment.outputs)
+    names.update(n for level in plan.collectives for c in level for n in (c.input, c.output) if n)
+    return names
+
+
+def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
+    """Values that stay on the host even where the others lie on a GPU."""
+    exchanged = {n for level in plan.collectives for c in level for n in (c.input, c.output)}
+    return frozenset(
+        name
+        for name, value in types.items()
+        if name not in exchanged
+        and value.tensor_type.elem_type in _SMALL_TYPES
+        and value.tensor_type.HasField("shape")
+        and len(value.tensor_type.shape.dim) <= 1
+    )
+
+
+def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
+    device = devices.DEVICES.get(config.providers[0])
+    if device is not None and device.buffers == "cuda":
+        from ranks.cuda import CudaMemory
+
+        return CudaMemory(config.device_id)
+    return HostMemory(communicator)
+
+
+def _on_memory(world: Communicator, memory: Memory) -> Communicator:
+    if memory.device != "cuda":
+        return world
+    from ranks.cuda import on_device
+
+    return on_device(world, memory)
+
+
+def _check_group(plan: Cut, world: Communicator, part: Part | None, file: Path) -> None:
+    """Checks what collectives say of their group. Raises `ModelError`."""
+    size, length, here = world.size, world.size, world.rank
+    if part is not None:
+        size, length = part.mesh.length("tensor"), part.mesh.length("pipeline")
+        here = part.place["pipeline"]
+    for c in (c for level in plan.collectives for c in level):
+        name = c.input or c.output
+        found = c.attributes.get("group_size")
+        if found is not None and found != size:
+            raise ModelError(
+                f"{c.op} of {name!r} in {file} is for a group of {found}, but this group has {size} ranks."
+            )
+        key, most = ("peer", length) if c.op in POINT_TO_POINT else ("root", size)
+        other = c.attributes.get(key)
+        if other is not None and not 0 <= other < most:
+            what = "stages" if part is not None and key == "peer" else "ranks"
+            raise ModelError(
+                f"{c.op} of {name!r} in {file} has {key} {other}, but this group's {what} are 0..{most - 1}."
+            )
+        if c.attributes.get("peer") == here:
+            what = "stage" if part is not None else "rank"
+            raise ModelError(f"{c.op} of {name!r} in {file} has this {what} itself as its peer.")
+
+
+def _of_all(part: Part, everyone: Sequence[Sequence[tuple[str, int, list[Dim]]]]) -> list[TensorSpec]:
+    """The whole model's outputs, each as a rank that makes it describes it."""
+    place = {**part.place, "data": 0}
+    specs = []
+    for name, stage in part.outputs:
+        owner = part.mesh.rank(**{**place, "pipeline": stage})
+        found = next((item for item in everyone[owner] if item[0] == name), None)
+        if found is None:
+            raise ShardError(f"Rank {owner} does not give the output {name!r}: slice the model again.")
+        specs.append(TensorSpec(name, element_dtype(found[1]), tuple(found[2])))
+    return specs
+
+
+def _whole(
+    spec: TensorSpec, axes: Mapping[str, int], whole: Mapping[str, Sequence[Dim]] | None
+) -> TensorSpec:
+    """A rank model's input or output as the whole model has it: its batch is longer than a micro-batch."""
+    shape = list(spec.shape)
+    axis = axes.get(spec.name)
+    if axis is not None and axis < len(shape) and isinstance(shape[axis], int):
+        shape[axis] = None
+    known = (whole or {}).get(spec.name)
+    if known is not None and len(known) == len(shape):
+        shape = list(known)
+    return replace(spec, shape=tuple(shape))
+
+
+def _element(value: onnx.TypeProto) -> int | None:
+    """The element type's number, or None where values do not lie in a plain block of memory."""
+    if not value.HasField("tensor_type"):
+        return None
+    number: int = value.tensor_type.elem_type
+    return None if element_dtype(number).hasobject else number
+
+
+def _described(name: str, value: onnx.TypeProto) -> tuple[str, int, list[Dim]]:
+    return name, value.tensor_type.elem_type, list(_spec(name, value).shape)
+
+
+def _spec(name: str, value: onnx.TypeProto) -> TensorSpec:
+    tensor = value.tensor_type
+    shape: tuple[Dim, ...] = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+    )
+    return TensorSpec(name, element_dtype(tensor.elem_type), shape, value.HasField("tensor_type"))
