@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from sharding.constants import constants_to_initializers, load_inner_weights, loaded
+from sharding.control_flow import fold_branches, lift_weights
 from sharding.errors import ModelError
+from sharding.functions import inline_functions
 from sharding.manifest import FileEntry, sha256_of
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
-from sharding.validity import check, first_cause
-from sharding.values import replace_by_constant
+from sharding.validity import check, check_nodes, first_cause
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +31,8 @@ class Source:
     file: FileEntry
     model: ir.Model
     weights: dict[str, WeightTensor]
+    defaults: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    """Values of inputs that need not be fed; each is an ordinary input of the graph, so it is not cut."""
 
 
 def read_model(path: str | Path) -> Source:
@@ -42,16 +44,21 @@ def read_model(path: str | Path) -> Source:
     path = Path(path)
     proto, file = _read_proto(path)
     model = _deserialize(proto, path)
-    _constants_to_initializers(model)
-    _load_inner_weights(model, path)
-    for name, value in model.graph.initializers.items():
-        _check_tensor(name, _data(value, path), path)
-    infer(model, path)
+    defaults = _overridable(model, path)
+    while True:
+        constants_to_initializers(model)
+        lift_weights(model)
+        load_inner_weights(model, path)
+        for name, value in model.graph.initializers.items():
+            _check_tensor(name, _data(value, path), path)
+        infer(model, path)
+        if not fold_branches(model):  # what a branch held may now be known better
+            break
     recurrent_weights_to_initializers(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    return Source(path, file, model, weights)
+    return Source(path, file, model, weights, defaults)
 
 
 def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
@@ -81,6 +88,8 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
     check(proto, path)
+    proto = inline_functions(proto, path)
+    check_nodes(proto, path)
     name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
     return proto, FileEntry(name, size, digest)
 
@@ -106,38 +115,34 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
     for value in graph.outputs:
         if value not in known:
             raise ModelError(f"{path} is not valid: nothing produces its output {value.name!r}.")
-    # Up to IR version 3 every initializer was listed as an input too; a shard's weights cannot be fed.
-    weights = set(graph.initializers.values())
-    kept = [value for value in graph.inputs if value not in weights]
-    graph.inputs.clear()
-    graph.inputs.extend(kept)
     return model
 
 
-def _constants_to_initializers(model: ir.Model) -> None:
-    graph = model.graph
-    outputs = set(graph.outputs)
-    for node in list(graph):
-        if node.op_type != "Constant" or node.domain or node.outputs[0] in outputs:
-            continue
-        tensor = _constant_tensor(node)
-        if tensor is not None:
-            replace_by_constant(graph, node.outputs[0], tensor)
+def _overridable(model: ir.Model, path: Path) -> dict[str, ir.TensorProtocol]:
+    """Takes initializers that are listed as inputs off one of the two lists; what is given for the others.
 
-
-def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    Up to IR version 3 every initializer had to be an input, and exporters kept to that later: where all of
+    them are, they are weights, which nobody feeds. Where only some are, these are inputs with a default.
+    """
     import onnx_ir as ir
 
-    for name, kind in (
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-    ):
-        if (attribute := node.attributes.get(name)) is not None and not attribute.is_ref():
-            return ir.tensor(np.asarray(attribute.value, kind))
-    attribute = node.attributes.get("value")
-    return None if attribute is None or attribute.is_ref() else attribute.as_tensor()
+    graph = model.graph
+    listed = [value for value in graph.inputs if value.is_initializer()]
+    if model.ir_version < 4 or len(listed) == len(graph.initializers):
+        kept = [value for value in graph.inputs if not value.is_initializer()]
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+        return {}
+    defaults = {}
+    for value in listed:
+        name = value.name or ""
+        tensor = _data(value, path)
+        _check_tensor(name, tensor, path)
+        defaults[name] = loaded(name, tensor, path)
+        del graph.initializers[name]
+        value.const_value = None
+        value.type = value.type or ir.TensorType(tensor.dtype)
+    return defaults
 
 
 def _data(value: ir.Value, path: Path) -> ir.TensorProtocol:
@@ -158,26 +163,3 @@ def _check_tensor(name: str, tensor: ir.TensorProtocol, path: Path) -> None:
         right = False
     if not right:
         raise ModelError(f"{path} is not valid: weight {name!r} does not hold what its type and shape say.")
-
-
-def _load_inner_weights(model: ir.Model, path: Path) -> None:
-    """Brings external data of nodes and of control-flow bodies into memory: these are copied as they are."""
-    import onnx_ir as ir
-
-    def loaded(name: str, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-        return ir.tensor(np.array(locate(name, tensor, path).array()), dtype=tensor.dtype, name=tensor.name)
-
-    for graph in model.graphs():
-        if graph is model.graph:
-            continue
-        for name, value in graph.initializers.items():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = loaded(name, value.const_value)
-    holders: list[Any] = [model.graph, *model.functions.values()]
-    for holder in holders:
-        for node in holder.all_nodes():
-            for name, attribute in list(node.attributes.items()):
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(
-                    attribute.value, ir.ExternalTensor
-                ):
-                    node.attributes[name] = ir.AttrTensor(name, loaded(node.name or name, attribute.value))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharding.errors import ModelError
+from sharding.sparse import make_dense
 
 if TYPE_CHECKING:
     import onnx
@@ -17,14 +18,14 @@ _ALIAS = "ai.onnx"
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
     """Checks a model, and writes what can be said in two ways in one: the default domain as an empty name, a
-    type that is not known as none."""
+    type that is not known as none, a sparse tensor as a dense one."""
     if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
     _name_domains(proto)
+    make_dense(proto, path)
     _check_graph(proto.graph, path)
     _check_external(proto, path)
     _forget_undefined(proto.graph)
-    _check_nodes(proto, path)
 
 
 def first_cause(error: BaseException) -> str:
@@ -43,7 +44,7 @@ def _name_domains(proto: onnx.ModelProto) -> None:
         del holder.opset_import[:]
         for domain, version in versions.items():
             holder.opset_import.add(domain=domain, version=version)
-    for node in _nodes((proto.graph, *proto.functions)):
+    for node in nodes_of((proto.graph, *proto.functions)):
         if node.domain == _ALIAS:
             node.domain = ""
 
@@ -53,7 +54,7 @@ def _check_external(proto: onnx.ModelProto, path: Path) -> None:
     import onnx
 
     tensors = list(proto.graph.initializer)
-    for node in _nodes((proto.graph, *proto.functions)):
+    for node in nodes_of((proto.graph, *proto.functions)):
         for attribute in node.attribute:
             tensors += [attribute.t, *attribute.g.initializer]
     for tensor in tensors:
@@ -68,7 +69,7 @@ def _check_external(proto: onnx.ModelProto, path: Path) -> None:
                 raise ModelError(f"{what} has the {entry.key} {entry.value!r}; expected a number of bytes.")
 
 
-def _nodes(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
+def nodes_of(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
     """The nodes of graphs and functions and of the graphs in their attributes."""
     waiting = list(holders)
     while waiting:
@@ -83,11 +84,6 @@ def _nodes(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
 def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
     import onnx
 
-    if graph.sparse_initializer:
-        name = graph.sparse_initializer[0].values.name
-        raise ModelError(
-            f"{path}: weight {name!r} is a sparse tensor, which cannot be sliced: store it as a dense one."
-        )
     for what, values in (("input", graph.input), ("weight", graph.initializer)):
         seen: set[str] = set()
         for value in values:
@@ -111,7 +107,7 @@ def _forget_undefined(graph: onnx.GraphProto) -> None:
             value.ClearField("type")
 
 
-def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     """Checks that nodes of ONNX's own operators have the inputs and attributes that these demand."""
     import onnx
 
@@ -124,10 +120,6 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
         if node.domain or bodies or elsewhere:  # the checker knows no outer values, and no folder
             continue
         what = f"node {node.name or node.op_type!r}"
-        if any(attribute.HasField("sparse_tensor") for attribute in node.attribute):
-            raise ModelError(
-                f"{path}: {what} holds a sparse tensor, which cannot be sliced: store it as a dense one."
-            )
         try:
             onnx.checker.check_node(node, context)
         except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
