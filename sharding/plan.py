@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sharding.annotations import is_annotated
 from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import SliceError
 from sharding.fold import SMALL_ELEMENTS
 from sharding.manifest import BatchAxes
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
-from sharding.pins import pin
+from sharding.pins import demanded_options, demanded_stages, pin
 from sharding.placement import REPLICATED, Placement, Split, held_bytes
 from sharding.profile import read_profile
 from sharding.read import Source, read_model
@@ -240,9 +241,11 @@ def plan_model(
         )
     from sharding.strategy import asked_mesh, choose
 
-    mesh = asked_mesh(options, ranks)
+    asked_mesh(options, ranks)  # before the model is read, which may take long
     source = read_model(model)
     _refuse_sliced(source)
+    options = demanded_options(source, ranks, options)
+    mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
     return choose(planner, ranks) if mesh is None else planner.plan(mesh)
 
@@ -253,26 +256,32 @@ class Planner:
     def __init__(self, source: Source, options: SliceOptions) -> None:
         self.source, self.options = source, options
         self.measured = read_profile(options.profile) if options.profile else {}
-        self._solved: dict[int, tuple[list[Step], list[int]]] = {}
+        self._solved: dict[tuple[int, int], tuple[list[Step], list[int]]] = {}
 
     def plan(self, mesh: Mesh, *, strict: bool = True) -> Plan:
         """The plan for a mesh; `SliceError` where the model does not allow it. Not ``strict``: micro-batches
         that need no cut stages or batch are let be."""
         world, count = mesh.length("tensor"), mesh.length("pipeline")
         batch, micro_batches = self._batch(mesh, strict=strict)
-        graph, choices = self._solve(world)
-        stages = plan_stages(self.source, graph, choices, world, count, measured=self.measured)
+        here = replace(self.options, mesh=mesh)
+        graph, choices = self._solve(world, count, here)
+        demanded = demanded_stages(self.source, graph, here)
+        stages = plan_stages(
+            self.source, graph, choices, world, count, measured=self.measured, demanded=demanded
+        )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(_nothing_splits(plan))
         return replace(plan, batch=batch, micro_batches=micro_batches)
 
-    def _solve(self, world: int) -> tuple[list[Step], list[int]]:
-        if world not in self._solved:
+    def _solve(self, world: int, stages: int, options: SliceOptions) -> tuple[list[Step], list[int]]:
+        # Only annotations look at the number of stages: it says which devices a stage has.
+        key = (world, stages if options.annotations and is_annotated(self.source) else 1)
+        if key not in self._solved:
             graph = steps(self.source, world)
-            demands = pin(self.source, graph, self.options)
-            self._solved[world] = graph, solve(self.source, graph, world, demands)
-        return self._solved[world]
+            demands = pin(self.source, graph, options)
+            self._solved[key] = graph, solve(self.source, graph, world, demands)
+        return self._solved[key]
 
     def _batch(self, mesh: Mesh, *, strict: bool) -> tuple[BatchAxes, int]:
         """The batch's axes, where something cuts them, and the number of micro-batches."""

@@ -1,0 +1,158 @@
+"""JSON and YAML files written by people: read strictly, with errors that name the file and the place.
+
+Only plain data comes back (dict, list, str, int, float, bool, None). Refused, each with one sentence: a key
+given twice, YAML anchors (a few lines of which can stand for gigabytes), nesting beyond `MAX_DEPTH`, files
+beyond the size allowed, text that is not UTF-8, and numbers that JSON does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any, Literal
+
+from sharding.errors import ShardrunError, SliceError
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 32
+
+
+class DocumentError(SliceError):
+    """A file that steers slicing, or a saved plan, does not say what it should."""
+
+
+def read_document(
+    path: str | Path, what: str, error: type[ShardrunError] = DocumentError, *, max_bytes: int = MAX_BYTES
+) -> tuple[Any, Literal["json", "yaml"]]:
+    """The data of a JSON or YAML file and which it is; ``what`` names its kind in messages. Raises ``error``.
+
+    The name's ending says which it is, else the first character.
+    """
+    text = _read_text(Path(path), what, error, max_bytes)
+    suffix = Path(path).suffix.lower()
+    json_text = suffix == ".json" or (suffix not in {".yaml", ".yml"} and text.lstrip()[:1] == "{")
+    try:
+        data = _parse_json(text) if json_text else _parse_yaml(text)
+        _check_plain(data, "$", 0)
+    except RecursionError:
+        raise error(f"{path}: this {what} is nested deeper than {MAX_DEPTH} levels") from None
+    except (ValueError, OverflowError, TypeError) as problem:
+        raise error(f"{path}: this {what} cannot be read: {_one_line(problem)}") from None
+    return data, "json" if json_text else "yaml"
+
+
+def quote(value: Any, limit: int = 80) -> str:
+    """A value as JSON, shortened, for an error message."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _read_text(path: Path, what: str, error: type[ShardrunError], max_bytes: int) -> str:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise error(f"{path}: expected a {what} in a regular file, found a folder or device")
+        if status.st_size > max_bytes:
+            raise error(f"{path}: a {what} has at most {max_bytes} bytes, found {status.st_size}")
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1).decode("utf-8-sig")
+    except OSError as problem:
+        raise error(f"{path}: cannot read this {what}: {problem.strerror or problem}") from None
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: a {what} is UTF-8 text, found another byte at offset {problem.start}") from None
+    except ValueError:  # a NUL in the name
+        raise error(f"{str(path)!r} is not a file name; expected a {what}") from None
+
+
+def _parse_json(text: str) -> Any:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in items:
+            if key in result:
+                raise ValueError(f"the key {quote(key)} is given twice in one object")
+            result[key] = value
+        return result
+
+    return json.loads(text, object_pairs_hook=pairs)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]  # the base is chosen at run time: C where PyYAML has it
+        # Dates stay text: JSON has none, and a host or version may look like one.
+        yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
+            first: [(tag, pattern) for tag, pattern in entries if not tag.endswith(":timestamp")]
+            for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, str):
+                    raise ValueError(
+                        f"line {key_node.start_mark.line + 1}: keys are text, found {quote(key)}"
+                    )
+                if key in seen:
+                    raise ValueError(
+                        f"line {key_node.start_mark.line + 1}: the key {quote(key)} is given twice"
+                    )
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=Loader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else "?"
+                raise ValueError(f"line {line}: anchors and aliases are not allowed")
+            if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise RecursionError
+            elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+                depth -= 1
+        return yaml.load(text, Loader=Loader)  # derived from SafeLoader
+    except yaml.YAMLError as problem:
+        raise ValueError(_yaml_problem(problem)) from None
+
+
+def _yaml_problem(problem: Any) -> str:
+    mark = getattr(problem, "problem_mark", None)
+    text = getattr(problem, "problem", None) or getattr(problem, "reason", None) or "it is not YAML"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {text}" if mark else str(text)
+
+
+def _check_plain(value: Any, path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, f"a key at {path}", depth + 1)
+            _check_plain(item, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: expected a finite number, found {value}")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{path}: this text holds half of a surrogate pair") from None
+    elif not isinstance(value, (int, float, bool, type(None))):
+        raise ValueError(
+            f"{path}: expected text, a number, a list or a mapping, found {type(value).__name__}"
+        )
+
+
+def _one_line(problem: BaseException) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
