@@ -7,12 +7,13 @@ rows of W: the gates are no linear function of X, and no form of the operators t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from sharding.placement import Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, option, splits
+from sharding.rules.common import Values, absent, dim, int64, option, splits
 
 MICROSOFT = "com.microsoft"
 
@@ -38,33 +39,42 @@ def recurrent(node: NodeView) -> list[Option]:
         }
         outputs = [Split(axis, split.blocks) for axis in out_axes[: len(node.output_shapes)]]
         options.append(option(node, parts, outputs))
-    states, outs = (1, (2, 1, 1)) if batch_first else (0, (1, 0, 0))
-    return options + _directions(node, dict.fromkeys((1, 2, 3, 7), 0) | dict.fromkeys((5, 6), states), outs)
+    outs = (2, 1, 1) if batch_first else (1, 0, 0)
+    return options + _directions(node, (1, 2, 3, 7), int(batch_first), outs)
 
 
 @rule("DynamicQuantizeLSTM", domain=MICROSOFT)
 def quantized_lstm(node: NodeView) -> list[Option]:
     """As LSTM, then scale and zero point of W and R by direction; X is quantized by the range of the whole
     batch, which therefore stays together."""
-    return _directions(node, dict.fromkeys((1, 2, 3, 5, 6, 7, 8, 9, 10, 11), 0), (1, 0, 0))
+    return _directions(node, (1, 2, 3, 7, 8, 9, 10, 11), 0, (1, 0, 0))
 
 
-def _directions(node: NodeView, axes: dict[int, int], out_axes: tuple[int, ...]) -> list[Option]:
+def _directions(
+    node: NodeView, weights: Sequence[int], state_axis: int, out_axes: tuple[int, ...]
+) -> list[Option]:
     """The first half of the ranks computes the forward direction, the second half the other one."""
     if node.attributes.get("direction", "forward") not in ("bidirectional", b"bidirectional"):
         return []
     if node.world % 2:
         return []
     copies = node.world // 2
-    parts: dict[int, Placement] = {
-        i: Split(axis, copies=copies) for i, axis in axes.items() if not absent(node, i)
-    }
+    parts: dict[int, Placement] = {i: Split(0, copies=copies) for i in weights if not absent(node, i)}
     outputs = [Split(axis, copies=copies) for axis in out_axes[: len(node.output_shapes)]]
-    return [option(node, parts, outputs, partial(_one_direction, node))]
+    states = [i for i in (5, 6) if not absent(node, i)]
+    # The shape of initial states is often computed; such ones come whole.
+    whole = [i for i in states if dim(node.shapes[i], state_axis) != 2]
+    parts |= {i: Split(state_axis, copies=copies) for i in states if i not in whole}
+    return [option(node, parts, outputs, partial(_one_direction, node, whole, state_axis))]
 
 
-def _one_direction(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+def _one_direction(
+    node: NodeView, whole: Sequence[int], state_axis: int, e: Emitter, values: Values
+) -> list[Any]:
     direction = 0 if e.rank < e.world // 2 else 1
+    values = list(values)
+    for index in whole:
+        values[index] = e.op("Gather", [values[index], int64(e, [direction])], axis=state_axis)[0]
     changed: dict[str, Any] = {"direction": ("forward", "reverse")[direction]}
     for name in ("activations", "activation_alpha", "activation_beta"):
         listed = node.attributes.get(name)

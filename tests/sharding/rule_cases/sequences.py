@@ -34,7 +34,9 @@ def _recurrent() -> list[Case]:
             outputs = 3 if op == "LSTM" else 2
             if op == "GRU":
                 attributes["linear_before_reset"] = 1
-            cases.append(Case(op, [f32(4, 12, 6), *weights, *biases, *states], attributes, opset, outputs))
+            computed = dict.fromkeys((5, 6)[: len(states)], (None, None, hidden)) if opset == 22 else {}
+            inputs = [f32(4, 12, 6), *weights, *biases, *states]
+            cases.append(Case(op, inputs, attributes, opset, outputs, shapes=computed))
         weights = [f32(1, gates * hidden, 6), f32(1, gates * hidden, hidden)]
         cases.append(Case(op, [f32(4, 12, 6), *weights], {"hidden_size": hidden}, 14, 2, unused_outputs=(0,)))
     quantized = [

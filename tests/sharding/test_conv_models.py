@@ -1,0 +1,106 @@
+"""Convolutional, recurrent and int8 networks, sliced for 2 and 4 ranks, against ONNX Runtime on the whole.
+
+Each network is exported by torch and quantized by ONNX Runtime's own tools. Integer arithmetic is exact, so
+int8 forms are compared to the bit where every sum that ranks share is one of int32 (the dynamic and the
+operator form), save the last bits of the floats between. In the QDQ form a sum of floats is shared and then
+quantized: it may round the other way at a border between two steps, by one step (1/255 of the range).
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import sharding
+from sharding.plan import plan_model
+from tests.sharding import lockstep
+
+pytest.importorskip("torch", reason="torch exports the models of this test; pip install torch")
+
+from tests.sharding import networks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+QDQ_STEPS = 0.05
+"""Rounding borders crossed in several layers: a few steps of 1/255 each."""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("networks")
+
+
+def _model(folder: Path, name: str, form: str = "") -> Path:
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        networks.export(name, path)
+    if not form:
+        return path
+    quantized = folder / f"{name}_{form}.onnx"
+    if not quantized.exists():
+        networks.quantize(name, form, path, quantized)
+    return quantized
+
+
+def _check(path: Path, ranks: int, name: str, tolerance: float, batches: tuple[int, ...] = (1, 3)) -> Counter:
+    """Slices and compares; the collectives by operator and element type."""
+    folder = path.with_name(f"{path.stem}_{ranks}")
+    manifest = sharding.slice_model(path, ranks, folder)
+    for batch in batches:
+        lockstep.assert_same(folder, path, networks.feeds(name, batch, seed=7), tolerance)
+    return Counter((item.op, item.dtype) for item in manifest.collectives)
+
+
+def _share(path: Path, ranks: int) -> float:
+    """The part of all weight bytes that a rank holds."""
+    plan = plan_model(path, ranks)
+    return plan.rank_weight_bytes() / sum(plan.source.weights[name].nbytes for name in plan.held)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    # Two in a bottleneck or an inverted residual at most, one in a pair of convolutions elsewhere.
+    [("resnet", 8), ("mobilenet", 8), ("unet", 8)],
+)
+def test_convolutional_networks(exported: Path, name: str, most: int, ranks: int) -> None:
+    path = _model(exported, name)
+    assert sum(_check(path, ranks, name, 1e-5).values()) <= most
+    assert _share(path, ranks) <= 1 / ranks + 0.03
+    assert plan_model(path, ranks).whole == {}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_recurrent_network(exported: Path, dynamo: bool, ranks: int) -> None:
+    """Each direction of a layer lies on half of the ranks; its weights are split no further."""
+    path = exported / f"tagger_{dynamo}.onnx"
+    if not path.exists():
+        networks.export("tagger", path, dynamo=dynamo, opset=18 if dynamo else 17)
+    assert sum(_check(path, ranks, "tagger", 1e-5, (2,) if dynamo else (1, 3)).values()) <= 4
+    weights = plan_model(path, ranks).weights
+    directions = "split:0" if ranks == 2 else "split:0*2"
+    held = [str(*placed) for name, placed in weights.items() if _layers(path, name)]
+    assert held and set(held) == {directions}
+    assert _share(path, ranks) < 0.51
+
+
+def _layers(path: Path, name: str) -> bool:
+    """Whether a weight belongs to an LSTM: those have a first axis of two directions."""
+    shape = plan_model(path, 2).source.weights[name].shape
+    return len(shape) == 3 and shape[0] == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "transformer"])
+@pytest.mark.parametrize("form", ["dynamic", "qdq", "qoperator"])
+def test_int8_networks(exported: Path, name: str, form: str, ranks: int) -> None:
+    path = _model(exported, name, form)
+    counts = _check(path, ranks, name, QDQ_STEPS if form == "qdq" else 1e-6)
+    assert _share(path, ranks) <= 1 / ranks + (0.04 if name == "transformer" else 0.03)
+    if name == "transformer":
+        # Two sums a layer, of the kind that stays exact; the embedding; a range before each dynamic sum.
+        sums = counts["AllReduce", "float32" if form == "qdq" else "int32"]
+        assert sums == 4 and sum(counts.values()) == sums + (5 if form == "dynamic" else 1)
+    elif form == "qoperator":
+        assert {kind for _, kind in counts} <= {"uint8", "int32"}
