@@ -100,10 +100,11 @@ def stuck(
                 else:
                     break
                 moved = True
-    for rank in range(len(events)):
-        if (event := head(rank)) is not None:
-            return f"rank {rank} would wait for ever in {_words(event, home[rank])}."
-    left = next((pair for pair, waiting in sent.items() if waiting), None)
+    waiting = [(event[0] == "all", rank, event) for rank in home if (event := head(rank)) is not None]
+    if waiting:  # those that wait for one rank say more than those that wait for a group
+        _, rank, event = min(waiting, key=lambda item: item[:2])
+        return f"rank {rank} would wait for ever in {_words(event, home[rank])}."
+    left = next((pair for pair, unread in sent.items() if unread), None)
     return None if left is None else f"rank {left[0]} sends to rank {left[1]} what that does not receive."
 
 
