@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding.values import shape_of
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -88,7 +90,12 @@ class _Embedding:
         shape = self.op("Shape", [ids])
         one, two, zero = (self.constant([number]) for number in (1, 2, 0))
         length = self.op("Slice", [shape, one, two, zero])
-        return self.op("Slice", [table, zero, length, zero])
+        found = self.op("Slice", [table, zero, length, zero])
+        columns = shape_of(table)
+        if columns is not None and len(columns) == 2:
+            # Of a slice whose end is computed, inference would know no axis at all.
+            found.type, found.shape = table.type, self.ir.Shape([None, columns[1]])
+        return found
 
     def count(self, mask: Any) -> ir.Value:
         """How many ones each row of the mask has."""

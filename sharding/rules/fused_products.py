@@ -5,13 +5,28 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, first_rank_only, floating, option, shape_of, summable
+from sharding.rules.common import (
+    Values,
+    absent,
+    dim,
+    first_rank_only,
+    floating,
+    int64,
+    option,
+    shape_of,
+    summable,
+)
 from sharding.rules.matmul import gemm, product
 
 MICROSOFT = "com.microsoft"
+TENSOR_UINT8, TENSOR_INT32 = 2, 6
+"""TensorProto's numbers."""
+NIBBLE = 4
 
 
 def _linear_only(options: list[Option]) -> list[Option]:
@@ -45,7 +60,7 @@ def _newest(node: NodeView) -> NodeView:
 def matmul_n_bits(node: NodeView) -> list[Option]:
     """A [..., K] times B [N, K / block, bytes], quantized in blocks along K: the columns N, or whole blocks.
 
-    Scales are [N * blocks] or [N, blocks]; zero points too, or packed as weights are, a column in whole bytes.
+    Scales are [N * blocks] or [N, blocks]; zero points too, or packed, each column in whole bytes.
     """
     shape = node.shapes[0]
     inner, columns = int(node.attributes["K"]), int(node.attributes["N"])
@@ -61,41 +76,69 @@ def matmul_n_bits(node: NodeView) -> list[Option]:
     if not absent(node, 4) or not summable(node.dtypes[0]):
         return options
     for blocks in node.blocks(inner):
-        per_column = _along_blocks(node, columns, count, blocks, bits)
-        if count % (node.world * blocks) == 0 and per_column is not None:
-            parts = {0: Split(last, blocks), 1: Split(1, blocks), **per_column}
-            options.append(option(node, parts, PARTIAL, partial(_fewer_rows, {"K": inner})))
+        if count % (node.world * blocks):
+            continue
+        scales = _along_blocks(node, 2, columns, count, blocks)
+        points = _along_blocks(node, 3, columns, count * bits / 8 if _packed(node) else count, blocks)
+        repacked = points is None and blocks == 1 and bits == NIBBLE and _packed(node)
+        if scales is None or (points is None and not repacked):
+            continue
+        parts = {0: Split(last, blocks), 1: Split(1, blocks), **scales, **(points or {})}
+        emit = partial(_fewer_rows, node, inner, (columns, count) if repacked else None)
+        options.append(option(node, parts, PARTIAL, emit))
     return options
 
 
+def _packed(node: NodeView) -> bool:
+    """Whether there are zero points and they are packed in bytes."""
+    return not absent(node, 3) and not floating(node.dtypes[3])
+
+
 def _along_blocks(
-    node: NodeView, columns: int, count: int, blocks: int, bits: int
+    node: NodeView, index: int, columns: int, count: float, blocks: int
 ) -> dict[int, Placement] | None:
-    """How scales and zero points are cut with the blocks of K; None where bytes would have to be cut."""
-    parts: dict[int, Placement] = {}
-    for index in (2, 3):
-        if absent(node, index):
-            continue
-        shape = shape_of(node, index)
-        packed = index == 3 and not floating(node.dtypes[3])
-        if shape is None or (packed and count * bits % (8 * node.world * blocks)):
-            return None
-        length = count * bits // 8 if packed else count
-        if len(shape) == 2 and shape[1] == length:
-            parts[index] = Split(1, blocks)
-        elif len(shape) == 1 and shape[0] == columns * length:
-            parts[index] = Split(0, columns * blocks)
-        else:
-            return None
-    return parts
+    """How scales or zero points, ``count`` items a column, go with parts of K; None: an item would be cut."""
+    if absent(node, index):
+        return {}
+    shape = shape_of(node, index)
+    if shape is None or count % (node.world * blocks):
+        return None
+    if len(shape) == 2 and shape[1] == count:
+        return {index: Split(1, blocks)}
+    return {index: Split(0, columns * blocks)} if len(shape) == 1 and shape[0] == columns * count else None
 
 
 def _fewer(lengths: dict[str, int], e: Emitter, values: Values) -> list[Any]:
     return e.copy(values, **{name: length // e.world for name, length in lengths.items()})
 
 
-def _fewer_rows(lengths: dict[str, int], e: Emitter, values: Values) -> list[Any]:
-    return _fewer(lengths, e, first_rank_only(e, values, 5))
+def _fewer_rows(
+    node: NodeView, inner: int, packed: tuple[int, int] | None, e: Emitter, values: Values
+) -> list[Any]:
+    kept = first_rank_only(e, values, 5)
+    if packed is not None:
+        kept[3] = _own_zero_points(e, kept[3], *packed, flat=len(shape_of(node, 3) or ()) == 1)
+    return e.copy(kept, K=inner // e.world)
+
+
+def _own_zero_points(e: Emitter, packed: Any, columns: int, count: int, *, flat: bool) -> Any:
+    """This rank's of ``count`` 4-bit zero points a column, two in a byte, where ranks would share a byte.
+
+    All inputs are known when the model is loaded, so that ONNX Runtime computes this once.
+    """
+    sixteen = e.constant(np.asarray(16, dtype=np.int32))
+    wide = e.op("Reshape", [e.op("Cast", [packed], to=TENSOR_INT32)[0], int64(e, [columns, -1, 1])])[0]
+    high = e.op("Div", [wide, sixteen])[0]
+    low = e.op("Sub", [wide, e.op("Mul", [high, sixteen])[0]])[0]
+    apart = e.op("Reshape", [e.op("Concat", [low, high], axis=2)[0], int64(e, [columns, -1])])[0]
+    mine, first = count // e.world, e.rank * (count // e.world)
+    # An odd one is followed by one that nothing reads.
+    places = [min(first + place, count - 1) for place in range(mine + mine % 2)]
+    own = e.op("Gather", [apart, int64(e, places)], axis=1)[0]
+    pairs = e.op("Reshape", [own, int64(e, [columns, -1, 2])])[0]
+    low, high = (e.op("Gather", [pairs, e.constant(np.asarray(i, np.int64))], axis=2)[0] for i in (0, 1))
+    joined = e.op("Cast", [e.op("Add", [low, e.op("Mul", [high, sixteen])[0]])[0]], to=TENSOR_UINT8)[0]
+    return e.op("Reshape", [joined, int64(e, [-1])])[0] if flat else joined
 
 
 @rule("MatMulBnb4", domain=MICROSOFT)
