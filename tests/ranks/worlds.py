@@ -51,6 +51,7 @@ def run(
     launcher: str = "shell",
     timeout: float = 60,
     environ: dict[str, str] | None = None,
+    program: Path = PROGRAM,
     **options: Any,
 ) -> World:
     """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds."""
@@ -64,7 +65,7 @@ def run(
             "OPENBLAS_NUM_THREADS": "1",
             **(environ or {}),
         }
-        command = [sys.executable, str(PROGRAM), folder, scenario, json.dumps(options)]
+        command = [sys.executable, str(program), folder, scenario, json.dumps(options)]
         if launcher == "mpirun":
             found = mpirun()
             assert found is not None
