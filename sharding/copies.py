@@ -43,7 +43,7 @@ def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
         for _ in range(ROUNDS):
             more = set(lengths)
             for view in views:
-                for option in _at(view, copies):
+                for option in options_with_copies(view, copies):
                     more |= _connected(view, option, lengths)
             if more == lengths:
                 break
@@ -88,12 +88,12 @@ def copied_options(view: NodeView, lengths: Lengths) -> list[Option]:
     return [
         option
         for copies, wanted in lengths.items()
-        for option in _at(view, copies)
+        for option in options_with_copies(view, copies)
         if (split := _split_lengths(view, option)) and split <= wanted
     ]
 
 
-def _at(view: NodeView, copies: int) -> list[Option]:
+def options_with_copies(view: NodeView, copies: int) -> list[Option]:
     """The rule's options on as many ranks as there are parts, for groups of ``copies`` ranks."""
     plain = RULES[view.domain, view.op_type](replace(view, world=view.world // copies))
     return [

@@ -1,0 +1,66 @@
+"""Plans of transformers are an expert's: two AllReduces a layer, and nothing else in the layers."""
+
+from pathlib import Path
+
+import pytest
+
+import sharding
+from sharding.plan import Plan
+from tests.sharding import lockstep
+from tests.sharding.llama import sized
+
+
+def _shares(plan: Plan, name: str) -> set[str]:
+    return {str(where) for where in plan.weights[name]}
+
+
+@pytest.mark.parametrize("cache", [False, True], ids=["plain", "cache"])
+@pytest.mark.parametrize(
+    ("ranks", "kv_heads", "kept"), [(2, 2, "split:1"), (4, 2, "split:1*2"), (4, 4, "split:1")]
+)
+def test_grouped_heads(tmp_path: Path, ranks: int, kv_heads: int, kept: str, cache: bool) -> None:
+    """Key/value heads fewer than ranks are held by group; a cache given back whole is gathered, no more."""
+    model = sized(kv_heads=kv_heads, cache=cache)
+    path = model.save(tmp_path / "model.onnx")
+    plan = sharding.plan_model(path, ranks)
+    # Two a layer; one for the embedding and one for the head, which may be sums or parts put together; with a
+    # cache the keys and values of each layer, for the model gives them back whole.
+    counts = plan.collective_counts()
+    given_back = 2 * model.layers if cache else 0
+    assert sum(counts.values()) == 2 * model.layers + 2 + given_back
+    assert counts["AllReduce"] >= 2 * model.layers and counts["AllGather"] >= given_back
+    for layer in range(model.layers):
+        if not cache:  # with one, keys and values are gathered anyway, and any way to cut them will do
+            assert _shares(plan, f"k_{layer}") == _shares(plan, f"v_{layer}") == {kept}
+            assert _shares(plan, f"q_{layer}") == {"split:1"}
+            assert _shares(plan, f"o_{layer}") == {"split:0"}
+    assert plan.whole == {}
+    total = sum(weight.nbytes for weight in plan.source.weights.values())
+    assert plan.rank_weight_bytes() <= (1 / ranks + 0.03) * total
+    sharding.slice_model(path, ranks, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, model.feeds())
+
+
+def test_one_head_for_all_is_whole_or_summed(tmp_path: Path) -> None:
+    model = sized(kv_heads=1)
+    path = model.save(tmp_path / "model.onnx")
+    assert not any(
+        "*" in share for name in ("k_0", "v_0") for share in _shares(sharding.plan_model(path, 4), name)
+    )
+    sharding.slice_model(path, 4, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, model.feeds())
+
+
+def test_repeated_layers_get_the_same_answer(tmp_path: Path) -> None:
+    layers = 24
+    plan = sharding.plan_model(sized(layers=layers).save(tmp_path / "model.onnx"), 4)
+    kinds = ("norm1", "norm2", "q", "k", "v", "o", "gate", "up", "down")
+    for kind in kinds:
+        held = [
+            _shares(plan, f"{kind}_{layer}")
+            for layer in range(1, layers)
+            if f"{kind}_{layer}" in plan.weights
+        ]
+        assert len(held) == layers - 1
+        assert all(share == held[0] for share in held), kind
+    assert len(plan.collectives) == 2 * layers + 2
