@@ -80,11 +80,13 @@ def matmul_n_bits(node: NodeView) -> list[Option]:
             continue
         scales = _along_blocks(node, 2, columns, count, blocks)
         points = _along_blocks(node, 3, columns, count * bits / 8 if _packed(node) else count, blocks)
-        repacked = points is None and blocks == 1 and bits == NIBBLE and _packed(node)
-        if scales is None or (points is None and not repacked):
+        copies = 1
+        if points is None and blocks == 1 and bits == NIBBLE and _packed(node):
+            copies, points = _shared_bytes(node, columns, count)
+        if scales is None or points is None:
             continue
-        parts = {0: Split(last, blocks), 1: Split(1, blocks), **scales, **(points or {})}
-        emit = partial(_fewer_rows, node, inner, (columns, count) if repacked else None)
+        parts = {0: Split(last, blocks), 1: Split(1, blocks), **scales, **points}
+        emit = partial(_fewer_rows, node, inner, (columns, count, copies))
         options.append(option(node, parts, PARTIAL, emit))
     return options
 
@@ -112,17 +114,28 @@ def _fewer(lengths: dict[str, int], e: Emitter, values: Values) -> list[Any]:
     return e.copy(values, **{name: length // e.world for name, length in lengths.items()})
 
 
+def _shared_bytes(node: NodeView, columns: int, count: int) -> tuple[int, dict[int, Placement]]:
+    """How many neighbouring ranks hold the same zero points, so that no byte is cut, and the placement."""
+    for copies in range(2, node.world):
+        parts = node.world // copies
+        if node.world % copies == 0 and count * NIBBLE % (8 * parts) == 0:
+            shape = shape_of(node, 3) or ()
+            split = Split(1, copies=copies) if len(shape) == 2 else Split(0, columns, copies)
+            return copies, {3: split}
+    return node.world, {}
+
+
 def _fewer_rows(
-    node: NodeView, inner: int, packed: tuple[int, int] | None, e: Emitter, values: Values
+    node: NodeView, inner: int, points: tuple[int, int, int], e: Emitter, values: Values
 ) -> list[Any]:
     kept = first_rank_only(e, values, 5)
-    if packed is not None:
-        kept[3] = _own_zero_points(e, kept[3], *packed, flat=len(shape_of(node, 3) or ()) == 1)
+    if points[2] > 1:
+        kept[3] = _own_zero_points(e, kept[3], *points, flat=len(shape_of(node, 3) or ()) == 1)
     return e.copy(kept, K=inner // e.world)
 
 
-def _own_zero_points(e: Emitter, packed: Any, columns: int, count: int, *, flat: bool) -> Any:
-    """This rank's of ``count`` 4-bit zero points a column, two in a byte, where ranks would share a byte.
+def _own_zero_points(e: Emitter, packed: Any, columns: int, count: int, copies: int, *, flat: bool) -> Any:
+    """This rank's of ``count`` 4-bit zero points a column, two in a byte, out of those of ``copies`` ranks.
 
     All inputs are known when the model is loaded, so that ONNX Runtime computes this once.
     """
@@ -131,9 +144,10 @@ def _own_zero_points(e: Emitter, packed: Any, columns: int, count: int, *, flat:
     high = e.op("Div", [wide, sixteen])[0]
     low = e.op("Sub", [wide, e.op("Mul", [high, sixteen])[0]])[0]
     apart = e.op("Reshape", [e.op("Concat", [low, high], axis=2)[0], int64(e, [columns, -1])])[0]
-    mine, first = count // e.world, e.rank * (count // e.world)
+    mine = count // e.world
+    first = e.rank % copies * mine
     # An odd one is followed by one that nothing reads.
-    places = [min(first + place, count - 1) for place in range(mine + mine % 2)]
+    places = [min(first + place, mine * copies - 1) for place in range(mine + mine % 2)]
     own = e.op("Gather", [apart, int64(e, places)], axis=1)[0]
     pairs = e.op("Reshape", [own, int64(e, [columns, -1, 2])])[0]
     low, high = (e.op("Gather", [pairs, e.constant(np.asarray(i, np.int64))], axis=2)[0] for i in (0, 1))

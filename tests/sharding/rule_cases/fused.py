@@ -41,6 +41,11 @@ def _n_bits() -> list[Case]:
     # An odd number of 4-bit zero points: bytes that two ranks would share.
     odd = {"K": 12 * size, "N": columns, "bits": 4, "block_size": size}
     zeros = u8(columns, 6)
+    few = {**odd, "K": 6 * size}
+    cases += [
+        _ms("MatMulNBits", [f32(5, 96), weights[:, :6], scales[:, :6], points], few, rtol=1e-4)
+        for points in (u8(columns, 3), u8(columns * 3))
+    ]
     return [
         *cases,
         _ms("MatMulNBits", [f32(12, inner), weights, scales, u8(columns, 12), order], shape, rtol=1e-4),
