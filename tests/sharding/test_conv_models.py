@@ -1,14 +1,18 @@
 """Convolutional, recurrent and int8 networks, sliced for 2 and 4 ranks, against ONNX Runtime on the whole.
 
-Each network is exported by torch and quantized by ONNX Runtime's own tools. Integer arithmetic is exact, so
-int8 forms are compared to the bit where every sum that ranks share is one of int32 (the dynamic and the
-operator form), save the last bits of the floats between. In the QDQ form a sum of floats is shared and then
-quantized: it may round the other way at a border between two steps, by one step (1/255 of the range).
+Each network is exported by torch and quantized by ONNX Runtime's own tools. Sums of int32 are exact, so the
+dynamic and the operator form must give ONNX Runtime's result on the whole model, with the last bits of the
+floats between as only difference. In the QDQ form ranks share sums of floats that are then quantized: one
+may round the other way at the border of two steps (1/255 of the range). ONNX Runtime with and without its
+optimizations differs from itself as much (it runs the same products on integers), and with its number of
+threads where an operator quantizes parts of the batch apart: the comparison is with one thread, unoptimized.
 """
 
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 
 import sharding
@@ -21,6 +25,7 @@ from tests.sharding import networks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+EXACT = 1e-6
 QDQ_STEPS = 0.05
 """Rounding borders crossed in several layers: a few steps of 1/255 each."""
 
@@ -42,12 +47,22 @@ def _model(folder: Path, name: str, form: str = "") -> Path:
     return quantized
 
 
-def _check(path: Path, ranks: int, name: str, tolerance: float, batches: tuple[int, ...] = (1, 3)) -> Counter:
+def _check(
+    path: Path, ranks: int, name: str, tolerance: float, batches: tuple[int, ...] = (1, 3)
+) -> Counter[tuple[str, str]]:
     """Slices and compares; the collectives by operator and element type."""
     folder = path.with_name(f"{path.stem}_{ranks}")
     manifest = sharding.slice_model(path, ranks, folder)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    whole = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     for batch in batches:
-        lockstep.assert_same(folder, path, networks.feeds(name, batch, seed=7), tolerance)
+        feeds = networks.feeds(name, batch, seed=7)
+        expected = np.asarray(whole.run(None, feeds)[0])
+        assert np.std(expected) > 0.05 * np.abs(expected).max()  # else every comparison would hold
+        for outputs in lockstep.run_slices(folder, feeds):
+            assert lockstep.relative_error(outputs["y"], expected) <= tolerance
     return Counter((item.op, item.dtype) for item in manifest.collectives)
 
 
@@ -78,26 +93,27 @@ def test_recurrent_network(exported: Path, dynamo: bool, ranks: int) -> None:
     if not path.exists():
         networks.export("tagger", path, dynamo=dynamo, opset=18 if dynamo else 17)
     assert sum(_check(path, ranks, "tagger", 1e-5, (2,) if dynamo else (1, 3)).values()) <= 4
-    weights = plan_model(path, ranks).weights
-    directions = "split:0" if ranks == 2 else "split:0*2"
-    held = [str(*placed) for name, placed in weights.items() if _layers(path, name)]
-    assert held and set(held) == {directions}
+    plan = plan_model(path, ranks)
+    shapes = {name: plan.source.weights[name].shape for name in plan.weights}
+    held = {str(*plan.weights[name]) for name, shape in shapes.items() if len(shape) == 3 and shape[0] == 2}
+    assert held == {"split:0" if ranks == 2 else "split:0*2"}
     assert _share(path, ranks) < 0.51
 
 
-def _layers(path: Path, name: str) -> bool:
-    """Whether a weight belongs to an LSTM: those have a first axis of two directions."""
-    shape = plan_model(path, 2).source.weights[name].shape
-    return len(shape) == 3 and shape[0] == 2
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", ["resnet", "mobilenet", "transformer"])
-@pytest.mark.parametrize("form", ["dynamic", "qdq", "qoperator"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, form) for name in ("resnet", "transformer") for form in ("dynamic", "qdq", "qoperator")),
+        *(("mobilenet", "qdq"), ("mobilenet", "qoperator"), ("tagger", "dynamic")),
+    ],
+)
 def test_int8_networks(exported: Path, name: str, form: str, ranks: int) -> None:
     path = _model(exported, name, form)
-    counts = _check(path, ranks, name, QDQ_STEPS if form == "qdq" else 1e-6)
-    assert _share(path, ranks) <= 1 / ranks + (0.04 if name == "transformer" else 0.03)
+    counts = _check(path, ranks, name, QDQ_STEPS if form == "qdq" and name != "transformer" else EXACT)
+    # Norms and biases of a toy are a larger part than of a real model; an LSTM is split by direction alone.
+    goal = 0.5 if name == "tagger" else 1 / ranks
+    assert _share(path, ranks) <= goal + (0.04 if name == "transformer" else 0.03)
     if name == "transformer":
         # Two sums a layer, of the kind that stays exact; the embedding; a range before each dynamic sum.
         sums = counts["AllReduce", "float32" if form == "qdq" else "int32"]
