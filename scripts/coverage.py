@@ -1,0 +1,199 @@
+"""Slices real architectures, runs the slices against ONNX Runtime, and writes docs/coverage.md.
+
+    python scripts/coverage.py                   # all of it, about five minutes: writes docs/coverage.md
+    python scripts/coverage.py bert llama        # only these: prints their rows
+
+Needs what exports the models (the extra `demo`: torch, transformers, onnxscript); they are cached as the
+tests' models are. Every slicing runs in one process, in lockstep; those for two ranks also as two processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import launcher.group  # noqa: E402  # the path above is needed first
+from tests.architectures import zoo  # noqa: E402
+from tests.architectures.measure import Measured, largest_error, measure, own_spread  # noqa: E402
+from tests.sharding import lockstep  # noqa: E402
+
+PAGE = ROOT / "docs" / "coverage.md"
+TENSOR_RANKS = (2, 4, 8)
+OTHER_STRATEGIES = ("bert", "gpt2", "resnet50", "unet")
+PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy")
+
+REASONS = {
+    "t5_decoder": """a layer has attention to itself, attention to the encoder and a feed-forward: three
+sums, not two.""",
+    "lstm": """a step of an LSTM needs the whole hidden state of the step before, so that its hidden units
+could only be split with a collective in every step. The two directions are independent, so two ranks hold
+half each, and more ranks hold no less.""",
+    "bert_int8_dynamic": """`DynamicQuantizeLinear` takes its scale from the range of the whole activation.
+Where the activation is split, ranks first exchange their smallest and largest values (8 bytes each), so that
+all of them round as one: a tiny collective before each of the two products that are summed.""",
+    "llama_int8_dynamic": "as BERT with dynamic quantisation.",
+}
+"""Why an architecture is not at its goals, where that is known."""
+
+
+def measured(name: str) -> list[Measured]:
+    """All slicings of one architecture."""
+    model = zoo.get(name)
+    wanted = [("tensor", ranks) for ranks in TENSOR_RANKS]
+    if name in OTHER_STRATEGIES:
+        wanted += [("pipeline", 2), ("pipeline", 3), ("data", 2)]
+    results = []
+    for strategy, ranks in wanted:
+        with tempfile.TemporaryDirectory(prefix="coverage.") as scratch:
+            result = measure(model, ranks, Path(scratch), strategy)
+            if ranks == 2:
+                error = processes_error(model, Path(scratch) / "slices")
+                result = result.with_error(max(error, result.error))
+        results.append(result)
+        print(row(name, result), flush=True)
+    return results
+
+
+def processes_error(model: zoo.Model, slices: Path) -> float:
+    """The largest relative error when every rank is a process."""
+    error = 0.0
+    with launcher.group.start(slices, launcher="local", threads=1, timeout=120) as group:
+        for feeds in model.feeds:
+            found = group.predict(feeds)
+            error = max(error, largest_error([found], lockstep.reference(model.path, feeds)))
+    return error
+
+
+def row(name: str, result: Measured) -> str:
+    """One line of the table."""
+    counts = ", ".join(f"{count} {op}" for op, count in sorted(result.counts.items())) or "none"
+    cells = [
+        name,
+        result.strategy,
+        str(result.ranks),
+        f"{100 * result.split_share:.1f} %" if result.strategy == "tensor" else "",
+        f"{100 * result.rank_share:.1f} %",
+        counts,
+        per_layer(name, result),
+        f"{sum(result.sent.values()):,}",
+        f"{result.error:.0e}",
+        f"{result.planning_seconds:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def per_layer(name: str, result: Measured) -> str:
+    """Collectives of each transformer layer, and those outside of layers and for caches."""
+    layers = zoo.layers(name)
+    if layers is None or result.strategy != "tensor":
+        return ""
+    inside, outside = divmod(result.total - result.cache_outputs, layers)
+    caches = f" + {result.cache_outputs} caches" if result.cache_outputs else ""
+    return f"{inside}" + (f" + {outside}" if outside else "") + caches
+
+
+def misses(name: str, result: Measured) -> list[str]:
+    """The goals that a slicing does not reach."""
+    found = []
+    layers = zoo.layers(name)
+    if result.error > zoo.tolerance(name):
+        found.append(f"the error is {result.error:.0e}")
+    if result.strategy != "tensor":
+        return found
+    if result.rank_share > 1 / result.ranks + zoo.WEIGHT_SLACK:
+        found.append(f"a rank holds {100 * result.rank_share:.1f} % of the weight bytes")
+    if layers is not None and (result.total - result.cache_outputs) // layers > zoo.LAYER_COLLECTIVES:
+        found.append(f"{(result.total - result.cache_outputs) // layers} collectives a layer")
+    return found
+
+
+def page(results: dict[str, list[Measured]]) -> str:
+    """The whole of docs/coverage.md."""
+    spreads = [f"{name} {own_spread(zoo.get(name)):.0e}" for name in results if "int8" in name]
+    lines = [*HEAD, f"{', '.join(spreads)}.", "", "## What is not at its goal", ""]
+    for name, slicings in results.items():
+        by_miss: dict[str, list[str]] = {}
+        for result in slicings:
+            for miss in misses(name, result):
+                by_miss.setdefault(miss, []).append(str(result.ranks))
+        if by_miss:
+            what = "; ".join(f"{miss} ({', '.join(ranks)} ranks)" for miss, ranks in by_miss.items())
+            reason = REASONS.get(name, "it is not known why.").replace("\n", " ")
+            lines += [f"**{name}**: {what}: {reason}", ""]
+    lines += ["## Slicings", "", *TABLE_HEAD]
+    lines += [row(name, result) for name, slicings in results.items() for result in slicings]
+    return "\n".join([*lines, "", f"Measured with {versions()}.", ""])
+
+
+def versions() -> str:
+    """The packages that took part, with their versions."""
+    found = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # one of the two builds of onnxruntime
+            continue
+    return ", ".join(found)
+
+
+HEAD = f"""# Architectures
+
+What `shardrun slice` makes of models as people export them: real configurations with their structure
+(heads, gates, normalisations, odd vocabularies), with fewer layers and random weights, exported by
+`torch.onnx` with open batch and sequence axes; some of them quantised or fused by ONNX Runtime's own tools.
+The builders are in `tests/architectures`. Made by
+
+    python scripts/coverage.py
+
+The goals: an error of at most {zoo.FLOAT_TOLERANCE:.0e} (float and 4-bit weights); a rank holds at most
+1/N + {100 * zoo.WEIGHT_SLACK:.0f} % of the weight bytes; a transformer layer needs {zoo.LAYER_COLLECTIVES}
+collectives. Outputs are whole by contract, so key and value caches that are outputs are gathered on top.
+
+- *split*: the part of the weight bytes of which no rank holds all; *a rank holds*: of all weight bytes, the
+  rank that holds most.
+- *a layer*: collectives of each of the {zoo.TRANSFORMER_LAYERS} transformer layers + those outside of layers
+  (embedding, head).
+- *bytes*: what a rank puts into the collectives of one inference, for a batch of 2 or 3 rows of 2 to 16
+  tokens (images of 32 to 96).
+- *error*: the largest relative error (largest difference over largest value) of any output of any rank
+  against plain ONNX Runtime on the unsliced model, over two input shapes; on two ranks also with two
+  processes.
+- *planning*: seconds, from file to plan.
+- Pipelines cut the batch into as many micro-batches as stages, data parallelism into as many parts as ranks,
+  uneven ones here.
+
+Models in int8 are accepted up to an error of {zoo.INT8_TOLERANCE}: a value beside a rounding boundary moves
+by a whole step where sums are added in another order. Plain ONNX Runtime with and without its own
+optimisations differs from itself as much:""".splitlines()
+
+TABLE_HEAD = [
+    "| model | strategy | ranks | split | a rank holds | collectives | a layer | bytes | error | planning |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+]
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(zoo.NAMES)}; default: all")
+    names = parser.parse_args().names
+    unknown = [name for name in names if name not in zoo.NAMES]
+    if unknown:
+        parser.error(f"no architecture is called {unknown[0]!r}; there are {', '.join(zoo.NAMES)}")
+    zoo.build(names or zoo.NAMES)
+    print("\n".join(TABLE_HEAD))
+    results = {name: measured(name) for name in names or zoo.NAMES}
+    if not names:
+        PAGE.write_text(page(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The architectures by name, built once per machine and cached: real models' structure with random weights.
+
+    zoo.build(["bert", "llama_4bit"])        # in one process; nothing where they are in the cache
+    model = zoo.get("bert")
+    model.path, model.feeds                  # an ONNX file and two sets of example inputs of other shapes
+
+The cache is that of `tests.models`.
+"""
+
+import fcntl
+import functools
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from tests.architectures import fused, language, variants, vision
+from tests.architectures.build import EXPORTED
+from tests.architectures.exporting import Feeds
+from tests.models import BUILD_SECONDS, ROOT, cache_folder
+
+BASES = variants.BASES
+NAMES = (*EXPORTED, *BASES)
+
+TRANSFORMER_LAYERS = language.LAYERS
+LAYER_COLLECTIVES = 2
+"""The goal for each transformer layer: one sum after attention and one after the feed-forward."""
+WEIGHT_SLACK = 0.03
+"""What a rank may hold of the weight bytes over its equal part."""
+FLOAT_TOLERANCE = 1e-4
+INT8_TOLERANCE = 0.1
+"""A value beside a rounding boundary moves by a whole step where float sums are added in another order: plain
+ONNX Runtime with and without its own optimisations differs from itself as much (`measure.own_spread`)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One architecture, built."""
+
+    name: str
+    path: Path
+    feeds: tuple[Feeds, Feeds]
+
+
+def layers(name: str) -> int | None:
+    """Transformer layers, of an architecture that has them."""
+    return None if name.startswith(("resnet", "mobilenet", "unet", "lstm")) else TRANSFORMER_LAYERS
+
+
+def tolerance(name: str) -> float:
+    """The largest relative error that is accepted of a slicing."""
+    return INT8_TOLERANCE if "int8" in name else FLOAT_TOLERANCE
+
+
+def get(name: str) -> Model:
+    """The architecture called `name` (one of `NAMES`), built into the cache first if need be."""
+    build([name])
+    path = _path(name)
+    first, second = (dict(np.load(path.parent / f"feeds_{number}.npz")) for number in range(2))
+    return Model(name, path, (first, second))
+
+
+def build(names: Iterable[str]) -> None:
+    """Build what the cache lacks, all in one process: importing torch and transformers takes seconds."""
+    wanted = list(dict.fromkeys(item for name in names for item in (BASES.get(name, name), name)))
+    if all(_path(name).is_file() for name in wanted):
+        return
+    folder = cache_folder() / "architectures"
+    folder.mkdir(exist_ok=True)
+    with (folder / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [name for name in wanted if not _path(name).is_file()]
+        # Built beside its final place and renamed whole: an interrupted build never looks like a model.
+        with tempfile.TemporaryDirectory(dir=folder, prefix="build.") as scratch:
+            built = {name: Path(scratch) / name / f"{name}.onnx" for name in missing}
+            for path in built.values():
+                path.parent.mkdir()
+            _run({name: built.get(name, _path(name)) for name in wanted})
+            for name, path in built.items():
+                path.parent.rename(_path(name).parent)
+
+
+def _run(targets: dict[str, Path]) -> None:
+    command = [sys.executable, "-m", "tests.architectures.build"]
+    command += [f"{name}={path}" for name, path in targets.items()]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0 or not all(path.is_file() for path in targets.values()):
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+
+
+@functools.cache
+def _path(name: str) -> Path:
+    """Where a model is kept; the folder is another one for other builders, exporters or quantisers."""
+    sources = [Path(__file__).with_name("exporting.py")]
+    base = BASES.get(name, name)
+    for module in (language, fused, vision, variants):
+        names = BASES if module is variants else module.BUILDERS
+        sources += [Path(str(module.__file__))] if base in names or name in names else []
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    for package in ("torch", "transformers", "onnxscript", "onnxruntime", "onnxruntime-gpu"):
+        try:
+            digest.update(version(package).encode())
+        except PackageNotFoundError:  # one of the two builds of onnxruntime
+            continue
+    return cache_folder() / "architectures" / f"{name}-{digest.hexdigest()[:12]}" / f"{name}.onnx"
