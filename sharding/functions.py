@@ -1,8 +1,8 @@
 """Model-local functions are inlined, so that what they compute, and the weights in them, can be split.
 
 On the message, whose large weights are references by then, with the inliner of the onnx package. A function
-stays a whole operator where that would change what it means (its operators have other versions than the
-model's) or where the model would grow beyond reason.
+stays a whole operator where that would change what it means, as where its operators have other versions than
+the model's.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_NODES = 200_000
-"""A model whose functions would grow to more nodes than this keeps them: a hostile file of a few functions
-that call each other twice would fill the memory."""
+MAX_NODES = 1_000_000
+"""A model whose functions would grow to more nodes than this is refused: a few functions that call each other
+twice would fill any memory, ONNX Runtime's too."""
 
 
 def inline_functions(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The model with its functions inlined where that is possible; the message itself may change.
 
-    Raises `ModelError` for functions that call themselves, or two of the same name.
+    Raises `ModelError` for functions that call themselves or each other without end, and two of one name.
     """
     if not proto.functions:
         return proto
@@ -39,7 +39,13 @@ def inline_functions(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
     functions = _by_key(proto, path)
     order = _callees_first(functions, path)
-    if _size_inlined(proto, functions, order) > MAX_NODES or _needs_late_defaults(functions):
+    size = _size_inlined(proto, functions, order)
+    if size > MAX_NODES:
+        raise ModelError(
+            f"{path} has functions that call each other so often that it would have {size} nodes; at most "
+            f"{MAX_NODES} are possible."
+        )
+    if _needs_late_defaults(functions):
         logger.warning("%s: its functions stay whole operators.", path)
         return proto
     for holder in (proto.graph, *proto.functions):

@@ -303,17 +303,50 @@ def _twice(model: onnx.ModelProto, what: str) -> None:
     values.append(values[0])
 
 
-def _sparse(model: onnx.ModelProto) -> None:
-    sparse = model.graph.sparse_initializer.add(dims=[32, 8])
-    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([1, 2]), "w3"))
-    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.asarray([0, 9]), "places"))
+def _sparse(model: onnx.ModelProto, places: graphs.Array, *, kind: str = "weight") -> None:
+    """Takes w2, of 32 rows of 8, as a sparse tensor of two values."""
+    sparse = onnx.SparseTensorProto(dims=[32, 8])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([1, 2]), "w2"))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(places, "places"))
+    del model.graph.initializer[2]
+    if kind == "weight":
+        model.graph.sparse_initializer.append(sparse)
+    else:
+        node = onnx.helper.make_node("Constant", [], ["w2"], sparse_value=sparse)
+        model.graph.node.insert(0, node)
 
 
-def _sparse_constant(model: onnx.ModelProto) -> None:
-    _sparse(model)
-    node = model.graph.node.add(op_type="Constant", output=["w3"])
-    node.attribute.append(onnx.helper.make_attribute("sparse_value", model.graph.sparse_initializer[0]))
-    del model.graph.sparse_initializer[:]
+@pytest.mark.parametrize("kind", ["weight", "constant"])
+@pytest.mark.parametrize("places", [[1, 13], [[0, 1], [1, 5]]], ids=["linear", "rows"])
+def test_sparse_weights_become_dense(tmp_path: Path, kind: str, places: object) -> None:
+    path = _changed(tmp_path, lambda model: _sparse(model, np.asarray(places), kind=kind))
+    dense = np.zeros((32, 8), np.float32)
+    dense[0, 1], dense[1, 5] = 1, 2
+    np.testing.assert_array_equal(read_model(path).weights["w2"].array(), dense)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
+
+
+def _huge_sparse(model: onnx.ModelProto) -> None:
+    _sparse(model, np.asarray([0, 9]))
+    model.graph.sparse_initializer[0].dims[:] = [1 << 40, 1 << 40]
+
+
+def _sparse_attribute(model: onnx.ModelProto) -> None:
+    _sparse(model, np.asarray([0, 9]), kind="constant")
+    model.graph.node[0].op_type = "Thing"
+    model.graph.node[0].domain = "somewhere"
+
+
+def _sparse_strings(model: onnx.ModelProto) -> None:
+    _sparse(model, np.asarray([0, 9]))
+    values = onnx.numpy_helper.from_array(np.asarray(["a", "b"], object), "w2")
+    model.graph.sparse_initializer[0].values.CopyFrom(values)
+
+
+def _sparse_nonsense(model: onnx.ModelProto) -> None:
+    _sparse(model, np.asarray([0, 9]))
+    model.graph.sparse_initializer[0].values.raw_data = b"123"
 
 
 def _undefined(model: onnx.ModelProto) -> None:
@@ -329,8 +362,14 @@ def _external_strings(model: onnx.ModelProto) -> None:
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
-    ("sparse weight", _sparse, "weight 'w3' is a sparse tensor"),
-    ("sparse constant", _sparse_constant, "node 'Constant' holds a sparse tensor"),
+    ("place outside", lambda model: _sparse(model, np.asarray([0, 256])), "an index lies outside its shape"),
+    ("place before", lambda model: _sparse(model, np.asarray([-1, 2])), "an index lies outside its shape"),
+    ("places", lambda model: _sparse(model, np.asarray([1])), "it has 2 values and indices of shape"),
+    ("column outside", lambda model: _sparse(model, np.asarray([[0, 8], [1, 1]])), "outside its shape"),
+    ("huge sparse weight", _huge_sparse, "as a dense one; at most 268435456 are made"),
+    ("sparse strings", _sparse_strings, "its values must be a vector of numbers"),
+    ("sparse nonsense", _sparse_nonsense, "'w2' does not hold what its types and shapes say"),
+    ("sparse attribute", _sparse_attribute, "node 'Thing' holds a sparse tensor in its attribute"),
     ("no element type", _undefined, "its input 'x' has no element type"),
     ("no type", lambda model: model.graph.input[0].ClearField("type"), "its input 'x' has no element type"),
     ("value twice", lambda model: model.graph.node[1].output.__setitem__(0, "a"), "Output 'a' is redeclared"),
