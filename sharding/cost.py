@@ -1,13 +1,16 @@
 """What a plan costs: the bytes of weights that a rank holds, then the estimated seconds of one inference.
 
 The constants describe a CPU core and ranks of one host over shared memory, rounded: only their proportions
-matter, for they choose between plans. Lengths that are symbols count as `SYMBOL_LENGTH`, the first axis, a
-batch, as one.
+matter, for they choose between plans. Lengths that are symbols count as `SYMBOL_LENGTH`, within formulas too;
+the first axis, a batch, counts as one.
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
@@ -37,8 +40,45 @@ def elements(value: ir.Value | None) -> int:
     """Estimated elements of a value; 1 where nothing is known."""
     count = 1
     for axis, length in enumerate(shape_of(value) or ()):
-        count *= length if isinstance(length, int) else (1 if axis == 0 else SYMBOL_LENGTH)
+        count *= length if isinstance(length, int) else (1 if axis == 0 else symbol_length(length))
     return count
+
+
+_FORMULA = re.compile(r"[\w\s()+*/-]{1,200}")
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+@lru_cache(maxsize=1024)
+def symbol_length(symbol: str | None) -> int:
+    """An estimate of a length that is a symbol, or a formula of symbols as torch's exporter writes them."""
+    if symbol is None or symbol.isidentifier() or "**" in symbol or not _FORMULA.fullmatch(symbol):
+        return SYMBOL_LENGTH
+    try:
+        length = _value(ast.parse(_NAME.sub(str(SYMBOL_LENGTH), symbol), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return SYMBOL_LENGTH
+    return min(max(length, 1), SYMBOL_LENGTH**2)
+
+
+def _value(formula: ast.expr) -> int:
+    """Sums, differences, products and quotients of whole numbers."""
+    if isinstance(formula, ast.Constant) and isinstance(formula.value, int):
+        return formula.value
+    if isinstance(formula, ast.UnaryOp) and isinstance(formula.op, ast.USub):
+        return -_value(formula.operand)
+    if isinstance(formula, ast.BinOp):
+        a, b = _value(formula.left), _value(formula.right)
+        if isinstance(formula.op, ast.Div | ast.FloorDiv):
+            return a // b
+        if isinstance(formula.op, ast.Add | ast.Sub | ast.Mult):
+            return (
+                a * b
+                if isinstance(formula.op, ast.Mult)
+                else a + b
+                if isinstance(formula.op, ast.Add)
+                else a - b
+            )
+    raise ValueError
 
 
 def value_bytes(value: ir.Value) -> int:
@@ -74,7 +114,7 @@ def weight_cost(size: int, placement: Placement, world: int) -> tuple[int, float
 
 
 def _length(axis: int | str | None) -> int:
-    return axis if isinstance(axis, int) else SYMBOL_LENGTH
+    return axis if isinstance(axis, int) else symbol_length(axis)
 
 
 def reshard_seconds(source: Placement, target: Placement, size: int, world: int) -> float:

@@ -6,6 +6,7 @@ bytes of weights held times `BYTE`, plus picoseconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
     from sharding.read import Source
 
-FLOOR_FRACTION = 4096
-"""A weight below this part of all weights is no reason for a collective: it is cut where that is free."""
+SMALL_SHARE = 100
+"""The smallest weights, together at most one part in so many of all weights, are no reason for a collective:
+they are cut where that is free. A rank then holds at most so much more than its part."""
 VECTOR_BYTES = 1 << 20
 """Biases and scales (one axis longer than 1) below this size are no reason for a collective either."""
 _NUMBERS = {"float", "bfloat", "double", "int4", "uint4", "int8", "uint8", "int2", "uint2"}
@@ -48,8 +50,14 @@ WHOLE_ONLY: Held = (WHOLE,)
 def counted_weights(source: Source) -> set[str]:
     """Names of the weights whose bytes a plan must divide; the others are cut only where it costs nothing."""
     numbers = [w for w in source.weights.values() if any(w.dtype.startswith(kind) for kind in _NUMBERS)]
-    floor = sum(weight.nbytes for weight in numbers) / FLOOR_FRACTION
-    return {weight.name for weight in numbers if weight.nbytes >= floor and not _is_vector(weight)}
+    allowed = sum(weight.nbytes for weight in numbers) // SMALL_SHARE
+    floor, sizes = 0, Counter(weight.nbytes for weight in numbers if not _is_vector(weight))
+    for size, count in sorted(sizes.items()):  # weights of one size alike: layers repeat
+        allowed -= size * count
+        if allowed < 0:
+            floor = size
+            break
+    return {weight.name for weight in numbers if weight.nbytes >= floor > 0 and not _is_vector(weight)}
 
 
 def _is_vector(weight: WeightTensor) -> bool:

@@ -121,15 +121,10 @@ class _Writer:
     def cached(self, x: str, kind: str, layer: int) -> str:
         if not self.sizes.cache:
             return x
-        shapes = (
-            ["batch", self.sizes.kv_heads, "past", self.sizes.size],
-            ["batch", self.sizes.kv_heads, "all"],
-        )
         past, present = f"past_{kind}_{layer}", f"present_{kind}_{layer}"
-        self.inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, shapes[0]))
-        self.outputs.append(
-            helper.make_tensor_value_info(present, TensorProto.FLOAT, [*shapes[1], self.sizes.size])
-        )
+        for name, length, infos in ((past, "past", self.inputs), (present, "all", self.outputs)):
+            shape: list[int | str | None] = ["batch", self.sizes.kv_heads, length, self.sizes.size]
+            infos.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return self.op("Concat", past, x, axis=2, name=present)
 
     def repeated(self, x: str) -> str:

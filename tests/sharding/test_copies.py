@@ -24,8 +24,10 @@ from tests.sharding import graphs, lockstep, proof
 from tests.sharding.llama import sized
 from tests.sharding.rule_cases import CASES
 
-LIFTED = ("Add", "Concat", "Expand", "Gather", "MatMul", "Mul", "Neg", "Reshape", "Shape", "Size", "Slice")
-LIFTED = (*LIFTED, "Softmax", "Split", "Transpose", "Unsqueeze", "Where")
+LIFTED = [
+    *("Add", "Concat", "Expand", "Gather", "MatMul", "Mul", "Neg", "Reshape", "Shape", "Size", "Slice"),
+    *("Softmax", "Split", "Transpose", "Unsqueeze", "Where"),
+]
 
 
 @pytest.mark.parametrize("operator", LIFTED)

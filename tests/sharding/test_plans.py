@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 import sharding
+from sharding.cost import SYMBOL_LENGTH, symbol_length
 from sharding.plan import Plan
-from tests.sharding import lockstep
+from sharding.solve import counted_weights
+from tests.sharding import graphs, lockstep
 from tests.sharding.llama import sized
 
 
@@ -64,3 +66,45 @@ def test_repeated_layers_get_the_same_answer(tmp_path: Path) -> None:
         assert len(held) == layers - 1
         assert all(share == held[0] for share in held), kind
     assert len(plan.collectives) == 2 * layers + 2
+
+
+@pytest.mark.parametrize(
+    ("symbol", "length"),
+    [
+        ("seq", SYMBOL_LENGTH),
+        (None, SYMBOL_LENGTH),
+        ("past + seq", 2 * SYMBOL_LENGTH),
+        ("(((height - 1)//32)) + 1", (SYMBOL_LENGTH - 1) // 32 + 1),
+        ("2*s0*s1", SYMBOL_LENGTH**2),
+        ("s0 - s1", 1),
+        # What is no formula, or no length, or a trap.
+        *((text, SYMBOL_LENGTH) for text in ("1//0", "f(x)", "9**9**9**9", "(" * 99, "s0 +", "s0 or 1", "")),
+    ],
+)
+def test_lengths_of_symbols(symbol: str | None, length: int) -> None:
+    assert symbol_length(symbol) == length
+
+
+def test_small_weights_are_no_reason_for_a_collective(tmp_path: Path) -> None:
+    """A router of 0.5 % is whole; of equal weights that are together too large, all count."""
+    body = "a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2) {more}"
+    text = "g (float[n, 16] x) => (float[n, 4] y{out}) {{ " + body + " }}"
+    weights = {"w1": graphs.array(16, 800), "w2": graphs.array(800, 4), "r0": graphs.array(16, 4)}
+    one = graphs.save(
+        tmp_path / "one.onnx",
+        text.format(out=", float[n, 4] z0", more="p0 = MatMul(x, r0) z0 = Softmax(p0)"),
+        weights,
+    )
+    plan = sharding.plan_model(one, 2)
+    assert counted_weights(plan.source) == {"w1", "w2"}
+    assert plan.collective_counts() == {"AllReduce": 1}
+    weights |= {f"r{i}": graphs.array(16, 4, seed=i) for i in range(1, 5)}
+    many = graphs.save(
+        tmp_path / "many.onnx",
+        text.format(
+            out="".join(f", float[n, 4] z{i}" for i in range(5)),
+            more=" ".join(f"p{i} = MatMul(x, r{i}) z{i} = Softmax(p{i})" for i in range(5)),
+        ),
+        weights,
+    )
+    assert counted_weights(sharding.plan_model(many, 2).source) == set(weights)
