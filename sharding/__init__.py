@@ -32,11 +32,13 @@ def slice_model(
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
+    rank: int | None = None,
 ) -> Manifest:
     """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
 
     ``allow_replicated`` is a short form of the option of that name; ``progress`` is called with the bytes of
-    weights written so far and in all. Raises `ModelError` for a file that cannot be read, and `SliceError`
+    weights written so far and in all; ``rank`` writes only what that rank runs, so that hosts can each write
+    their own, into one folder or several. Raises `ModelError` for a file that cannot be read, and `SliceError`
     for an impossible number of ranks, options that the model does not allow, an output folder that holds
     something else, or, unless ``allow_replicated``, a model of which no weight can be split.
     """
@@ -46,7 +48,7 @@ def slice_model(
 
     check_output(Path(output))
     planned = plan(model, ranks, options=options, allow_replicated=allow_replicated)
-    return write_slices(planned, output, progress)
+    return write_slices(planned, output, progress, rank=rank)
 
 
 __all__ = ["plan_model", "slice_model"]

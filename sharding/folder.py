@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from sharding import manifest as manifests
@@ -21,9 +23,15 @@ _STALE_SECONDS = 10
 """Between making its folder and locking it, a slicing that runs beside this one looks stale."""
 
 
+_OURS = re.compile(r"rank_\d+\.(onnx|data)|(shared|stage_\d+|(stage_\d+_)?part_\d+_of_\d+)\.data")
+
+
 @contextmanager
-def new_folder(output: Path, needed: int) -> Iterator[Path]:
-    """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure."""
+def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Path]:
+    """A temporary folder beside ``output`` that takes its place at the end, and vanishes on failure.
+
+    With ``merge`` its files join those of an ``output`` that was written for other ranks of the same plan.
+    """
     check_output(output)
     target = _target(output)
     try:
@@ -41,7 +49,10 @@ def new_folder(output: Path, needed: int) -> Iterator[Path]:
             os.umask(mask)
             temporary.chmod(0o777 & ~mask)
             yield temporary
-            _replace(temporary, target)
+            with _parent_locked(target):
+                _check(target)  # again: slicing may have taken minutes
+                if not (merge and _merge(temporary, target)):
+                    _replace(temporary, target)
     except OSError as error:
         raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
     finally:
@@ -114,17 +125,35 @@ def _remove_stale(target: Path) -> None:
 
 def _replace(temporary: Path, target: Path) -> None:
     old = temporary.with_name(temporary.name.removesuffix(_SUFFIX) + "-old" + _SUFFIX)
-    with _parent_locked(target):
-        _check(target)  # again: slicing may have taken minutes
-        if target.exists():
-            target.rename(old)
-        try:
-            temporary.rename(target)
-        except BaseException:
-            if old.exists():
-                old.rename(target)
-            raise
+    if target.exists():
+        target.rename(old)
+    try:
+        temporary.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _merge(temporary: Path, target: Path) -> bool:
+    """Moves the new files into ``target``, the manifest of all last; whether both are of one plan."""
+    try:
+        there, here = manifests.read_manifest(target), manifests.read_manifest(temporary)
+    except ShardError:
+        return False
+    if _without_files(there) != _without_files(here):
+        return False
+    ranks = tuple(new if new.files else old for new, old in zip(here.ranks, there.ranks, strict=True))
+    manifests.write_manifest(temporary, replace(here, ranks=ranks))
+    names = sorted({item.file for entry in here.ranks for item in entry.files})
+    for name in [*names, manifests.FILE_NAME]:
+        (temporary / name).replace(target / name)
+    return True
+
+
+def _without_files(manifest: manifests.Manifest) -> manifests.Manifest:
+    return replace(manifest, ranks=tuple(replace(entry, files=()) for entry in manifest.ranks))
 
 
 def check_output(output: Path) -> None:
@@ -154,7 +183,12 @@ def _check(output: Path) -> None:
             f"{output} holds other files than a slice; choose another --output folder, or empty this one."
         ) from None
     ours = {manifests.FILE_NAME, *(item.file for entry in known.ranks for item in entry.files)}
-    others = sorted(path.name for path in output.iterdir() if path.name not in ours)
+    unfinished = any(not entry.files for entry in known.ranks)  # of which a writer may have been stopped
+    others = sorted(
+        path.name
+        for path in output.iterdir()
+        if not (path.name in ours or (unfinished and _OURS.fullmatch(path.name)))
+    )
     if others:
         shown = ", ".join(others[:3])
         raise OutputError(

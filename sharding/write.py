@@ -1,213 +1,108 @@
-"""One rank model per rank, written into a slice folder: weights are cut while they stream to disk."""
+"""The slice folder of a plan: rank models, data files and manifest."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 from sharding import manifest as manifests
-from sharding.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
-from sharding.fold import SMALL_ELEMENTS
+from sharding.errors import SliceError
 from sharding.folder import check_output as check_output  # noqa: PLC0414 - part of this module's interface
 from sharding.folder import new_folder
+from sharding.layout import Layout
 from sharding.manifest import FileEntry, Manifest, RankEntry
-from sharding.placement import REPLICATED, Placement, held_bytes
+from sharding.placement import REPLICATED, Placement
 from sharding.plan import Plan, model_tensors
-from sharding.reshard import DOMAIN
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from sharding.rank_model import rank_model
+from sharding.stream import HashedFile, write_data
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
-INLINE_BYTES = 1024
-"""Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""
-ALIGNMENT = 64
-PAGE = 4096
-"""Weights of `PAGE_BYTES` and more start on a page, so that mapped parts share no page with a neighbour."""
-PAGE_BYTES = 1 << 16
 CREATED_BY = "shardrun 0.1.0"
 
 
-def write_slices(plan: Plan, output: str | Path, progress: Progress | None = None) -> Manifest:
+def write_slices(
+    plan: Plan, output: str | Path, progress: Progress | None = None, *, rank: int | None = None
+) -> Manifest:
     """Writes rank models, weights and manifest; ``output`` appears at once, complete, or not at all.
 
-    A slice folder that is already there is replaced. Raises `SliceError` if ``output`` is anything else, or
-    cannot be written.
+    With ``rank`` only what that rank runs is written. Its manifest names the files of that rank, and those of
+    ranks that were written into ``output`` from the same plan before; others have none.
+
+    A slice folder that is already there is replaced (with ``rank``: unless it is of the same plan). Raises
+    `SliceError` if ``output`` is anything else, or cannot be written.
     """
     output = Path(output)
-    mesh, stages = plan.mesh, range(plan.pipeline.count)
-    total = sum(map(plan.stage_weight_bytes, stages)) * plan.tensor_size
+    if rank is not None and not 0 <= rank < plan.world_size:
+        raise SliceError(f"There is no rank {rank}: the ranks are 0..{plan.world_size - 1}.")
+    mesh = plan.mesh
+    ranks = [
+        mesh.rank(data=0, pipeline=stage, tensor=place)
+        for stage in range(plan.pipeline.count)
+        for place in range(plan.tensor_size)
+    ]
+    if rank is not None:
+        ranks = [_first_group(plan, rank)]
+    layout = Layout(plan)
+    models: dict[int, bytes] = {}
+    read: dict[int, list[str]] = {}
+    for number in ranks:
+        models[number], read[number] = rank_model(plan, layout, number)
+    files = [file for file in layout.sizes if any(file in names for names in read.values())]
+    total = sum(layout.sizes[file] for file in files)
     done = 0
 
     def advance(count: int) -> None:
         nonlocal done
         done += count
         if progress is not None:
-            progress(done, total)
+            progress(min(done, total), total)
 
-    with new_folder(output, total) as folder:
-        written: dict[int, RankEntry] = {}
-        for stage in stages:
-            for place in range(plan.tensor_size):
-                rank = mesh.rank(data=0, pipeline=stage, tensor=place)
-                written[rank] = _write_rank(plan, rank, folder, advance)
-        result = _manifest(plan, tuple(_entry(plan, rank, written) for rank in range(plan.world_size)))
+    needed = total + sum(map(len, models.values()))
+    with new_folder(output, needed, merge=rank is not None) as folder:
+        entries = write_data(layout, folder, files, advance)
+        entries |= _write_models(folder, models)
+        written = {
+            number: (entries[_model_file(number)], *(entries[file] for file in read[number]))
+            for number in ranks
+        }
+        result = _manifest(plan, written)
         manifests.write_manifest(folder, result)
-    return result
+    if progress is not None:
+        progress(total, total)
+    return result if rank is None else manifests.read_manifest(output)
 
 
-class _HashedFile:
-    """A file written once from start to end, hashed on the way."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.digest, self.size = path, hashlib.sha256(), 0
-        self.file: BinaryIO = path.open("wb")
-
-    def write(self, data: bytes) -> None:
-        self.file.write(data)
-        self.digest.update(data)
-        self.size += len(data)
-
-    def align(self, alignment: int) -> int:
-        """Pads to a multiple; the offset reached."""
-        self.write(bytes(-self.size % alignment))
-        return self.size
-
-    def close(self) -> FileEntry:
-        self.file.close()
-        return FileEntry(self.path.name, self.size, self.digest.hexdigest())
-
-
-def _entry(plan: Plan, rank: int, written: dict[int, RankEntry]) -> RankEntry:
+def _first_group(plan: Plan, rank: int) -> int:
     """Ranks that differ only in their data group run the same files: those of the first group."""
-    first = plan.mesh.rank(**{**plan.mesh.coordinates(rank), "data": 0})
-    return replace(written[first], rank=rank)
+    return plan.mesh.rank(**{**plan.mesh.coordinates(rank), "data": 0})
 
 
-def _write_rank(plan: Plan, rank: int, folder: Path, advance: Callable[[int], None]) -> RankEntry:
-    here = plan.mesh.coordinates(rank)
-    stage, place = here["pipeline"], here["tensor"]
-    graph = emit_rank(
-        plan.source, plan.steps, plan.choices, place, plan.tensor_size, stages=plan.pipeline, stage=stage
-    )
-    data = _HashedFile(folder / f"rank_{rank}.data")
-    try:
-        for held in graph.weights:
-            _store(plan, place, held, data, advance)
-    finally:
-        entry = data.close()
-    model = _HashedFile(folder / f"rank_{rank}.onnx")
-    try:
-        model.write(_serialize(plan, rank, graph))
-    finally:
-        files = [model.close()]
-    if entry.bytes:
-        files.append(entry)
-    else:
-        data.path.unlink()
-    return RankEntry(rank, f"rank_{rank}.onnx", plan.stage_weight_bytes(stage), tuple(files))
+def _model_file(rank: int) -> str:
+    return f"rank_{rank}.onnx"
 
 
-def _store(
-    plan: Plan, rank: int, held: HeldWeight, data: _HashedFile, advance: Callable[[int], None]
-) -> None:
-    """Writes a rank's part of one weight and points the rank's graph to it."""
-    import onnx_ir as ir
-
-    weight, name = plan.source.weights[held.source], held.value.name or ""
-    shape = held.value.shape
-    assert shape is not None
-    length = held_bytes(weight.nbytes, held.placement, plan.tensor_size)
-    integers = weight.tensor.dtype.is_integer() and weight.tensor.size <= SMALL_ELEMENTS
-    if weight.is_text or length <= INLINE_BYTES or (integers and weight.extent is None):
-        if weight.extent is None and held.placement == REPLICATED:
-            tensor: ir.TensorProtocol = weight.tensor
-            held.value.const_value = _renamed(tensor, name)
-        else:
-            part = weight.part(held.placement, rank, plan.tensor_size)
-            held.value.const_value = ir.Tensor(part.copy(), dtype=weight.tensor.dtype, name=name)
-        advance(length)
-        return
-    offset = data.align(PAGE if length >= PAGE_BYTES else ALIGNMENT)
-    for block in weight.part_bytes(held.placement, rank, plan.tensor_size):
-        data.write(block)
-        advance(len(block))
-    held.value.const_value = ir.ExternalTensor(
-        data.path.name, offset, data.size - offset, weight.tensor.dtype, shape=ir.Shape(shape.dims), name=name
-    )
+def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry]:
+    files = []
+    with ThreadPoolExecutor(1, "hash") as pool:
+        for rank, data in models.items():
+            file = HashedFile(folder / _model_file(rank), pool)
+            files.append(file)
+            try:
+                file.write(data)
+            finally:
+                file.file.close()
+    return {file.path.name: file.entry() for file in files}
 
 
-def _renamed(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    import onnx_ir as ir
-
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
-
-
-def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
-    import onnx_ir as ir
-
-    model = plan.source.model
-    source = model.graph
-    defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
-    for value in defaults:
-        value.const_value = plan.source.defaults[value.name or ""]
-    opsets = dict(source.opset_imports)
-    for node in rank_graph.nodes:
-        if node.domain in {DOMAIN, OWN_DOMAIN}:
-            opsets.setdefault(node.domain, 1)
-    graph = ir.Graph(
-        rank_graph.inputs,
-        rank_graph.outputs,
-        nodes=rank_graph.nodes,
-        initializers=[*(held.value for held in rank_graph.weights), *rank_graph.constants, *defaults],
-        opset_imports=opsets,
-        name=source.name,
-        doc_string=source.doc_string,
-        metadata_props=dict(source.metadata_props),
-    )
-    metadata = dict(model.metadata_props)
-    metadata.update(_metadata(plan, rank))
-    result = ir.Model(
-        graph,
-        # Weights that are no inputs need IR version 4.
-        ir_version=max(model.ir_version, 4),
-        producer_name=model.producer_name,
-        producer_version=model.producer_version,
-        domain=model.domain,
-        model_version=model.model_version,
-        doc_string=model.doc_string,
-        functions=list(model.functions.values()),
-        metadata_props=metadata,
-    )
-    data: bytes = ir.serde.serialize_model(result).SerializeToString(deterministic=True)
-    return data
-
-
-def _metadata(plan: Plan, rank: int) -> dict[str, str]:
-    """What a rank must know to run its model without the manifest."""
-    outputs = plan.source.model.graph.outputs
-    places = plan.pipeline.output_stages(plan.steps, outputs)
-    layout = {
-        "outputs": [[value.name, place] for value, place in zip(outputs, places, strict=True)],
-        "batch": asdict(plan.batch),
-    }
-    return {
-        "shardrun.rank": str(rank),
-        "shardrun.world_size": str(plan.world_size),
-        "shardrun.mesh": str(plan.mesh),
-        "shardrun.micro_batches": str(plan.micro_batches),
-        "shardrun.layout": json.dumps(layout, ensure_ascii=False),
-    }
-
-
-def _manifest(plan: Plan, entries: tuple[RankEntry, ...]) -> Manifest:
+def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest:
+    """``written``: the files of ranks of the first data group."""
+    entries = []
+    for rank in range(plan.world_size):
+        first = _first_group(plan, rank)
+        size = plan.stage_weight_bytes(plan.mesh.coordinates(rank)["pipeline"])
+        entries.append(RankEntry(rank, _model_file(first), size, written.get(first, ())))
     weights = {
         name: manifests.WeightEntry(
             str(_widest(held)), weight.dtype, weight.shape, weight.nbytes, plan.weight_stages(name)
@@ -220,7 +115,7 @@ def _manifest(plan: Plan, entries: tuple[RankEntry, ...]) -> Manifest:
     return Manifest(
         source=plan.source.file,
         world_size=plan.world_size,
-        ranks=entries,
+        ranks=tuple(entries),
         weights=weights,
         collectives=tuple(
             manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage)

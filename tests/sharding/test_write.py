@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 import sharding
-from sharding import folder, write
+from sharding import folder, layout, stream
 from sharding.errors import ShardrunError, SliceError
 from sharding.manifest import read_manifest, verify_shard
 from sharding.placement import REPLICATED, Split
@@ -101,7 +102,7 @@ def test_a_failure_half_way_leaves_nothing(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(write.manifests, "write_manifest", fail)
+    monkeypatch.setattr("sharding.manifest.write_manifest", fail)
     with pytest.raises((ShardrunError, type(error))) as caught:
         sharding.slice_model(path, 2, tmp_path / "out")
     if isinstance(error, OSError):
@@ -127,7 +128,7 @@ def test_a_killed_slicing_leaves_no_output_folder(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(SliceError, match=r"needs \d+ bytes, but only 10 are free"):
         sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
 
@@ -136,7 +137,9 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     path = graphs.mlp(tmp_path / "model.onnx", inner=512)
     manifest = sharding.slice_model(path, 2, tmp_path / "out", progress=lambda *call: calls.append(call))
-    assert calls[-1] == (calls[-1][1], 2 * manifest.ranks[0].weight_bytes)
+    files = {item.file: item.bytes for entry in manifest.ranks for item in entry.files}
+    written = sum(size for name, size in files.items() if name.endswith(".data"))
+    assert calls[-1] == (written, written)
     assert calls == sorted(calls)
 
 
@@ -191,15 +194,17 @@ TYPES = ["float32", "float16", "bfloat16", "int8", "bool", "int4", "uint4", "flo
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    "placement", [REPLICATED, Split(0), Split(1), Split(2), Split(0, 2), Split(1, 3)], ids=str
+    "placement",
+    [REPLICATED, Split(0), Split(1), Split(2), Split(0, 2), Split(1, 3), Split(0, 2, 2), Split(2, 1, 2)],
+    ids=str,
 )
-@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize(("external", "chunk"), [(False, 40), (True, 40), (True, 5)])
 def test_a_streamed_part_is_the_cut_of_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, placement: Any, external: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, placement: Any, external: bool, chunk: int
 ) -> None:
     import onnx_ir as ir
 
-    monkeypatch.setattr("sharding.tensors.CHUNK_BYTES", 40)
+    monkeypatch.setattr(stream, "CHUNK_BYTES", chunk)
     values = np.random.default_rng(1).integers(0, 2, (8, 12, 4))
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     whole = values.astype(kind)
@@ -214,9 +219,21 @@ def test_a_streamed_part_is_the_cut_of_the_whole(
     else:
         proto.raw_data = tensor.tobytes()
     weight = locate("w", ir.serde.deserialize_tensor(proto, base_path=str(tmp_path)), tmp_path / "model.onnx")
-    for rank in range(2):
-        expected = ir.Tensor(np.ascontiguousarray(cut(whole, placement, rank, 2)), dtype=tensor.dtype)
-        assert b"".join(weight.part_bytes(placement, rank, 2)) == expected.tobytes()
+    other = Split(1) if placement == Split(0, 2) else REPLICATED
+    targets = [
+        (f"{rank}", layout.part_of("w", where, rank)) for where in (placement, other) for rank in range(4)
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        files = {f"{rank}": stream.HashedFile(tmp_path / f"{rank}", pool) for rank in range(4)}
+        stream.Writer(files, 4, lambda _: None).weight(weight, targets)
+    for rank in range(4):
+        expected = b""
+        for where in (placement, other):
+            part = ir.Tensor(np.ascontiguousarray(cut(whole, where, rank, 4)), dtype=tensor.dtype)
+            expected += bytes(-len(expected) % 64) + part.tobytes()
+        files[f"{rank}"].file.close()
+        assert (tmp_path / f"{rank}").read_bytes() == expected
+        assert files[f"{rank}"].entry().sha256 == hashlib.sha256(expected).hexdigest()
     np.testing.assert_array_equal(weight.array().astype(np.float32), values)
 
 
