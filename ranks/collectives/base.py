@@ -35,7 +35,9 @@ class Communicator(ABC):
 
         ``groups`` holds every rank of this group once, each group in ascending order. Made on the first
         call, which is a collective: every rank must make it, with the same ``groups``; kept, and closed with
-        this group. A failure in a part is one of the whole: neither can be used any more. Raises `CollectiveError` and what collectives raise.
+        this group. A failure in a part is one of the whole: neither can be used any more.
+
+        Raises `CollectiveError` and what collectives raise.
         """
         wanted = tuple(tuple(group) for group in groups)
         everyone = sorted(rank for group in wanted for rank in group)

@@ -19,10 +19,11 @@ from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
-from ranks.collectives.shm_area import LINE, MAIL, SLOT, Area, create
+from ranks.collectives.shm_area import SLOT, Area, create
+from ranks.collectives.shm_mail import Mailbox
 from ranks.collectives.shm_phases import Phases, say
 from ranks.collectives.shm_reduce import Sums
-from ranks.collectives.shm_sync import STEP, signature
+from ranks.collectives.shm_sync import signature
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError
 from ranks.identity import Identity
@@ -62,8 +63,7 @@ class ShmCommunicator(Communicator):
         self._sums = Sums(self._phases)
         self._all_reduce = self._sums.all_reduce()
         self.all_reduce = self._all_reduce  # type: ignore[method-assign, assignment]  # one call less
-        self._sent = dict.fromkeys(range(self.size), 0)
-        self._received = dict.fromkeys(range(self.size), 0)
+        self._mailbox = Mailbox(area, self._phases, self.members)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A buffer in shared memory, which collectives need not copy; ordinary once 1 GiB is taken."""
@@ -128,41 +128,10 @@ class ShmCommunicator(Communicator):
                 piece[...] = slot
 
     def send(self, buffer: Array, peer: int) -> None:
-        phases = self._phases
-        arrays.check_peer("send", peer, self.rank, self.size)
-        raw = arrays.check(buffer, "send", written=False).reshape(-1).view(np.uint8)
-        what = say(f"send to rank {self.members[peer]}", buffer)
-        code = signature("send/recv", buffer.dtype.name, *buffer.shape)
-        line = self._area.mail_line(self.rank, peer)
-        phases.check()
-        for start in range(0, raw.size, MAIL) if raw.size else [0]:
-            piece = raw[start : start + MAIL]
-            number = self._sent[peer] = self._sent[peer] + 1
-            if number > 2:
-                phases.wait_mail(peer, line + LINE, (number - 2) * STEP, what)
-            self._area.mail(self.rank, peer, number & 1, piece.size)[...] = piece
-            phases.words[line + 2 + (number & 1)] = code  # beside its piece: the counter may be ahead by one
-            phases.publish_mail(line, number * STEP)
+        self._mailbox.send(buffer, peer)
 
     def recv(self, buffer: Array, peer: int) -> None:
-        phases = self._phases
-        arrays.check_peer("recv", peer, self.rank, self.size)
-        raw = arrays.check(buffer, "recv", written=True).reshape(-1).view(np.uint8)
-        what = say(f"recv from rank {self.members[peer]}", buffer)
-        code = signature("send/recv", buffer.dtype.name, *buffer.shape)
-        line = self._area.mail_line(peer, self.rank)
-        phases.check()
-        for start in range(0, raw.size, MAIL) if raw.size else [0]:
-            piece = raw[start : start + MAIL]
-            number = self._received[peer] = self._received[peer] + 1
-            phases.wait_mail(peer, line, number * STEP, what)
-            if phases.words[line + 2 + (number & 1)] != code:
-                phases.fail(
-                    f"Rank {self.members[peer]} sent another type or shape than rank "
-                    f"{self.members[self.rank]} expects in {what()}."
-                )
-            piece[...] = self._area.mail(peer, self.rank, number & 1, piece.size)
-            phases.publish_mail(line + LINE, number * STEP)
+        self._mailbox.recv(buffer, peer)
 
     def barrier(self) -> None:
         self._phases.meet(self._phases.begin(signature("barrier")), lambda: "barrier")

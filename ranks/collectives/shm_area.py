@@ -2,7 +2,7 @@
 
     control   for every rank a line of counters; for every ordered pair of ranks two
     slots     for every rank two halves of `SLOT` bytes, which successive phases use in turn
-    mail      for every ordered pair of ranks two pieces of `MAIL` bytes
+    mail      for every ordered pair of ranks `PLACES` pieces of `MAIL` bytes
     arenas    for every rank `ARENA` bytes, from which it allocates buffers that its peers read and write
     directly
 
@@ -27,6 +27,7 @@ from ranks.errors import CollectiveError
 
 SLOT = 1 << 20
 MAIL = 1 << 16
+PLACES = 7  # as many as a line has words for, two each
 ARENA = 1 << 30
 LINE = 16  # words of 8 bytes: two cache lines, since neighbours are fetched in pairs
 _PAGE = 4096
@@ -35,7 +36,7 @@ _ALIGNMENT = 128
 
 def area_bytes(size: int) -> int:
     """Bytes of the shared file of ``size`` ranks."""
-    return _control_bytes(size) + size * 2 * SLOT + size * size * 2 * MAIL + size * ARENA
+    return _control_bytes(size) + size * 2 * SLOT + size * size * PLACES * MAIL + size * ARENA
 
 
 def create(size: int) -> int:
@@ -82,7 +83,7 @@ class Area:
         self._bytes: Array = np.frombuffer(view, np.uint8)
         self._slots = _control_bytes(size)
         self._mail = self._slots + size * 2 * SLOT
-        self._arenas = self._mail + size * size * 2 * MAIL
+        self._arenas = self._mail + size * size * PLACES * MAIL
         self._address: int = self._bytes.__array_interface__["data"][0]
         self._free: list[tuple[int, int]] = [(0, ARENA)]  # (offset, bytes), sorted
         self._returned: deque[tuple[int, int]] = deque()
@@ -92,8 +93,8 @@ class Area:
         return rank * LINE
 
     def mail_line(self, sender: int, receiver: int) -> int:
-        """Index in `words` of a pair's line, which the sender writes: pieces sent, and for each half of the
-        mail what lies there. The receiver writes the next line: pieces taken.
+        """Index in `words` of a pair's line, which the sender writes: pieces sent, and from the third word on
+        for each place what lies there and where. The receiver writes the next line: pieces taken.
         """
         return (self.size + (sender * self.size + receiver) * 2) * LINE
 
@@ -101,9 +102,9 @@ class Area:
         """The start of one of a rank's halves, as an array."""
         return self._at(self._slots + (rank * 2 + half) * SLOT, shape, dtype)
 
-    def mail(self, sender: int, receiver: int, half: int, count: int) -> Array:
-        """The first ``count`` bytes of one of a pair's pieces."""
-        offset = self._mail + ((sender * self.size + receiver) * 2 + half) * MAIL
+    def mail(self, sender: int, receiver: int, place: int, count: int) -> Array:
+        """The first ``count`` bytes of one of a pair's places."""
+        offset = self._mail + ((sender * self.size + receiver) * PLACES + place) * MAIL
         return self._bytes[offset : offset + count]
 
     def arena(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
