@@ -34,19 +34,18 @@ class Shard:
 
     path: Path
     manifest: Manifest | None
-    rank: int | None = None
-    """The rank that the manifest says this file is of; None for a folder, of which each rank takes its
+    ranks: tuple[int, ...] | None = None
+    """The ranks that the manifest says this file is of; None for a folder, of which each rank takes its
     own."""
 
     def verify(self, rank: int, world_size: int, *, hashes: bool = True) -> Path:
         """The model file that this rank may run. Raises `ShardError` where the manifest says otherwise."""
         if self.manifest is None:
             return self.path
-        folder = self.path if self.rank is None else self.path.parent
-        if self.rank is not None and self.rank != rank and self.manifest.world_size == world_size:
-            raise ShardError(
-                f"{self.path} is the shard of rank {self.rank}, but this process is rank {rank}."
-            )
+        folder = self.path if self.ranks is None else self.path.parent
+        if self.ranks is not None and rank not in self.ranks and self.manifest.world_size == world_size:
+            whose = " and ".join(map(str, self.ranks))
+            raise ShardError(f"{self.path} is the shard of rank {whose}, but this process is rank {rank}.")
         entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
         return folder / entry.model
 
@@ -62,9 +61,9 @@ def find(path: str | Path) -> Shard:
         raise ModelError(f"The model {path} {state}.")
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
-        for entry in manifest.ranks:
-            if entry.model == path.name:
-                return Shard(path, manifest, entry.rank)
+        ranks = tuple(entry.rank for entry in manifest.ranks if entry.model == path.name)
+        if ranks:
+            return Shard(path, manifest, ranks)
     return Shard(path, None)
 
 

@@ -56,15 +56,16 @@ class Recipe:
         """The group that the script named, if the model needs one; None leaves it to the environment."""
         if self.identity is None or self.identity.world_size == 1:
             return None
-        from ranks import devices, group, model_file
+        from ranks import devices, group, model_file, pattern
         from ranks.cut import has_collectives
+        from ranks.part import is_part
 
-        shard = model_file.find(self.path)
-        if shard.manifest is None:
+        if not pattern.is_pattern(self.path) and (shard := model_file.find(self.path)).manifest is None:
             # A plain model under a rank table runs by itself: waiting for peers would be for nothing.
             if not model_file.may_have_collectives(shard.path):
                 return None
-            if not has_collectives(model_file.read(shard.path)):
+            model = model_file.read(shard.path)
+            if not has_collectives(model) and not is_part(model):
                 return None
         device = devices.DEVICES.get(self.placement.providers[0])
         return group.join(self.identity, device=device.buffers if device else "cpu")
@@ -78,7 +79,7 @@ def build(path: str, model_type: ModelType, context: Context, config_path: str, 
     """
     options = config.load(config_path, config_dict)
     try:
-        _check_content(Path(path), model_type)
+        _check_content(_one_file(Path(path)), model_type)
         threads = context.cpu.thread_num or None
         if threads is not None and threads > MOST_THREADS:
             warn_once("threads", f"thread_num {threads} is too many, {os.cpu_count() or 1} are used.")
@@ -94,6 +95,15 @@ def build(path: str, model_type: ModelType, context: Context, config_path: str, 
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
+
+
+def _one_file(path: Path) -> Path:
+    """The path itself, or a file that it stands for where it is a pattern."""
+    from ranks import pattern
+
+    if not pattern.is_pattern(path):
+        return path
+    return next(iter(pattern.files(path).values()), pattern.expand(path, 0))
 
 
 def _check_content(path: Path, model_type: ModelType) -> None:

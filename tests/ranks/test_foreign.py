@@ -1,0 +1,140 @@
+"""Rank models made elsewhere: ONNX Runtime's names and operators, one file for each rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from ranks import executor
+from ranks.errors import ModelError, ShardError
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
+from tests.ranks.rank_models import joined, model, node, value
+
+
+def _decoder(rank: int, size: int, element: int = 1) -> onnx.ModelProto:
+    """A rank's part of one attention layer with a cache, as ONNX Runtime's tools export it.
+
+    The cache holds the rank's own heads; vocabulary logits are gathered along the last axis.
+    """
+    dtype = helper.tensor_dtype_to_np_dtype(element)
+    rng = np.random.default_rng(rank)
+    width, local = 8, 8 // size
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array((rng.standard_normal(shape) / 3).astype(dtype), name)
+
+    nodes = [
+        node("MatMul", ["x", "q"], ["query"]),
+        node("MatMul", ["x", "k"], ["key"]),
+        node("Concat", ["past_key", "key"], ["present_key"], axis=1),
+        node("Transpose", ["present_key"], ["turned"], perm=[0, 2, 1]),
+        node("MatMul", ["query", "turned"], ["scores"]),
+        node("Softmax", ["scores"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "present_key"], ["context"]),
+        node("MatMul", ["context", "o"], ["part"]),
+        node("AllReduce", ["part"], ["hidden"]),
+        node("MatMul", ["hidden", "head"], ["share"]),
+        node("AllGather", ["share"], ["logits"], group_size=size, axis=-1),
+        # Without an axis, along axis 1: the default of ONNX Runtime's schema.
+        node("AllGather", ["share"], ["stacked"], group_size=size),
+    ]
+    weights = [
+        weight("q", width, local),
+        weight("k", width, local),
+        weight("o", local, width),
+        weight("head", width, 6),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        f"rank_{rank}",
+        [value("x", ["batch", "n", width], element), value("past_key", ["batch", "past", local], element)],
+        [
+            value("logits", ["batch", "n", 6 * size], element),
+            value("present_key", ["batch", "total", local], element),
+            value("stacked", None, element),
+        ],
+        weights,
+    )
+    imports = [helper.make_opsetid("", 16), helper.make_opsetid("com.microsoft", 1)]
+    imports.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def _feeds(size: int, dtype: Any) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(5)
+    shapes = {"x": (2, 3, 8), "past_key": (2, 4, 8 // size)}
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("element", "tolerance"), [(1, 1e-4), (10, 2e-2)])
+@pytest.mark.parametrize("field", ["{}", "{r}", "{rank}"])
+def test_a_decoder_with_a_cache_runs_as_it_is(
+    element: int, tolerance: float, field: str, tmp_path: Path
+) -> None:
+    size = 2
+    models = [_decoder(rank, size, element) for rank in range(size)]
+    for rank, item in enumerate(models):
+        onnx.save(item, tmp_path / f"rank_{rank}_decoder.onnx")
+    feeds = _feeds(size, helper.tensor_dtype_to_np_dtype(element))
+
+    def work(world: FakeCommunicator) -> list[Any]:
+        loaded = executor.load(tmp_path / f"rank_{field}_decoder.onnx", communicator=world, threads=1)
+        assert loaded.path.name == f"rank_{world.rank}_decoder.onnx"
+        assert loaded.stats.collectives == 3
+        return [loaded.run(feeds) for _ in range(3)]
+
+    everyone = on_ranks(size, work)
+    whole = ort.InferenceSession(joined(models).SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in whole.get_outputs()]
+    wanted = dict(zip(names, whole.run(None, feeds), strict=True))
+    for rank, runs in enumerate(everyone):
+        for run in runs:
+            for name, found in zip(["logits", "present_key", "stacked"], run, strict=True):
+                right = wanted[f"{rank}/{name}"].astype(np.float32)
+                assert np.abs(found.astype(np.float32) - right).max() <= tolerance * np.abs(right).max()
+    logits = [[run[0] for run in runs] for runs in everyone]
+    assert same_everywhere(logits), "each rank's cache is its own, the logits are everyone's"
+
+
+def test_ranks_without_a_file(tmp_path: Path) -> None:
+    for rank in range(2):
+        onnx.save(_decoder(rank, 2), tmp_path / f"rank_{rank}_decoder.onnx")
+
+    def work(world: FakeCommunicator) -> str:
+        with pytest.raises(ShardError) as caught:
+            executor.load(tmp_path / "rank_{}_decoder.onnx", communicator=world)
+        return str(caught.value)
+
+    for message in on_ranks(3, work):
+        assert "This job has 3 ranks" in message
+        assert "rank_0_decoder.onnx, rank_1_decoder.onnx: rank 2 has none" in message
+
+
+def test_files_of_another_group_size(tmp_path: Path) -> None:
+    for rank in range(3):
+        onnx.save(_decoder(rank, 2), tmp_path / f"rank_{rank}_decoder.onnx")
+
+    def work(world: FakeCommunicator) -> None:
+        with pytest.raises(ModelError, match="is for a group of 2, but this group has 3 ranks"):
+            executor.load(tmp_path / "rank_{}_decoder.onnx", communicator=world)
+
+    on_ranks(3, work)
+
+
+@pytest.mark.parametrize("operator", ["ShardedMoE", "DistributedMatMul", "DistributedReduceSum"])
+@pytest.mark.parametrize("with_others", [False, True])
+def test_operators_of_nccl_builds_only(operator: str, with_others: bool, tmp_path: Path) -> None:
+    nodes = [helper.make_node(operator, ["x"], ["y"], name="block/7", domain="com.microsoft")]
+    if with_others:
+        nodes.append(node("AllReduce", ["y"], ["z"]))
+    onnx.save(model(nodes, [value("x", [2])], [nodes[-1].output[0]]), tmp_path / "rank_0_m.onnx")
+    with pytest.raises(
+        ModelError, match=rf"{operator} \(node 'block/7'\), .* only in builds of ONNX Runtime with NCCL"
+    ):
+        executor.load(tmp_path / "rank_0_m.onnx", communicator=FakeCommunicator(None, 0, 2, 1.0))  # type: ignore[arg-type]
