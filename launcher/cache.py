@@ -24,11 +24,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
 from launcher.files import write_file
+from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
 
@@ -52,23 +54,32 @@ def cache_folder() -> Path:
 
 
 def sliced(
-    model: str | Path, ranks: int, *, allow_replicated: bool = False, progress: Progress | None = None
+    model: str | Path,
+    ranks: int,
+    *,
+    options: SliceOptions | None = None,
+    allow_replicated: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it.
 
-    Raises what slicing raises, and `ConfigError` if the cache cannot be written.
+    ``allow_replicated`` is a short form of the option of that name. Raises what slicing raises, and
+    `ConfigError` if the cache cannot be written.
     """
     model = Path(model)
+    options = options or SliceOptions()
+    if allow_replicated:
+        options = replace(options, allow_replicated=True)
     folder = cache_folder() / "slices"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = folder / _key(model, ranks, allow_replicated)
+        place = folder / _key(model, ranks, options)
         if _is_complete(place):
             return place
         with _locked(place.with_suffix(".lock")):
             # Whoever held the lock before may have made it.
             if not _is_complete(place):
-                _slice_into(place, model, ranks, allow_replicated, progress)
+                _slice_into(place, model, ranks, options, progress)
         return place
     except OSError as problem:
         raise ConfigError(
@@ -78,7 +89,7 @@ def sliced(
 
 
 def _slice_into(
-    place: Path, model: Path, ranks: int, allow_replicated: bool, progress: Progress | None
+    place: Path, model: Path, ranks: int, options: SliceOptions, progress: Progress | None
 ) -> None:
     from sharding import slice_model
 
@@ -87,7 +98,7 @@ def _slice_into(
         shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
-        slice_model(model, ranks, work / "slices", allow_replicated=allow_replicated, progress=progress)
+        slice_model(model, ranks, work / "slices", options=options, progress=progress)
         if place.exists():  # else we would not be here
             log.warning("%s was damaged and is made again", place)
             shutil.rmtree(place)
@@ -129,12 +140,23 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _key(model: Path, ranks: int, allow_replicated: bool) -> str:
-    parts = {"model": fingerprint(model), "ranks": ranks, "replicated": allow_replicated, "slicer": _slicer()}
+def _key(model: Path, ranks: int, options: SliceOptions) -> str:
+    asked = {item.name: _told(getattr(options, item.name)) for item in fields(options)}
+    parts = {"model": fingerprint(model), "ranks": ranks, "options": asked, "slicer": _slicer()}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
     # A readable start, for a person who looks into the folder.
     stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in model.stem)[:40]
     return f"{stem}-{ranks}-{digest}"
+
+
+def _told(value: Any) -> Any:
+    """An option's value for the key: of a file its content, wherever it lies."""
+    if isinstance(value, Path):
+        try:
+            return _hash_file(value)
+        except OSError:
+            return "missing"  # slicing says so
+    return value if value is None or isinstance(value, bool | int) else str(value)
 
 
 @functools.cache

@@ -69,9 +69,10 @@ def exit_code(error: ShardrunError) -> int:
     if isinstance(error, VerifyError):
         return EXIT_VERIFY
     from ranks.errors import IdentityError
+    from sharding.documents import DocumentError
     from sharding.errors import ModelError, OutputError
 
-    usage = ConfigError | IdentityError | ModelError | OutputError
+    usage = ConfigError | IdentityError | ModelError | OutputError | DocumentError
     return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
 
 

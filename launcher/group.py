@@ -19,6 +19,7 @@ from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
 from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
+from launcher.rank_models import count_files, is_rank_models
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
@@ -27,6 +28,7 @@ from sharding.text import counted
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
+    from sharding.options import SliceOptions
 
 Array = np.ndarray[Any, Any]
 _AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
@@ -171,13 +173,15 @@ def start(
     target: str = "cpu",
     timeout: float | None = None,
     allow_replicated: bool = False,
+    options: SliceOptions | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
 
-    ``model``: a slice folder, or a model file, which is sliced first (into the cache). ``ranks``: how many;
-    a slice folder and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by default the
-    cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
+    ``model``: a slice folder, a model file, which is sliced first (into the cache) as ``options`` say, or a
+    pattern of rank models' files (``rank_{}_model.onnx``). ``ranks``: how many; a slice folder, the files
+    that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
+    default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
     300). ``environment``: more variables for the ranks.
 
@@ -191,15 +195,15 @@ def start(
     timeout = default_timeout() if timeout is None else timeout
     table = load_table(rank_table)
     path = Path(model)
-    if not path.exists():
+    if not path.exists() and not is_rank_models(path):
         raise ConfigError(f"{path}: no such file or folder; expected a model or a slice folder.")
-    size = count_ranks(path, ranks, table)
+    size = count_ranks(path, ranks, table, options)
     chosen = base.choose(launcher, table, collectives)
     variables = rank_environment(collectives, threads, timeout, table, environment)
     if path.is_file() and size > 1:
         from launcher import cache
 
-        path = cache.sliced(path, size, allow_replicated=allow_replicated)
+        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
     job = Job(chosen, ["serve", str(path.resolve()), target], size, environment=variables, table=table)
     return Group(job, timeout, path)
 
@@ -244,7 +248,9 @@ def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | 
     return load_rank_table(Path(table))
 
 
-def count_ranks(path: Path, ranks: int | None, table: RankTable | None) -> int:
+def count_ranks(
+    path: Path, ranks: int | None, table: RankTable | None, options: SliceOptions | None = None
+) -> int:
     """How many ranks to start, from whoever says it; raises `ConfigError` where they contradict one
     another."""
     sources: list[tuple[str, int]] = []
@@ -256,6 +262,10 @@ def count_ranks(path: Path, ranks: int | None, table: RankTable | None) -> int:
         from sharding.manifest import read_manifest
 
         sources.append((f"the slice folder {path}", read_manifest(path).world_size))
+    if is_rank_models(path):
+        sources.append((f"the files that fit {path}", count_files(path)))
+    if options is not None and options.mesh is not None:
+        sources.append((f"the mesh {options.mesh}", options.mesh.size))
     if not sources:
         raise ConfigError(f"How many ranks shall run {path}? Give the number of ranks, or a rank table.")
     name, size = sources[0]

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
+from launcher.rank_models import is_rank_models
+from launcher.slicing import Slicing, slicing_of
+from sharding.mesh import Mesh
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
 TARGETS = ("cpu", "gpu", "ascend")
@@ -30,6 +33,14 @@ class Job:
     threads: int | None = None
     timeout: float | None = None
     allow_replicated: bool = False
+    strategy: str | None = None
+    mesh: Mesh | None = None
+    micro_batches: int | None = None
+    memory: int | None = None
+    profile: Path | None = None
+    steer: Path | None = None
+    plan: Path | None = None
+    ignore_annotations: bool = False
     inputs: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = None
@@ -42,7 +53,7 @@ class Job:
         """The same job, if its options do not contradict each other; else raises `ConfigError`."""
         if self.model is None:
             raise ConfigError("no model: expected MODEL.onnx or a slice folder, or `model:` in a job file")
-        if not self.model.exists():
+        if not self.model.exists() and not is_rank_models(self.model):
             raise ConfigError(f"{self.model}: no such file or folder; expected a model or a slice folder")
         if self.ranks is not None and self.rank_table is not None:
             raise ConfigError(
@@ -61,7 +72,20 @@ class Job:
             )
         if self.output is not None and self.output.is_dir():
             raise ConfigError(f"--output {self.output}: expected the name of a file, found a folder")
+        slicing = self.slicing
+        slicing.check(self.ranks)
+        # --allow-replicated has nothing to say there, and did no harm in job files for both.
+        given = [flag for flag in slicing.given if flag != "--allow-replicated"]
+        if given and not self.model.is_file():
+            raise ConfigError(
+                f"{', '.join(given)}: {self.model} is sliced already; give the model itself to slice it anew"
+            )
         return self
+
+    @property
+    def slicing(self) -> Slicing:
+        """What the job says of slicing."""
+        return slicing_of(vars(self))
 
 
 NAMES = tuple(f.name for f in fields(Job))
@@ -78,6 +102,10 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
             job = replace(job, ranks=None)
         elif "ranks" in flags:
             job = replace(job, rank_table=None)
+        for name, other in (("mesh", "strategy"), ("strategy", "mesh"), ("plan", "steer"), ("steer", "plan")):
+            if name in flags:
+                nothing: dict[str, Any] = {other: None}
+                job = replace(job, **nothing)
     given = {name: value for name, value in flags.items() if name in NAMES and value is not None}
     if "dims" in given:
         given["dims"] = {**job.dims, **parse_dims(given["dims"])}

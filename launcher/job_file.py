@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job import MAX_DIM, MAX_RANKS, MAX_THREADS
+from launcher.slicing import FILES, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -32,6 +33,14 @@ class JobFile(BaseModel):
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None
     allow_replicated: bool | None = None
+    strategy: Literal["tensor", "pipeline", "data", "auto"] | None = None
+    mesh: Text | None = None
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] | None = None
+    memory: Annotated[int, Field(ge=1, lt=2**63)] | Text | None = None
+    profile: Text | None = None
+    steer: Text | None = None
+    plan: Text | None = None
+    ignore_annotations: bool | None = None
     inputs: list[Text] | dict[Text, Text] | None = None
     dims: dict[Text, Annotated[int, Field(ge=0, le=MAX_DIM)]] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -51,6 +60,14 @@ EXPECTED = {
     "threads": f"a whole number from 1 to {MAX_THREADS}",
     "timeout": "a number of seconds above 0, at most 1000000",
     "allow_replicated": "true or false",
+    "strategy": "one of tensor, pipeline, data, auto",
+    "mesh": "the sizes of mesh axes, such as data=2,tensor=4",
+    "micro_batches": f"a whole number from 1 to {MAX_MICRO_BATCHES}",
+    "memory": "a number of bytes, or text such as 24GB",
+    "profile": "the path of a profile of ONNX Runtime",
+    "steer": "the path of a steering file",
+    "plan": "the path of a saved plan",
+    "ignore_annotations": "true or false",
     "inputs": "a list of FILE.npz or NAME=FILE, or a mapping of input names to files",
     "dims": f"a mapping of dimension names to lengths from 0 to {MAX_DIM}",
     "seed": "a whole number from 0 up",
@@ -80,6 +97,12 @@ def read_job_file(path: Path) -> dict[str, Any]:
     except ValidationError as problem:
         raise ConfigError(f"{path}: {_explain(problem, data)}") from None
     found = {name: value for name, value in job.model_dump().items() if value is not None}
+    for name, parse in (("mesh", parse_mesh_text), ("memory", parse_bytes)):
+        if isinstance(found.get(name), str):
+            try:
+                found[name] = parse(found[name])
+            except ConfigError as problem:
+                raise ConfigError(f"{path}: $.{name}: {problem}") from None
     return _with_paths(found, path.absolute().parent)
 
 
@@ -105,7 +128,7 @@ def _place(steps: tuple[int | str, ...], data: Any) -> tuple[str, Any]:
 
 
 def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    for name in ("model", "rank_table", "output", "against"):
+    for name in ("model", "rank_table", "output", "against", *FILES):
         if name in options:
             options[name] = folder / options[name]
     inputs = options.get("inputs")

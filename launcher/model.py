@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job import Job
+from launcher.rank_models import STRATEGY, folder_of, is_rank_models, open_rank_models
 from sharding.text import counted
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def world_size(job: Job) -> int | None:
         from launcher.rank_table import load_rank_table
 
         return load_rank_table(job.rank_table).world_size
-    return job.ranks
+    return job.ranks if job.ranks is not None else job.slicing.ranks()
 
 
 def open_slices(folder: Path, ranks: int | None) -> Manifest:
@@ -48,15 +49,21 @@ def demand_ranks(model: Path, ranks: int | None) -> int:
     """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it."""
     if ranks is None:
         raise ConfigError(
-            f"{model} is not sliced yet: say over how many ranks, with --ranks N or --rank-table FILE"
+            f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
+            "--mesh AXIS=SIZE,..."
         )
     return ranks
 
 
 def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
-    """The slice folder to run and its manifest; a model file is sliced into the cache first, if need be."""
+    """The slice folder (or pattern of rank models) to run and its manifest; a model file is sliced into the
+    cache first, if need be."""
     model = job.model
     assert model is not None
+    if is_rank_models(model):
+        model = folder_of(model) or model
+        if not is_slices(model):
+            return model, open_rank_models(model, ranks)
     if is_slices(model):
         return model, open_slices(model, ranks)
     ranks = demand_ranks(model, ranks)
@@ -65,7 +72,7 @@ def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
     from sharding.manifest import read_manifest
 
     with progress(f"slicing {model.name}") as update:
-        folder = sliced(model, ranks, allow_replicated=job.allow_replicated, progress=update)
+        folder = sliced(model, ranks, options=job.slicing.options(), progress=update)
     return folder, read_manifest(folder)
 
 
@@ -75,7 +82,11 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
 
     assert job.model is not None
     source = manifest.source
-    own = None if is_slices(job.model) else job.model
+    if manifest.strategy == STRATEGY and job.against is None:
+        raise ConfigError(
+            "--verify: nothing says which model these rank models were made from: give it with --against"
+        )
+    own = job.model if job.model.is_file() else None
     return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import check_reference, resolve, source_of, world_size
+from launcher.rank_models import STRATEGY
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
@@ -47,6 +48,7 @@ def external_identity(job: Job) -> Identity | None:
             "--launcher external: nothing says which rank this process is: neither RANK and WORLD_SIZE nor "
             "the variables of mpirun or srun are set; set them, or leave out --launcher external"
         )
+    job.slicing.check(identity.world_size, f"the environment ({identity.source})")
     if job.ranks is not None and job.ranks != identity.world_size:
         raise ConfigError(
             f"--ranks {job.ranks} contradicts the environment ({identity.source}): this process is rank "
@@ -202,13 +204,20 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     latency = seconds(statistics.median(times))
     if len(times) > 1:
         latency += f" (median of {len(times)}; first {seconds(times[0])})"
-    return [
+    known = manifest.strategy != STRATEGY
+    rows = [
         ("ranks", str(manifest.world_size)),
-        ("weights per rank", f"{each} of {whole}"),
+        ("weights per rank", f"{each} of {whole}" if known else each),
         ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"),
         *result.facts.items(),
         ("latency", latency),
     ]
+    if known and manifest.strategy != "tensor":
+        used = ", ".join(f"{size} {name}" for name, size in manifest.mesh.axes if size > 1)
+        rows[1:1] = [("strategy", manifest.strategy), ("mesh", used)]
+        if manifest.mesh.length("pipeline") > 1:
+            rows[3:3] = [("micro-batches", str(manifest.micro_batches))]
+    return rows
 
 
 def compare(manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path) -> None:

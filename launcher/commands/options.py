@@ -6,8 +6,12 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from launcher.errors import ConfigError
 from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS, TARGETS
+from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from sharding.options import STRATEGIES
 
 ABSENT = argparse.SUPPRESS
 
@@ -87,6 +91,51 @@ def add_slicing(parser: argparse.ArgumentParser) -> None:
         "--allow-replicated", action="store_true", default=ABSENT,
         help="go on where nothing of the model can be split, with the whole model on every rank",
     )  # fmt: skip
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, default=ABSENT,
+        help="what the ranks share: the weights (tensor), the layers (pipeline), the batch (data); auto: the "
+        "quickest that fits (default: tensor)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mesh", metavar="AXIS=SIZE,...", type=_typed(parse_mesh_text), default=ABSENT,
+        help="a mix of strategies, such as data=2,tensor=4; says the number of ranks too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batches", metavar="M", type=whole(1, MAX_MICRO_BATCHES), default=ABSENT,
+        help="pieces of the batch that pipeline stages work on at the same time (default: as many as stages)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", metavar="SIZE", type=_typed(parse_bytes), default=ABSENT,
+        help="bytes of weights that a rank may hold, such as 24GB; --strategy auto keeps to it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", metavar="FILE.json", type=Path, default=ABSENT,
+        help="a profile that ONNX Runtime wrote of the model: stages are balanced by its times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steer", metavar="FILE.yaml", type=Path, default=ABSENT,
+        help="how weights are cut, by name patterns (`layers.*.mlp.up: column`)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plan", metavar="FILE.json", type=Path, default=ABSENT,
+        help="follow a plan that `shardrun slice --save-plan` wrote",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ignore-annotations", action="store_true", default=ABSENT,
+        help="do not follow the multi-device annotations (ONNX IR 11) that the model carries",
+    )  # fmt: skip
+
+
+def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An argparse type of a parser that raises `ConfigError`."""
+
+    def typed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return typed
 
 
 def add_data(parser: argparse.ArgumentParser, output: str) -> None:

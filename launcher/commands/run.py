@@ -17,6 +17,8 @@ examples:
   shardrun run model.onnx --ranks 2
   shardrun run model.onnx --ranks 2 --launcher mpirun --input x.npz --output y.npz --repeat 10
   shardrun run slices --input x=x.bin --dim batch=4 --verify --against model.onnx
+  shardrun run model.onnx --mesh data=2,tensor=2
+  shardrun run 'rank_{}_model.onnx'
   shardrun run --config job.yaml --threads 4
   mpirun -n 2 shardrun run slices
 
@@ -28,8 +30,8 @@ exit codes:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
-        "model", metavar="MODEL.onnx|DIR", type=Path, nargs="?",
-        help="a model, or a folder made by `shardrun slice`",
+        "model", metavar="MODEL.onnx|DIR|PATTERN", type=Path, nargs="?",
+        help="a model, a folder made by `shardrun slice`, or rank models made elsewhere, {} for the rank",
     )  # fmt: skip
     add_ranks(parser)
     add_launching(parser)

@@ -26,7 +26,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("model", metavar="MODEL.onnx|DIR", type=Path)
+    parser.add_argument("model", metavar="MODEL.onnx|DIR|PATTERN", type=Path)
     parser.add_argument(
         "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
     )
@@ -44,14 +44,16 @@ def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.job import merge
     from launcher.model import demand_ranks, is_slices, open_slices, world_size
+    from launcher.rank_models import is_rank_models, open_rank_models
     from launcher.report import progress
     from launcher.scripts import write_scripts
 
     job = merge(vars(args), getattr(args, "config", None))
     assert job.model is not None
     ranks = world_size(job)
-    if is_slices(job.model):
-        manifest = open_slices(job.model, ranks)
+    if is_slices(job.model) or is_rank_models(job.model):
+        opened = open_slices if is_slices(job.model) else open_rank_models
+        manifest = opened(job.model, ranks)
         table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
     else:
         from sharding import slice_model
@@ -61,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
             slices = Path(scratch) / "slices"
             with progress(f"slicing {job.model.name}") as update:
-                slice_model(job.model, ranks, slices, allow_replicated=job.allow_replicated, progress=update)
+                slice_model(job.model, ranks, slices, options=job.slicing.options(), progress=update)
             if job.verify and job.against is None:
                 job = replace(job, against=job.model)
+            job = replace(job, ranks=ranks if job.rank_table is None else None)
             table = write_scripts(job, args.folder, sys.executable, replace_model=slices)
     hosts = (
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"

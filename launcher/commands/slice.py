@@ -9,22 +9,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import add_slicing, whole
+from launcher.commands.options import ABSENT, add_slicing, whole
 from launcher.errors import ConfigError
 from launcher.job import MAX_RANKS
+from launcher.slicing import slicing_of
 
 if TYPE_CHECKING:
     from sharding.plan import Plan
 
 HELP = "slice a model into one shard per rank"
 DESCRIPTION = """\
-Slices an ONNX model into one rank model per rank (tensor parallelism) and prints the plan: which weights are
-split, which collectives join the ranks, and what stays whole."""
+Slices an ONNX model into one rank model per rank and prints the plan: which weights are split, which
+collectives join the ranks, and what stays whole."""
 EPILOG = """\
 examples:
   shardrun slice model.onnx --ranks 2 --output slices
-  shardrun slice model.onnx --ranks 4 --plan-only
+  shardrun slice model.onnx --mesh pipeline=2,tensor=2 --micro-batches 4 --output slices
   shardrun slice model.onnx --ranks 4 --plan-only --json > plan.json
+  shardrun slice model.onnx --ranks 4 --steer steer.yaml --save-plan plan.json --annotate annotated.onnx
+  shardrun slice model.onnx --plan plan.json --rank 3 --output slices
 """
 
 
@@ -32,43 +35,88 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("model", metavar="MODEL.onnx", type=Path)
     parser.add_argument(
-        "--ranks", metavar="N", type=whole(1, MAX_RANKS), required=True, help="number of ranks"
-    )
+        "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT,
+        help="number of ranks; --mesh and --plan say it too",
+    )  # fmt: skip
     parser.add_argument(
         "--output", metavar="DIR", type=Path, help="the slice folder to write; an earlier one is replaced"
     )
-    parser.add_argument("--plan-only", action="store_true", help="show the plan and write nothing")
+    parser.add_argument(
+        "--rank", metavar="R", type=whole(0, MAX_RANKS - 1),
+        help="write only what rank R runs, beside what other ranks wrote of the same plan",
+    )  # fmt: skip
+    parser.add_argument("--plan-only", action="store_true", help="show the plan and write no slices")
+    parser.add_argument(
+        "--save-plan", metavar="FILE.json", type=Path, help="write the plan to a file, for --plan"
+    )
+    parser.add_argument(
+        "--annotate", metavar="FILE.onnx", type=Path,
+        help="write a copy of the model with the plan as multi-device annotations (ONNX IR 11)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_slicing(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plans, writes and prints."""
-    if args.output is None and not args.plan_only:
-        raise ConfigError("slice: expected --output DIR, or --plan-only to write nothing")
-    if args.output is not None and args.plan_only:
-        raise ConfigError("slice: --output and --plan-only exclude each other")
+    slicing = slicing_of(vars(args))
+    _check(args)
+    slicing.check(getattr(args, "ranks", None))
+    ranks = getattr(args, "ranks", None) or slicing.ranks()
+    if ranks is None:
+        raise ConfigError(
+            "slice: say over how many ranks, with --ranks N, --mesh AXIS=SIZE,... or --plan FILE"
+        )
     from launcher.report import counted, progress
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
-    if args.output is not None:
+    if args.output is not None and args.rank is None:
         check_output(args.output)
-    plan = plan_model(args.model, args.ranks, allow_replicated=getattr(args, "allow_replicated", False))
+    if args.rank is not None and args.rank >= ranks:
+        raise ConfigError(f"slice: --rank {args.rank} is none of the ranks 0..{ranks - 1}")
+    plan = plan_model(args.model, ranks, options=slicing.options())
+    written = []
     if args.output is not None:
         with progress(f"slicing {args.model.name}") as update:
-            write_slices(plan, args.output, update)
+            write_slices(plan, args.output, update, rank=args.rank)
+        what = (
+            counted(plan.world_size, "rank model") if args.rank is None else f"the model of rank {args.rank}"
+        )
+        them = "it" if plan.world_size == 1 or args.rank is not None else "them"
+        written.append(f"wrote {args.output}: {what}; `shardrun run {args.output}` runs {them}")
+    if args.save_plan is not None:
+        from sharding.saved_plan import save_plan
+
+        save_plan(plan, args.save_plan)
+        written.append(f"wrote {args.save_plan}: the plan, for --plan")
+    if args.annotate is not None:
+        from sharding.annotate import annotate
+
+        annotate(plan, args.annotate)
+        written.append(f"wrote {args.annotate}: the model with the plan as annotations")
     if args.json:
         json.dump(plan.to_json(), sys.stdout, indent=1, ensure_ascii=False)
         print()
     else:
         print_plan(plan, args.model, weights=args.verbose > 0)
-        if args.output is not None:
-            print(
-                f"wrote {args.output}: {counted(plan.world_size, 'rank model')}; "
-                f"`shardrun run {args.output}` runs {'it' if plan.world_size == 1 else 'them'}"
-            )
+        print("\n".join(written), end="\n" if written else "")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises `ConfigError` for what the command's own options do not allow."""
+    if args.output is not None and args.plan_only:
+        raise ConfigError("slice: --output and --plan-only exclude each other")
+    if args.output is None and not (args.plan_only or args.save_plan or args.annotate):
+        raise ConfigError("slice: expected --output DIR, or --plan-only to write nothing")
+    if args.rank is not None and args.output is None:
+        raise ConfigError("slice: --rank says what is written, so it needs --output DIR")
+    for flag, path in (("--save-plan", args.save_plan), ("--annotate", args.annotate)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{flag} {path}: the folder {path.absolute().parent} does not exist")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
 
 
 def print_plan(plan: Plan, model: Path, *, weights: bool) -> None:

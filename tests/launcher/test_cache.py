@@ -17,6 +17,8 @@ from launcher import cache
 from launcher.errors import ConfigError
 from sharding.errors import ModelError, SliceError
 from sharding.manifest import read_manifest
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
 from tests.launcher.cli_tools import environment, save_mlp
 
 
@@ -62,6 +64,7 @@ def test_the_same_model_is_sliced_once(folder: Path, slicings: list[Any]) -> Non
     assert cache.sliced(folder / "cache" / "m.onnx", 2) == place
     assert cache.sliced(model, 4) != place
     assert cache.sliced(model, 2, allow_replicated=True) != place
+    assert cache.sliced(model, 2, options=SliceOptions()) == place
     assert len(slicings) == 3
     assert not [p for p in (folder / "cache" / "slices").iterdir() if ".tmp" in p.name]
 
@@ -196,3 +199,25 @@ def test_external_data_of_a_hostile_model_is_not_read(folder: Path) -> None:
         (folder / "x" / "m.onnx").write_bytes(model.SerializeToString())
         with pytest.raises(ModelError):
             cache.sliced(folder / "x" / "m.onnx", 2)
+
+
+def test_every_option_and_the_content_of_files_is_in_the_key(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx")
+    steer, plan = folder / "steer.yaml", folder / "plan.json"
+    steer.write_text("w0: column")
+    places = {cache.sliced(model, 2), cache.sliced(model, 2, options=SliceOptions(mesh=Mesh.of(data=2)))}
+    for options in (
+        SliceOptions(memory=1000),
+        SliceOptions(annotations=False),
+        SliceOptions(micro_batches=1),
+        SliceOptions(steering=steer),
+    ):
+        places.add(cache.sliced(model, 2, options=options))
+    assert len(places) == len(slicings) == 6
+    steer.rename(folder / "other.yaml")
+    cache.sliced(model, 2, options=SliceOptions(steering=folder / "other.yaml"))
+    assert len(slicings) == 6
+    (folder / "other.yaml").write_text("w0: row")
+    assert cache.sliced(model, 2, options=SliceOptions(steering=folder / "other.yaml")) not in places
+    with pytest.raises(SliceError, match=r"plan\.json: cannot read this saved plan"):
+        cache.sliced(model, 2, options=SliceOptions(plan=plan))

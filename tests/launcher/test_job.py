@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError
 from launcher.job import Job, merge
 from launcher.job_file import EXPECTED, JobFile, read_job_file
+from launcher.slicing import FLAGS, parse_bytes
+from sharding.mesh import Mesh, parse_mesh
+from sharding.options import SliceOptions
 
 
 @pytest.fixture
@@ -61,6 +64,43 @@ def test_flags_win(folder: Path) -> None:
     assert merge({"model": folder / "model.onnx"}, None).launcher == "auto"
 
 
+def test_options_of_slicing(folder: Path) -> None:
+    (folder / "steer.yaml").touch()
+    config = write(folder, {
+        "model": "model.onnx", "mesh": "data=2,tensor=3", "micro_batches": 4, "memory": "1.5 GiB",
+        "steer": "steer.yaml", "ignore_annotations": True, "allow_replicated": True,
+    })  # fmt: skip
+    job = merge({}, config)
+    assert (job.mesh, job.slicing.ranks()) == (parse_mesh("data=2,tensor=3"), 6)
+    assert job.slicing.options() == SliceOptions(
+        allow_replicated=True, mesh=job.mesh, micro_batches=4, memory=3 * 2**29, steering=folder / "steer.yaml",
+        annotations=False,
+    )  # fmt: skip
+    assert job.slicing.given == [
+        "--allow-replicated", "--mesh", "--micro-batches", "--memory", "--steer", "--ignore-annotations",
+    ]  # fmt: skip
+    job = merge({"strategy": "pipeline", "ranks": 2}, config)
+    assert (job.mesh, job.strategy, job.slicing.ranks()) == (None, "pipeline", None)
+    assert set(FLAGS) <= set(EXPECTED)
+    assert merge({"model": folder / "model.onnx"}, None).slicing.options() == SliceOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("24GB", 24 * 10**9), ("512 MiB", 2**29), ("0.5kb", 500), ("2tb", 2 * 10**12), (" 7 B ", 7)],
+)
+def test_bytes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@given(text=st.text(max_size=20) | st.from_regex(r"[0-9.]{1,30} ?[kKMGTi]{0,3}B?"))
+def test_any_bytes_are_read_or_refused(text: str) -> None:
+    try:
+        assert 0 < parse_bytes(text) < 2**63
+    except ConfigError as error:
+        assert "expected bytes" in str(error)
+
+
 def test_contradictions(folder: Path) -> None:
     model, table = folder / "model.onnx", folder / "hosts.json"
     for flags, message in (
@@ -73,6 +113,12 @@ def test_contradictions(folder: Path) -> None:
             "absent.json: no such file; expected a rank table",
         ),
         ({"model": model, "against": folder}, "no such file; expected a model"),
+        ({"model": model, "strategy": "data", "mesh": Mesh.of(data=2)}, "--strategy and --mesh exclude"),
+        ({"model": model, "strategy": "data", "plan": table}, "--strategy and --plan exclude"),
+        ({"model": model, "steer": table, "plan": table}, "--steer and --plan exclude"),
+        ({"model": model, "steer": folder}, "no such file; expected a steering file"),
+        ({"model": model, "ranks": 3, "mesh": Mesh.of(data=2)}, "is for 2 ranks, but --ranks says 3"),
+        ({"model": folder, "memory": 1}, "--memory: .* is sliced already"),
         ({"model": model, "output": folder / "absent" / "out.npz"}, "absent does not exist"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -110,6 +156,12 @@ def test_contradictions(folder: Path) -> None:
         ({"repeat": 0, "dims": 3}, "$.dims: expected a mapping of dimension names"),
         ({"timeout": 0}, "$.timeout: expected a number of seconds above 0"),
         ({"seed": 2**63}, "$.seed: expected a whole number from 0 up"),
+        ({"mesh": "data"}, "$.mesh: The mesh 'data'"),
+        ({"mesh": {"data": 2}}, "$.mesh: expected the sizes of mesh axes"),
+        ({"strategy": "fast"}, "$.strategy: expected one of tensor, pipeline, data, auto"),
+        ({"memory": "much"}, "$.memory: expected bytes such as 24GB"),
+        ({"memory": 0}, "$.memory: expected a number of bytes"),
+        ({"micro_batches": 0}, "$.micro_batches: expected a whole number from 1"),
         ("ranks: 1\nranks: 2\n", 'line 2: the key "ranks" is given twice'),
         ("ranks: &a 1\nseed: *a\n", "anchors and aliases are not allowed"),
     ],

@@ -1,0 +1,161 @@
+"""Rank models made elsewhere, one file per rank (``rank_{}_model.onnx``), described as a slice folder is."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError
+from sharding.text import counted
+
+if TYPE_CHECKING:
+    from sharding.manifest import Manifest, TensorEntry, WeightEntry
+
+STRATEGY = "rank models"
+"""What their manifest gives as the strategy: nobody knows how they were made."""
+_COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Send", "Broadcast"}
+
+
+def is_rank_models(path: Path) -> bool:
+    """Whether a path is a pattern that stands for one file per rank."""
+    if "{" not in path.name:
+        return False
+    from ranks.pattern import is_pattern
+
+    return is_pattern(path)
+
+
+def count_files(pattern: Path) -> int:
+    """The number of ranks that have a file; raises `ConfigError` if there is none, or one is missing."""
+    from ranks import pattern as patterns
+    from ranks.errors import ShardrunError
+
+    try:
+        found = patterns.files(pattern)
+        first = patterns.expand(pattern, 0)
+    except ShardrunError as error:
+        raise ConfigError(str(error).rstrip(".")) from None
+    if not found:
+        raise ConfigError(f"no file fits {pattern}: expected one for each rank, as {first}")
+    missing = next((rank for rank in range(max(found) + 1) if rank not in found), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{pattern}: there is no file of rank {missing}, but one of rank {max(found)}: expected one for "
+            "each rank from 0 up"
+        )
+    return len(found)
+
+
+def open_rank_models(pattern: Path, ranks: int | None) -> Manifest:
+    """What is known of the files: rank 0's inputs, outputs, weights and collectives, and each rank's bytes.
+
+    Raises `ConfigError` if they are not one for each rank, and what reading a model file raises.
+    """
+    from ranks import pattern as patterns
+    from sharding.manifest import CollectiveEntry, FileEntry, Manifest, RankEntry
+
+    count = count_files(pattern)
+    if ranks is not None and ranks != count:
+        raise ConfigError(
+            f"{pattern} has the files of {counted(count, 'rank')}, but {ranks} are asked for: leave out "
+            "--ranks, or give a pattern with as many files"
+        )
+    entries, first = [], None
+    for rank in range(count):
+        path = patterns.expand(pattern, rank)
+        model = _read(path)
+        weights = {item.name: _weight(item) for item in model.graph.initializer}
+        held = sum(weight.bytes for weight in weights.values())
+        entries.append(RankEntry(rank, path.name, held, (FileEntry(path.name, path.stat().st_size, ""),)))
+        first = first or (model, weights)
+    assert first is not None
+    model, weights = first
+    names = set(weights)
+    return Manifest(
+        source=FileEntry(pattern.name, 0, ""),
+        world_size=count,
+        ranks=tuple(entries),
+        weights=weights,
+        collectives=tuple(
+            CollectiveEntry(node.op_type, node.input[0] if node.input else "", "", ())
+            for node in model.graph.node
+            if node.domain in {"com.microsoft", "shardrun"} and node.op_type in _COLLECTIVES
+        ),
+        inputs=tuple(_tensor(item) for item in model.graph.input if item.name not in names),
+        outputs=tuple(_tensor(item) for item in model.graph.output),
+        strategy=STRATEGY,
+    )
+
+
+def folder_of(pattern: Path) -> Path | None:
+    """The slice folder whose rank models a pattern names, if these are such."""
+    from ranks import pattern as patterns
+    from sharding.errors import ShardrunError
+    from sharding.manifest import FILE_NAME, read_manifest
+
+    folder = pattern.parent
+    try:
+        if (folder / FILE_NAME).is_file():
+            manifest = read_manifest(folder)
+            if all(patterns.expand(pattern, rank.rank).name == rank.model for rank in manifest.ranks):
+                return folder
+    except ShardrunError:
+        return None  # the rank models may be good all the same
+    return None
+
+
+def _read(path: Path) -> Any:
+    """A rank model without its large weights."""
+    import onnx
+
+    from sharding.errors import ModelError
+    from sharding.protobuf import without_weights
+
+    model = onnx.ModelProto()
+    try:
+        empty = path.stat().st_size == 0
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if empty:
+        raise ModelError(f"{path} is empty; expected an ONNX model.")
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as data,
+        ):
+            model.ParseFromString(without_weights(data))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except Exception as error:  # protobuf's error has another module in each of its implementations
+        raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
+    if not model.graph.output:
+        raise ModelError(f"{path} is not an ONNX model: it has no outputs.")
+    return model
+
+
+def _weight(item: Any) -> WeightEntry:
+    """Type, shape and bytes of an initializer; how it is placed is not known."""
+    from ranks.tensors import element_dtype
+    from sharding.manifest import WeightEntry
+
+    dtype = element_dtype(item.data_type)
+    shape = tuple(int(axis) for axis in item.dims)
+    text = dtype.kind == "O"
+    bits = next((size for size in (4, 2) if dtype.name.endswith(f"int{size}")), 8 * dtype.itemsize)
+    size = 0 if text else -(-math.prod(shape) * bits // 8)
+    return WeightEntry("", "string" if text else dtype.name, shape, size)
+
+
+def _tensor(item: Any) -> TensorEntry:
+    from ranks.tensors import element_dtype
+    from sharding.manifest import TensorEntry
+
+    dtype = element_dtype(item.type.tensor_type.elem_type)
+    shape = tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
+        for axis in item.type.tensor_type.shape.dim
+    )
+    return TensorEntry(item.name, "string" if dtype.kind == "O" else dtype.name, shape)

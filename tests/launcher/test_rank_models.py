@@ -1,0 +1,129 @@
+"""Rank models made elsewhere, named by a pattern: what is known of them, and running them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from launcher import group
+from launcher.errors import ConfigError
+from launcher.rank_models import count_files, folder_of, is_rank_models, open_rank_models
+from ranks.errors import ModelError
+from sharding import slice_model
+from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
+
+
+def save_rank_models(folder: Path) -> Path:
+    """The two halves of y = relu(x @ w0 + b0) @ w1 as another tool would write them; returns the pattern."""
+    whole = onnx.load(save_mlp(folder / "m.onnx"))
+    weights = {item.name: numpy_helper.to_array(item) for item in whole.graph.initializer}
+    for rank in range(2):
+        part = {
+            name: np.split(weights[name], 2, axis)[rank] for name, axis in [("w0", 1), ("b0", 0), ("w1", 0)]
+        }
+        graph = helper.make_graph(
+            [
+                *list(whole.graph.node)[:3],
+                helper.make_node("MatMul", ["h2", "w1"], ["part"]),
+                helper.make_node("AllReduce", ["part"], ["y"], domain="com.microsoft"),
+            ],
+            "half",
+            whole.graph.input,
+            whole.graph.output,
+            [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in part.items()],
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        onnx.save(
+            helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / f"rank_{rank}_model.onnx"
+        )
+    return folder / "rank_{}_model.onnx"
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_rank_models(tmp_path_factory.mktemp("rank models"))
+
+
+def test_what_is_known(pattern: Path) -> None:
+    assert is_rank_models(pattern) and not is_rank_models(pattern.with_name("m.onnx"))
+    manifest = open_rank_models(pattern, None)
+    assert manifest.world_size == count_files(pattern) == 2
+    assert [(item.name, item.dtype, item.shape) for item in manifest.inputs] == [
+        ("x", "float32", ("batch", 8))
+    ]
+    assert [(item.name, item.shape) for item in manifest.outputs] == [("y", ("batch", 6))]
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    assert [rank.weight_bytes for rank in manifest.ranks] == [4 * (8 * 32 + 32 + 32 * 6)] * 2
+    assert folder_of(pattern) is None
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_run(pattern: Path, launcher: str) -> None:
+    done = shardrun(
+        "run", pattern, "--launcher", launcher, "--ranks", 2, "--dim", "batch=3", "--seed", 1, "--verify",
+        "--against", "m.onnx", cwd=pattern.parent,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "collectives per inference  1 AllReduce" in done.stdout and " ok" in done.stdout
+
+
+def test_ranks_that_something_else_started(pattern: Path) -> None:
+    done = shardrun(
+        "run", pattern.name, "--verify", "--against", "m.onnx", cwd=pattern.parent, before=mpirun(2)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tensor's name is:y") == 1
+
+
+def test_scripts(pattern: Path, tmp_path: Path) -> None:
+    done = shardrun("scripts", pattern, "--output", "job", "--dim", "batch=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from tests.launcher.cli_tools import run
+
+    done = run(["job/run_all.sh"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tensor elements num is:12\n" in done.stdout
+
+
+def test_a_group_from_python(pattern: Path) -> None:
+    x = np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)
+    from tests.sharding.lockstep import reference, relative_error
+
+    with group.start(pattern, launcher="local") as ranks:
+        found = ranks.predict({"x": x})["y"]
+    assert relative_error(found, reference(pattern.with_name("m.onnx"), {"x": x})["y"]) <= 1e-4
+
+
+def test_a_pattern_of_slices_is_their_folder(tmp_path: Path) -> None:
+    slice_model(save_mlp(tmp_path / "m.onnx"), 2, tmp_path / "slices")
+    assert folder_of(tmp_path / "slices" / "rank_{}.onnx") == tmp_path / "slices"
+    (tmp_path / "slices" / "manifest.json").write_text("{")
+    assert folder_of(tmp_path / "slices" / "rank_{}.onnx") is None
+    assert open_rank_models(tmp_path / "slices" / "rank_{}.onnx", 2).world_size == 2
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    pattern = save_rank_models(tmp_path)
+    with pytest.raises(ConfigError, match="has the files of 2 ranks, but 3 are asked for"):
+        open_rank_models(pattern, 3)
+    with pytest.raises(ConfigError, match="contradicts the files that fit"):
+        group.start(pattern, ranks=3)
+    done = shardrun("run", pattern, "--verify", cwd=tmp_path)
+    assert done.returncode == 2 and "give it with --against" in done.stderr
+    (tmp_path / "rank_3_model.onnx").write_bytes(b"")
+    with pytest.raises(ConfigError, match="there is no file of rank 2, but one of rank 3"):
+        open_rank_models(pattern, None)
+    (tmp_path / "rank_3_model.onnx").rename(tmp_path / "rank_2_model.onnx")
+    with pytest.raises(ModelError, match=r"rank_2_model\.onnx is empty"):
+        open_rank_models(pattern, None)
+    text = (tmp_path / "rank_1_model.onnx").read_bytes()
+    for size in range(0, len(text), 97):
+        (tmp_path / "rank_2_model.onnx").write_bytes(text[:size])
+        try:
+            open_rank_models(pattern, None)
+        except ModelError as error:
+            assert "rank_2_model.onnx" in str(error)
