@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ranks import pattern
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence
@@ -47,7 +48,7 @@ class Model:
         dec_mode: str = "AES-GCM",
         dec_num_parallel: int = 0,
     ) -> None:
-        """Loads a model: an ONNX file, a rank model, or a slice folder.
+        """Loads a model: an ONNX file, a rank model, a slice folder, or this rank's of ``rank_{}_m.onnx``.
 
         The file's content decides its format; ``model_type`` says what the script expects. ``context``
         defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.api.config` says; the
@@ -62,7 +63,7 @@ class Model:
         context = Context() if context is None else context
         check_isinstance("context", context, Context)
         check_isinstance("config_path", config_path, str)
-        if "\0" in model_path or not Path(model_path).exists():
+        if "\0" in model_path or not (Path(model_path).exists() or pattern.is_pattern(model_path)):
             raise runtime_error(
                 f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}."
             )

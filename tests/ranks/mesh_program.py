@@ -57,6 +57,41 @@ def reshaped(world: Communicator, paths: list[str]) -> dict[str, Any]:
     return {"results": [[a.tolist() for a in model.run({"x": np.array(row, np.float32)})] for row in rows]}
 
 
+class Slow:
+    """A session that takes longer, asleep: it shares no processor with the other ranks."""
+
+    def __init__(self, session: Any, seconds: float) -> None:
+        self._session = session
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        """Computes, and then sleeps."""
+        self._session.run_with_iobinding(binding)
+        time.sleep(self._seconds)
+
+
+def overlapped(world: Communicator, folders: dict[str, list[str]], rows: int) -> dict[str, Any]:
+    """Seconds for a batch in one piece and in several, every row taking a stage the same time."""
+    seconds = {}
+    for micro_batches, paths in folders.items():
+        model = executor.load(paths[world.rank], communicator=world, threads=1)
+        program = model._program._program  # type: ignore[union-attr]  # a schedule's
+        slow = 0.05 * rows / int(micro_batches)
+        program._sessions = [item and Slow(item, slow) for item in program._sessions]
+        feeds = feeds_of(rows)
+        model.run(feeds)
+        model.run(feeds)
+        world.barrier()
+        start = time.monotonic()
+        for _ in range(2):
+            model.run(feeds)
+        seconds[micro_batches] = (time.monotonic() - start) / 2
+    return {"seconds": seconds}
+
+
 def main() -> None:
     folder, scenario, options = sys.argv[1:]
     world = group.join()

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launcher.group import PredictError, start
 from sharding.mesh import Mesh
 from tests.ranks import worlds
 from tests.ranks.mesh_models import feeds_of, save_mesh
 from tests.ranks.rank_models import model, node, save, value
 from tests.ranks.test_collectives import launcher, need
-from tests.ranks.test_mesh import close, reference
+from tests.ranks.test_mesh import _gathering, close, reference
 
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 BACKENDS = ["shm", "mpi", "gloo"]
@@ -57,6 +58,37 @@ def test_equals_the_whole_model(backend: str, sizes: dict[str, int], tmp_path: P
         for results, right in zip(ended.reports["results"], wanted, strict=True):
             for found, array in zip(results, right, strict=True):
                 assert close(np.array(found, np.float32).reshape(array.shape), array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stages_work_at_the_same_time(backend: str, tmp_path: Path) -> None:
+    """Two stages that sleep, four micro-batches: 5 of 8 units of time."""
+    need(backend)
+    mesh, folders = Mesh.of(pipeline=2), {}
+    for micro_batches in (1, 4):
+        (tmp_path / str(micro_batches)).mkdir()
+        files = save_mesh(mesh, tmp_path / str(micro_batches), micro_batches=micro_batches)
+        folders[str(micro_batches)] = [str(file) for file in files]
+    world = worlds.run(
+        backend, 2, "overlapped", launcher=launcher(backend), program=PROGRAM, folders=folders, rows=4
+    )
+    for ended in world.ranks:
+        assert ended.reports.get("finished"), ended.errors
+    seconds = world.ranks[0].reports["seconds"]
+    assert seconds["4"] < 0.8 * seconds["1"], seconds
+
+
+def test_a_serving_group_outlives_an_input_that_one_stage_cannot_compute(tmp_path: Path) -> None:
+    for rank, path in enumerate(_gathering(Mesh.of(pipeline=2), tmp_path)):
+        path.rename(tmp_path / f"rank_{rank}_lookup.onnx")
+    with start(str(tmp_path / "rank_{}_lookup.onnx"), ranks=2) as serving:
+        assert serving.inputs[0].shape == ("batch",)
+        before = serving.predict({"i": np.array([4, 1, 3])})["y"]
+        assert np.array_equal(before, -np.arange(20, dtype=np.float32).reshape(5, 4)[[4, 1, 3]])
+        for _ in range(2):
+            with pytest.raises(PredictError, match="idx=99 must be within"):
+                serving.predict({"i": np.array([4, 99, 3])})
+            assert np.array_equal(serving.predict({"i": np.array([4, 1, 3])})["y"], before)
 
 
 @pytest.mark.parametrize("who", [0, 3])
