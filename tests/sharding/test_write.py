@@ -223,9 +223,9 @@ def test_a_streamed_part_is_the_cut_of_the_whole(
     targets = [
         (f"{rank}", layout.part_of("w", where, rank)) for where in (placement, other) for rank in range(4)
     ]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as reader:
         files = {f"{rank}": stream.HashedFile(tmp_path / f"{rank}", pool) for rank in range(4)}
-        stream.Writer(files, 4, lambda _: None).weight(weight, targets)
+        stream.Writer(files, 4, lambda _: None, reader).weight(weight, targets)
     for rank in range(4):
         expected = b""
         for where in (placement, other):
