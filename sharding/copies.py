@@ -43,7 +43,8 @@ def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
         for _ in range(ROUNDS):
             more = set(lengths)
             for view in views:
-                for option in options_with_copies(view, copies):
+                own = [option for option in RULES[view.domain, view.op_type](view) if _has_copies(option)]
+                for option in own or options_with_copies(view, copies):
                     more |= _connected(view, option, lengths)
             if more == lengths:
                 break
@@ -73,11 +74,17 @@ def _connected(view: NodeView, option: Option, lengths: set[int]) -> set[int]:
     return {length for length in split if isinstance(length, int)} if related else set()
 
 
+def _has_copies(option: Option) -> bool:
+    return any(isinstance(p, Split) and p.copies > 1 for p in (*option.inputs, *option.outputs))
+
+
 def _split_lengths(view: NodeView, option: Option) -> set[Dim]:
+    """The lengths of the axes that an option splits; of a rule that knows copies itself, with copies."""
     shapes = (*view.shapes, *view.output_shapes)
+    least = 2 if _has_copies(option) else 1
     found: set[Dim] = set()
     for placement, shape in zip((*option.inputs, *option.outputs), shapes, strict=False):
-        if isinstance(placement, Split):
+        if isinstance(placement, Split) and placement.copies >= least:
             known = shape is not None and placement.axis < len(shape)
             found.add(shape[placement.axis] if known and shape is not None else None)
     return found
@@ -123,6 +130,7 @@ class _Group:
     def __init__(self, emitter: Any, copies: int) -> None:
         self.emitter = emitter
         self.rank, self.world = emitter.rank // copies, emitter.world // copies
+        self.version: int = emitter.version
 
     def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         return list(self.emitter.copy(inputs, **attributes))

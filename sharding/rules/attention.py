@@ -30,8 +30,8 @@ _COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")
 
 def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Any]:
     """The node with the attributes that count heads divided by the number of ranks."""
-    changed: dict[str, Any] = {
-        name: int(node.attributes[name]) // e.world for name in _COUNTS if node.attributes.get(name)
+    changed: dict[str, Any] = {  # fewer key/value heads than ranks: one on each
+        name: max(1, int(node.attributes[name]) // e.world) for name in _COUNTS if node.attributes.get(name)
     }
     sizes = node.attributes.get("qkv_hidden_sizes")
     if sizes:
@@ -49,6 +49,20 @@ def _broadcast_part(shape: Shape | None, axis: int, length: Dim) -> Split | bool
     if len(shape) < -axis or shape[axis] == 1:
         return None
     return Split(len(shape) + axis) if shape[axis] == length else False
+
+
+def _copies(node: NodeView, heads: Dim, pairs: Dim) -> int | None:
+    """With how many copies key/value heads are cut where the query heads are cut over all ranks.
+
+    1 where the ranks divide both; more where the ranks are a multiple of the key/value heads, so that all
+    query heads of a rank share one; None where heads cannot be cut so.
+    """
+    if not node.divisible(heads):
+        return None
+    if node.divisible(pairs):
+        return 1
+    short = isinstance(pairs, int) and pairs > 1 and node.world % pairs == 0
+    return node.world // pairs if short and isinstance(pairs, int) else None
 
 
 def _outputs(node: NodeView, placements: Sequence[Placement]) -> list[Placement]:
@@ -81,13 +95,15 @@ def attention(node: NodeView) -> list[Option]:
     heads = query[1] if four else int(node.attributes.get("q_num_heads", 0))
     pairs = key[1] if four else int(node.attributes.get("kv_num_heads", 0))
     options: list[Option] = []
-    if node.divisible(heads) and node.divisible(pairs):
-        own, cache = Split(1 if four else 2), Split(1)
-        parts = _present(node, {0: own, 1: own, 2: own, 4: cache, 5: cache})
+    copies = _copies(node, heads, pairs)
+    if copies is not None:
+        own, cache = Split(1 if four else 2), Split(1, copies=copies)
+        shared = Split(own.axis, copies=copies)
+        parts = _present(node, {0: own, 1: shared, 2: shared, 4: cache, 5: cache})
         whole = _with_broadcast(node, parts, 3, -3, heads)
         if whole is not None:
             emit = partial(divided_counts, node) if node.attributes.get("q_num_heads") else None
-            options.append(option(node, whole, _outputs(node, [own, cache, cache, cache]), emit))
+            options.append(option(node, whole, _outputs(node, [own, cache, cache, Split(1)]), emit))
     if node.divisible(query[0]):
         first = Split(0)
         parts = _present(node, dict.fromkeys((0, 1, 2, 4, 5, 6), first))
@@ -265,12 +281,13 @@ def group_query_attention(node: NodeView) -> list[Option]:
     ):
         return []
     options: list[Option] = []
-    cache = Split(1)
-    if node.divisible(heads) and node.divisible(pairs):
+    copies = _copies(node, heads, pairs)
+    if copies is not None and (copies == 1 or not packed):
+        cache = Split(1, copies=copies)
         parts = _present(node, {3: cache, 4: cache, 11: Split(0)})
         emit: Any = partial(divided_counts, node)
         if not packed:
-            parts |= dict.fromkeys((0, 1, 2), Split(2))
+            parts |= {0: Split(2), **dict.fromkeys((1, 2), Split(2, copies=copies))}
         elif heads == pairs:
             parts[0] = Split(2, 3)
         else:
@@ -280,7 +297,7 @@ def group_query_attention(node: NodeView) -> list[Option]:
         if whole is not None and (
             not packed or (isinstance(width, int) and width % (heads + 2 * pairs) == 0)
         ):
-            outputs = _outputs(node, [Split(2), cache, cache, cache])
+            outputs = _outputs(node, [Split(2), cache, cache, Split(1)])
             options.append(option(node, whole, outputs, emit))
     positions = dim(shape_of(node, 9), 0)
     if node.divisible(query[0]) and (absent(node, 9) or positions == query[0]):

@@ -133,3 +133,31 @@ def test_only_graphs_with_axes_that_are_too_short_get_them(tmp_path: Path) -> No
     assert {2, 32, 8} <= lengths(4, 2)[2]
     assert lengths(8, 2).keys() == {4}
     assert lengths(6, 2).keys() == {3, 4} or lengths(6, 2).keys() == {3}
+
+
+@pytest.mark.parametrize("cache", [False, True], ids=["plain", "cache"])
+@pytest.mark.parametrize("operator", ["GroupQueryAttention", "Attention"])
+def test_fused_attention_with_fewer_key_heads_than_ranks(operator: str, cache: bool) -> None:
+    """Queries are cut over all ranks; keys and values, and their cache, by group."""
+    batch, length, size, past = 2, 3, 16, 4
+    query = graphs.array(batch, length, 8 * size)
+    key, value = (graphs.array(batch, length, 2 * size, seed=seed) for seed in (1, 2))
+    caches = [graphs.array(batch, 2, past if cache else 0, size, seed=seed) for seed in (3, 4)]
+    if operator == "GroupQueryAttention":
+        total = past + length if cache else length
+        ends = np.full(batch, total - 1, np.int32)
+        inputs = [query, key, value, *(caches if cache else [None, None]), ends, np.asarray(total, np.int32)]
+        if cache:  # more than one new token per row would have to be the first ones
+            inputs[:3] = [query[:, :1], key[:, :1], value[:, :1]]
+            inputs[5:7] = [np.full(batch, past, np.int32), np.asarray(past + 1, np.int32)]
+        counts = {"num_heads": 8, "kv_num_heads": 2}
+        case = proof.Case(operator, inputs, counts, opset=1, outputs=3, domain=proof.MICROSOFT)
+    else:
+        counts = {"q_num_heads": 8, "kv_num_heads": 2}
+        inputs = [query, key, value, None, *caches] if cache else [query, key, value]
+        case = proof.Case(operator, inputs, counts, opset=23, outputs=3 if cache else 1)
+    if not proof.runnable(case):
+        pytest.skip("the installed ONNX Runtime does not run Attention of opset 23")
+    options = proof.prove(case, 4)
+    shared = Split(2, copies=2)
+    assert any(option.inputs[:3] == (Split(2), shared, shared) for option in options)
