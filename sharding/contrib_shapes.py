@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"
-FLOAT, INT32 = 1, 6
+FLOAT, UINT8, INT32 = 1, 2, 6
 """Element types as onnx numbers them."""
 
 Shape = tuple[Dim, ...]
@@ -216,6 +216,20 @@ def _half(node: _Node) -> Dim:
     return width // 2 if isinstance(width, int) else None
 
 
+def _gather_block(node: _Node) -> Found:
+    """The dequantized rows: two 4-bit numbers share a byte of an 8-bit table."""
+    table, indices = node.shape(0), node.shape(1)
+    if table is None or indices is None or not table:
+        return [(node.type(2), None)]
+    axis = node.number("gather_axis") % len(table)
+    lengths = list(table)
+    blocked = node.number("quantize_axis", 1) % len(table)
+    length = lengths[blocked]
+    if node.type(0) == UINT8 and node.number("bits", 4) == 4:
+        lengths[blocked] = 2 * length if isinstance(length, int) else None
+    return [(node.type(2), (*lengths[:axis], *indices, *lengths[axis + 1 :]))]
+
+
 def _as_scale(node: _Node) -> Found:
     return [(node.type(1), node.shape(0))]
 
@@ -248,5 +262,6 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): _decoder_masked,
     (MICROSOFT, "GroupQueryAttention"): _group_query,
     (MICROSOFT, "DequantizeLinear"): _as_scale,
+    (MICROSOFT, "GatherBlockQuantized"): _gather_block,
 }
 """By domain and operator."""

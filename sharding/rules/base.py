@@ -59,6 +59,8 @@ class Emitter(Protocol):
 
     rank: int
     world: int
+    version: int
+    """Version of the default opset, whatever the node's domain."""
 
     def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         """The node itself with these inputs; keyword arguments replace attributes. Returns its outputs."""

@@ -16,6 +16,7 @@ from sharding.rules.common import (
     int64,
     option,
     partial_option,
+    shape_of,
     splits,
     summable,
 )
@@ -44,17 +45,23 @@ def gather(node: NodeView) -> list[Option]:
         options.append(option(node, {1: split}, Split(axis + split.axis, split.blocks)))
     vocabulary = table[axis]
     if isinstance(vocabulary, int) and node.divisible(vocabulary) and summable(node.dtypes[0]):
-        emit = partial(_emit_masked, node, vocabulary // node.world, len(table) - axis - 1)
+        emit = partial(_emit_masked, node, axis, node.dtypes[0])
         options.append(option(node, {0: Split(axis)}, PARTIAL, emit))
     return options + partial_option(node)
 
 
-def _emit_masked(node: NodeView, rows: int, trailing: int, e: Emitter, values: Values) -> list[Any]:
+def _emit_masked(
+    node: NodeView, axis: int, kind: np.dtype[Any] | None, e: Emitter, values: Values
+) -> list[Any]:
     """Rank r holds rows r * rows to (r + 1) * rows; negative indices count from the end."""
-    kind = node.dtypes[1] or np.dtype(np.int64)
+    table = node.shapes[0] or ()
+    vocabulary, trailing = table[axis], len(table) - axis - 1
+    assert isinstance(vocabulary, int)
+    rows = vocabulary // e.world
+    whole = node.dtypes[1] or np.dtype(np.int64)
 
     def number(value: int) -> Any:
-        return e.constant(np.asarray(value, dtype=kind))
+        return e.constant(np.asarray(value, dtype=whole))
 
     indices = values[1]
     negative = e.op("Less", [indices, number(0)])[0]
@@ -63,18 +70,60 @@ def _emit_masked(node: NodeView, rows: int, trailing: int, e: Emitter, values: V
     low = e.op("Less", [local, number(0)])[0]
     high = e.op("Less", [number(rows - 1), local])[0]
     outside = e.op("Or", [low, high])[0]
-    found = e.copy([values[0], e.op("Where", [outside, number(0), local])[0]])[0]
+    found = e.copy([values[0], e.op("Where", [outside, number(0), local])[0], *values[2:]])[0]
     if trailing:
         outside = _append_axes(node, e, outside, trailing)
-    return e.op("Where", [outside, e.constant(np.zeros((), dtype=node.dtypes[0])), found])
+    return e.op("Where", [outside, e.constant(np.zeros((), dtype=kind)), found])
 
 
 def _append_axes(node: NodeView, e: Emitter, value: Any, count: int) -> Any:
     rank = len(node.shapes[1] or ())
     axes = list(range(rank, rank + count))
-    if node.version < 13:
+    if e.version < 13:
         return e.op("Unsqueeze", [value], axes=axes)[0]
     return e.op("Unsqueeze", [value, int64(e, axes)])[0]
+
+
+@rule("GatherBlockQuantized", domain="com.microsoft")
+def gather_block_quantized(node: NodeView) -> list[Option]:
+    """A table, indices, one scale per block of ``quantize_axis``, zero points; the output is dequantized.
+
+    As Gather. Two 4-bit numbers share a byte of an 8-bit table, and then of the zero points too: a rank holds
+    whole bytes and whole blocks.
+    """
+    table, indices, scales, points = (shape_of(node, i) for i in range(4))
+    if table is None or indices is None or scales is None or len(scales) != len(table):
+        return []
+    axis = axis_attribute(node, 0, len(table), "gather_axis")
+    blocked = axis_attribute(node, 1, len(table), "quantize_axis")
+    if axis is None or blocked is None or (points is None and not absent(node, 3)):
+        return []
+    bits, kind = int(node.attributes.get("bits", 4)), node.dtypes[0]
+    packed = 2 if bits == 4 and kind is not None and kind.name == "uint8" else 1
+    held = [0, 2, *([3] if points is not None else [])]
+    options = []
+    for split in splits(node, table):
+        if split.axis == axis:
+            continue
+        if split.axis == blocked:
+            size, count = int(node.attributes.get("block_size", 128)), scales[blocked]
+            whole = isinstance(count, int) and table[blocked] == count * size // packed
+            if not whole or not node.divisible(count, split.blocks * (packed if points is not None else 1)):
+                continue
+        out_axis = split.axis if split.axis < axis else split.axis - 1 + len(indices)
+        options.append(option(node, dict.fromkeys(held, split), Split(out_axis, split.blocks)))
+    for split in splits(node, indices):
+        options.append(option(node, {1: split}, Split(axis + split.axis, split.blocks)))
+    vocabulary = table[axis]
+    if (
+        axis != blocked
+        and isinstance(vocabulary, int)
+        and node.divisible(vocabulary)
+        and summable(node.dtypes[2])
+    ):
+        emit = partial(_emit_masked, node, axis, node.dtypes[2])
+        options.append(option(node, dict.fromkeys(held, Split(axis)), PARTIAL, emit))
+    return options
 
 
 @rule("GatherElements")

@@ -117,7 +117,8 @@ class GraphEmitter:
         self.case, self.rank, self.world = case, rank, world
         self._prefix, self._nodes, self._initializers = prefix, nodes, initializers
         self._count = 0
-        self.version, self.node, self.moving = case.opset, None, None
+        self.version = 17 if case.domain else case.opset
+        self.node = self.moving = None
 
     def _name(self) -> str:
         self._count += 1

@@ -20,6 +20,7 @@ EXTRA: dict[str, Set[str]] = {
     "MatMulInteger": {"split->partial", "blocks->partial", "blocks->blocks"},
     "MatMulInteger16": {"split->partial"},
     "ConvInteger": {"split->partial", "blocks->partial", "blocks->blocks"},
+    "GatherBlockQuantized": {"split->partial"},
     "QGemm": {"split->partial"},
     "QLinearConcat": {"split->blocks"},
 }
@@ -244,4 +245,20 @@ def _contributed() -> list[Case]:
     ]
 
 
-CASES = [*_linear(), *_products(), *_convolutions(), *_contributed()]
+def _tables() -> list[Case]:
+    ids = _random.integers(0, 36, (2, 12))
+    four = np.dtype(ml_dtypes.uint4)
+    table = Const(_random.integers(0, 16, (36, 192)).astype(four))
+    points = Const(_random.integers(0, 16, (36, 12)).astype(four))
+    scales, packed = _per(36, 12), Const(u8(36, 96))
+    last: dict[str, Any] = {"gather_axis": 0, "quantize_axis": 1, "block_size": 16}
+    return [
+        _contrib("GatherBlockQuantized", [table, ids, scales, points], last, block_counts={192: (2,)}),
+        _contrib("GatherBlockQuantized", [table, ids.astype(np.int32), scales], last),
+        _contrib("GatherBlockQuantized", [packed, ids, scales, Const(u8(36, 6))], {**last, "bits": 4}),
+        _contrib("GatherBlockQuantized", [packed, ids - 36, scales], {**last, "bits": 4}),
+        _contrib("GatherBlockQuantized", [Const(u8(36, 192)), ids, scales], {**last, "bits": 8}),
+    ]
+
+
+CASES = [*_tables(), *_linear(), *_products(), *_convolutions(), *_contributed()]
