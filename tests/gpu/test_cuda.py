@@ -19,8 +19,10 @@ from launcher import start
 from ranks import executor
 from ranks.errors import DeviceError
 from sharding import slice_model
+from sharding.mesh import Mesh
 from tests.ranks import worlds
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.mesh_models import feeds_of, save_mesh, whole
 from tests.ranks.rank_models import joined, model, node, random_models, save, value
 from tests.ranks.test_executor import by_value, mlp, mlps, reference, rows
 
@@ -212,6 +214,45 @@ def test_a_group_on_gpus(tmp_path: Path) -> None:
             assert group.stats[0].backend == "nccl"
         for _ in range(3):
             assert_near([group.predict({"x": x})["y"]], expected)
+
+
+@pytest.mark.parametrize("sizes", [{"pipeline": 2}, {"data": 2, "pipeline": 2, "tensor": 2}], ids=str)
+def test_a_mesh_on_one_gpu(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Stages, data rows and micro-batches; shapes that are announced cross as device buffers."""
+    mesh = Mesh.of(**sizes)
+    feeds = [feeds_of(count, seed) for seed, count in enumerate([6, 6, 1, 6, 0, 5])]
+    found = run_on_one_gpu(save_mesh(mesh, tmp_path, micro_batches=2), feeds)
+    session = ort.InferenceSession(whole(2).SerializeToString(), providers=["CPUExecutionProvider"])
+    for by_rank, feed in zip(found, feeds, strict=True):
+        for outputs in by_rank:
+            assert_near(outputs, session.run(None, feed))
+
+
+def test_a_mesh_over_nccl(tmp_path: Path) -> None:
+    """A rank on each device; groups of their own along the mesh's axes."""
+    import torch
+
+    count = 4 if torch.cuda.device_count() >= 4 else 2
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs a CUDA device per rank, and this machine has one")
+    mesh = Mesh.of(pipeline=2, tensor=count // 2)
+    paths, batches = save_mesh(mesh, tmp_path, micro_batches=2), [6, 6, 1, 5]
+    program = Path(worlds.__file__).with_name("mesh_program.py")
+    world = worlds.run(
+        "auto",
+        count,
+        "computed",
+        program=program,
+        paths=[str(path) for path in paths],
+        batches=batches,
+        device="cuda",
+    )
+    session = ort.InferenceSession(whole(2).SerializeToString(), providers=["CPUExecutionProvider"])
+    for ended in world.ranks:
+        assert ended.status == 0 and ended.reports["backend"] == "nccl", ended.errors
+        for seed, (rows_, results) in enumerate(zip(batches, ended.reports["results"], strict=True)):
+            for array, right in zip(results, session.run(None, feeds_of(rows_, seed)), strict=True):
+                assert_near(np.array(array, np.float32).reshape(right.shape), right)
 
 
 def test_nccl() -> None:

@@ -22,9 +22,15 @@ from ranks.errors import PeerLostError, ShardrunError
 from tests.ranks.mesh_models import feeds_of
 
 
-def computed(world: Communicator, paths: list[str], batches: list[int]) -> dict[str, Any]:
-    """Every output of every batch."""
-    model = executor.load(paths[world.rank], communicator=world, threads=1)
+def computed(
+    world: Communicator, paths: list[str], batches: list[int], device: str = "cpu"
+) -> dict[str, Any]:
+    """Every output of every batch; on the devices that NCCL joins, if asked for."""
+    providers = ["CPUExecutionProvider"]
+    if device == "cuda":
+        world = group.join(device=device)
+        providers = ["CUDAExecutionProvider"]
+    model = executor.load(paths[world.rank], communicator=world, threads=1, providers=providers)
     results = [
         [array.tolist() for array in model.run(feeds_of(rows, seed))] for seed, rows in enumerate(batches)
     ]

@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks import executor
+from ranks import assembly, executor
 from ranks.buffers import HostMemory
 from ranks.collectives.base import Communicator
 from ranks.cuda import CudaMemory, _torch_types, on_device
 from ranks.errors import DeviceError
 from ranks.session import SessionConfig
+from sharding.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.mesh_models import feeds_of, save_mesh
 from tests.ranks.rank_models import random_models, save
 from tests.ranks.test_executor import assert_close, by_value, reference, rows
+from tests.ranks.test_mesh import close
+from tests.ranks.test_mesh import reference as mesh_reference
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -57,13 +61,8 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory(communicator: Communicator | None, config: SessionConfig) -> CudaMemory:
         return CpuTensors()
 
-    load = executor._load_cut
-
-    def load_cut(file: Path, model: Any, communicator: Communicator, config: SessionConfig) -> Any:
-        return load(file, model, on_device(communicator, CpuTensors()), config)
-
-    monkeypatch.setattr(executor, "_memory", memory)
-    monkeypatch.setattr(executor, "_load_cut", load_cut)
+    monkeypatch.setattr(assembly, "_memory", memory)
+    monkeypatch.setattr(assembly, "_on_memory", on_device)
 
 
 def run_all(paths: Sequence[Path], feeds: Sequence[dict[str, np.ndarray]]) -> list[Any]:
@@ -91,6 +90,17 @@ def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
     models = [by_value(rank) for rank in range(2)]
     feeds = rows(6, 6, 6, 6, 2, 2, 6)
     assert_close(run_all(save(models, tmp_path), feeds), reference(models, feeds))
+
+
+@pytest.mark.usefixtures("tensors")
+@pytest.mark.parametrize("sizes", [{"pipeline": 2}, {"data": 2, "pipeline": 2, "tensor": 2}], ids=str)
+def test_a_mesh_on_tensors(sizes: dict[str, int], tmp_path: Path) -> None:
+    mesh = Mesh.of(**sizes)
+    feeds = [feeds_of(rows, seed) for seed, rows in enumerate([6, 6, 1, 6, 0, 5])]
+    wanted = [mesh_reference(2, feed) for feed in feeds]
+    for found, right in zip(run_all(save_mesh(mesh, tmp_path, micro_batches=2), feeds), wanted, strict=True):
+        for outputs in found:
+            assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int8", "bool"])
