@@ -53,7 +53,7 @@ def whole(stages: int) -> onnx.ModelProto:
     return model(nodes, INPUTS, [value(name, None) for name, _ in _outputs(stages)], _weights(stages))
 
 
-def stage_model(mesh: Mesh, rank: int, *, micro_batches: int = 1, announce: int = 1) -> onnx.ModelProto:
+def stage_model(mesh: Mesh, rank: int, *, micro_batches: int = 1) -> onnx.ModelProto:
     """What this rank runs: its stage's block, the hidden units split over the tensor group."""
     place, stages, parts = mesh.coordinates(rank), mesh.length("pipeline"), mesh.length("tensor")
     stage, share = place["pipeline"], HIDDEN // parts
@@ -62,9 +62,7 @@ def stage_model(mesh: Mesh, rank: int, *, micro_batches: int = 1, announce: int 
     nodes, here, names = [], "x", [name for name, home in _outputs(stages) if home == stage]
     if stage:
         here = f"h{stage - 1}"
-        nodes.append(
-            node("Recv", [], [here], peer=stage - 1, dtype=FLOAT, announce=announce, shape=[-1, WIDTH])
-        )
+        nodes.append(node("Recv", [], [here], peer=stage - 1, dtype=FLOAT, announce=1, shape=[-1, WIDTH]))
     nodes += [
         node("Transpose", ["mask"], ["rows"]),
         node("MatMul", [here, f"up{stage}"], [f"u{stage}"]),
@@ -82,7 +80,7 @@ def stage_model(mesh: Mesh, rank: int, *, micro_batches: int = 1, announce: int 
             node("Transpose", ["y"], ["t"]),
         ]
     else:
-        nodes.append(node("Send", [f"h{stage}"], [], peer=stage + 1, announce=announce))
+        nodes.append(node("Send", [f"h{stage}"], [], peer=stage + 1, announce=1))
     own = {
         f"up{stage}": np.ascontiguousarray(weights[f"up{stage}"][:, mine]),
         f"down{stage}": np.ascontiguousarray(weights[f"down{stage}"][mine]),

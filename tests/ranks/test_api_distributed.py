@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 import sharding
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
 from tests.launcher.cli_tools import mpirun, run
 from tests.ranks import api_models
 
@@ -93,6 +95,17 @@ def test_tutorial_started_by_shardrun(fixed: Sliced, tmp_path: Path) -> None:
     done = run([*command, "--model_path", fixed.by_hand], tmp_path)
     assert done.returncode == 0, done.stderr
     check_tutorial_output("\n".join(line.split("] ")[-1] for line in done.stdout.splitlines()), fixed.whole)
+
+
+def test_tutorial_on_slices_of_a_batch(tmp_path: Path) -> None:
+    """Rows of the batch instead of parts of weights; the program is the same."""
+    whole = api_models.linear(tmp_path / "big.onnx", "batch", width=512)
+    options = SliceOptions(mesh=Mesh.of(data=2), micro_batches=2)
+    sharding.slice_model(whole, 2, tmp_path / "slices", options=options)
+    command = [*EXEC, "--ranks", "2", "--launcher", "local", EXAMPLES / "distributed_mpirun.py"]
+    done = run([*command, "--model_path", tmp_path / "slices"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_tutorial_output("\n".join(line.split("] ")[-1] for line in done.stdout.splitlines()), whole)
 
 
 def by_hand(paths: list[str], config_file: Path) -> list[str]:
