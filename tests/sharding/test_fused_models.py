@@ -85,7 +85,7 @@ def _bert(path: Path) -> Path:
     config._attn_implementation = "eager"
     bert = transformers.BertModel(config, add_pooling_layer=False).eval()
 
-    class Encoder(torch.nn.Module):
+    class Encoder(torch.nn.Module):  # type: ignore[misc, name-defined]  # imported only here
         def __init__(self) -> None:
             super().__init__()
             self.bert = bert
@@ -175,7 +175,7 @@ def _llama(path: Path, *, packed: bool = False, outside: bool = False) -> Path:
     total = net.op("Gather", net.weight(VOCABULARY, WIDTH, scale=0.5), ids, domain="")
     ones = net.constant(np.ones(WIDTH, np.float32))
     x = net.op("SimplifiedLayerNormalization", total, ones, domain="", axis=-1, epsilon=1e-5)
-    counts = {"num_heads": HEADS, "kv_num_heads": PAIRS}
+    counts: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": PAIRS}
     for layer in range(LAYERS):
         cache = (TensorProto.FLOAT, "batch", PAIRS, "past", SIZE)
         past = [net.input(f"past_{layer}_{kind}", *cache) for kind in ("key", "value")]
