@@ -1,10 +1,10 @@
 """A rank model's weights and collectives by layer, for people to look at.
 
 Layers are found by name: exporters name weights after the module that holds them, as in
-``encoder.layer.3.attention.query.weight``, and the first number in a name numbers the layers. Where a weight has no
-such name (exporters transpose weights and number them), the node that reads it tells: its scope, which exporters write
-into its name or its metadata. What says nothing, and every collective, belongs to the layer last met in order of
-execution.
+``encoder.layer.3.attention.query.weight``, and the first number in a name numbers the layers. Where a weight
+has no such name (exporters transpose weights and number them), the node that reads it tells: its scope, which
+exporters write into its name or its metadata. What says nothing, and every collective, belongs to the layer
+last met in order of execution.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Used:
 
 @dataclass
 class Layer:
-    """The names of a layer's weights, each where it is first read, and its collectives, by number in order."""
+    """The names of a layer's weights, each where it is first read, and its collectives by number."""
 
     name: str
     weights: list[str] = field(default_factory=list)
@@ -68,8 +68,8 @@ def layer_of(weight: str) -> str | None:
 def scope_of(name: str, metadata: Mapping[str, str]) -> str:
     """The module that a node comes from, as torch's exporters tell it.
 
-    The newer one writes a list of enclosing scopes into the metadata, the operation last; the older one names a node
-    ``/encoder/layer.3/attention/MatMul``.
+    The newer one writes a list of enclosing scopes into the metadata, the operation last; the older one names
+    a node ``/encoder/layer.3/attention/MatMul``.
     """
     scopes = metadata.get(SCOPES, "")
     if len(scopes) < MAX_SCOPES and (parts := _QUOTED.findall(scopes)):

@@ -1,0 +1,247 @@
+"""``shardrun inspect``: what a model or a slice folder holds, and what slicing would do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.commands.options import ABSENT, add_slicing, whole
+from launcher.errors import ConfigError
+from launcher.job import MAX_RANKS, parse_dims
+from launcher.slicing import slicing_of
+
+if TYPE_CHECKING:
+    from launcher.forecast import Forecast
+    from launcher.inspection import Inspection, Tensor
+    from launcher.model_summary import ModelSummary
+
+HELP = "show a model, a plan or a slice folder"
+DESCRIPTION = """\
+Shows what a model holds: inputs, outputs, weights, operators. Of a slice folder, or with --ranks, the plan:
+per layer what each rank holds and where ranks talk; -v adds every weight's placement. --html draws it on a
+page of its own. --world predicts memory per rank and bytes per inference for several numbers of ranks without
+slicing."""
+EPILOG = """\
+examples:
+  shardrun inspect model.onnx
+  shardrun inspect model.onnx --ranks 4 --html plan.html
+  shardrun inspect slices -v
+  shardrun inspect model.onnx --world 8,16,64 --dim batch=4 --dim sequence=2048
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("model", metavar="MODEL.onnx|DIR", type=Path)
+    parser.add_argument(
+        "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT, help="plan for N ranks"
+    )
+    parser.add_argument(
+        "--world",
+        metavar="N,N,...",
+        type=_worlds,
+        help="predict bytes per rank and per inference for these many ranks",
+    )
+    parser.add_argument(
+        "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=[],
+        help="length of a symbolic dimension in figures of bytes (default: 1 for a batch, 64 for others)",
+    )  # fmt: skip
+    parser.add_argument("--html", metavar="FILE", type=Path, help="draw the plan on one self-contained page")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    add_slicing(parser)
+
+
+def _worlds(text: str) -> list[int]:
+    one = whole(1, MAX_RANKS)
+    return [one(part.strip()) for part in text.split(",")]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, predicts, draws, prints."""
+    dims = parse_dims(args.dims)
+    slicing = slicing_of(vars(args))
+    slicing.check(getattr(args, "ranks", None))
+    planned = args.model.is_dir() or "ranks" in args or slicing.ranks() is not None
+    if args.html is not None and not planned:
+        raise ConfigError(
+            "--html draws a plan: say for how many ranks with --ranks N, or give a slice folder"
+        )
+    if args.world is not None and (planned or args.html is not None):
+        raise ConfigError(
+            "--world is for a model that is not sliced and excludes --ranks, --mesh, --plan and --html"
+        )
+    if args.world is not None:
+        return _print_forecasts(args, dims)
+    if not planned:
+        return _print_model(args)
+    inspection = _inspection(args, dims)
+    if args.html is not None:
+        _write_page(args.html, inspection)
+    if args.json:
+        json.dump(inspection.to_json(), sys.stdout, indent=1, ensure_ascii=False)
+        print()
+    else:
+        print_inspection(inspection, weights=args.verbose > 0)
+    if args.html is not None and not args.json:
+        print(f"wrote {args.html}")
+    return 0
+
+
+def _inspection(args: argparse.Namespace, dims: dict[str, int]) -> Inspection:
+    from launcher.inspection import of_plan, of_slices
+
+    if args.model.is_dir():
+        from launcher.model import open_slices
+
+        return of_slices(args.model, open_slices(args.model, getattr(args, "ranks", None)), dims)
+    from sharding.plan import plan_model
+
+    slicing = slicing_of(vars(args))
+    ranks = getattr(args, "ranks", None) or slicing.ranks()
+    assert ranks is not None, "run() plans only where something says the number of ranks"
+    return of_plan(plan_model(args.model, ranks, options=slicing.options()), dims)
+
+
+def _write_page(path: Path, inspection: Inspection) -> None:
+    from launcher.files import write_file
+    from launcher.page import render
+
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--html {path}: expected the name of a file in a folder that exists")
+    write_file(path, render(inspection).encode(), "plan")
+
+
+def _print_model(args: argparse.Namespace) -> int:
+    from launcher.model_summary import summarize
+
+    summary = summarize(args.model)
+    if args.json:
+        json.dump(summary.to_json(), sys.stdout, indent=1, ensure_ascii=False)
+        print()
+    else:
+        print_model(summary, limit=None if args.verbose else 10)
+    return 0
+
+
+def print_model(summary: ModelSummary, limit: int | None) -> None:
+    """Prints a model's summary; ``limit``: how many weights and operators are listed."""
+    from launcher.report import counted, human_bytes, print_table
+
+    opsets = ", ".join(f"{domain} {version}" for domain, version in summary.opsets.items())
+    facts = [
+        ("IR version", str(summary.ir_version)),
+        ("opsets", opsets),
+        ("made by", summary.producer or "?"),
+        ("weights", f"{len(summary.weights)} of {human_bytes(summary.bytes)}"),
+        ("nodes", f"{sum(summary.operators.values())} of {counted(len(summary.operators), 'operator')}"),
+    ]
+    if summary.functions:
+        facts.append(("functions", str(summary.functions)))
+    if summary.annotated:
+        facts.append(("device configurations", ", ".join(summary.annotated)))
+    print_table(["", "model"], facts, "ll", title=str(summary.path))
+    print()
+    print_signature(summary.inputs, summary.outputs)
+    print()
+    rows = [
+        [n, dtype, str(list(shape)), human_bytes(size)] for n, dtype, shape, size in summary.weights[:limit]
+    ]
+    print_table(["largest weights" if limit else "weights", "type", "shape", "bytes"], rows, "lllr")
+    print()
+    operators = list(summary.operators.items())[:limit]
+    print_table(["operator", "nodes"], [[name, str(count)] for name, count in operators], "lr")
+    left = len(summary.weights) - len(rows), len(summary.operators) - len(operators)
+    if any(left):
+        print(f"(-v lists the other {counted(left[0], 'weight')} and {counted(left[1], 'operator')} too)")
+
+
+def print_signature(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    """Prints inputs and outputs."""
+    from launcher.report import print_table
+
+    rows = [
+        [kind, name, dtype, "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"]
+        for kind, tensors in (("input", inputs), ("output", outputs))
+        for name, dtype, shape in tensors
+    ]
+    print_table(["", "name", "type", "shape"], rows, "llll")
+
+
+def print_inspection(x: Inspection, *, weights: bool) -> None:
+    """Prints a plan by layer and, if wanted, every weight's placement."""
+    from collections import Counter
+
+    from launcher.page import describe_mesh
+    from launcher.report import human_bytes, print_table
+
+    print(f"{x.title}: {describe_mesh(x)}")
+    print_signature(x.inputs, x.outputs)
+    print()
+    rows = []
+    for layer in x.layers:
+        talks = Counter(talk.op for talk in layer.talks)
+        rows.append([
+            layer.name,
+            *([str(layer.stage)] if x.stages > 1 else []),
+            human_bytes(layer.bytes),
+            human_bytes(layer.rank_bytes),
+            ", ".join(f"{count} {op}" for op, count in talks.items()),
+            human_bytes(layer.sent) if layer.sent else "",
+        ])  # fmt: skip
+    stage = ["stage"] if x.stages > 1 else []
+    columns = ["layer", *stage, "weights", "each rank", "collectives", "sent by each rank"]
+    print_table(columns, rows, "l" + "r" * len(stage) + "rrlr")
+    if weights:
+        print()
+        listed = [
+            [w.name, str(w.placement), w.dtype, str(list(w.shape)), human_bytes(w.bytes)]
+            for layer in x.layers
+            for w in layer.weights
+        ]
+        print_table(["weight", "placement", "type", "shape", "bytes"], listed, "llllr")
+    print()
+    totals = [
+        [str(stage), human_bytes(x.stage_bytes(stage)), human_bytes(x.stage_sent(stage))]
+        for stage in range(x.stages)
+    ]
+    print_table(["stage", "weights of each rank", "sent by each rank"], totals, "rrr")
+    if x.whole:
+        print(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
+
+
+def _print_forecasts(args: argparse.Namespace, dims: dict[str, int]) -> int:
+    from launcher.forecast import forecast
+    from launcher.report import human_bytes, print_table
+
+    options = slicing_of(vars(args)).options()
+    found: list[Forecast] = [forecast(args.model, ranks, options, dims) for ranks in args.world]
+    if args.json:
+        json.dump([item.to_json() for item in found], sys.stdout, indent=1)
+        print()
+        return 0
+    rows = [
+        [
+            str(item.ranks),
+            human_bytes(item.weight_bytes),
+            f"{100 * item.weight_bytes / item.all_bytes:.1f} %" if item.all_bytes else "-",
+            human_bytes(item.activation_bytes),
+            str(item.collectives),
+            human_bytes(item.sent_bytes),
+            item.note,
+        ]
+        for item in found
+    ]
+    columns = [
+        "ranks",
+        "weights of each rank",
+        "of all",
+        "activations",
+        "collectives",
+        "sent by each rank",
+        "",
+    ]
+    print_table(columns, rows, "rrrrrrl", title=f"{args.model}: {human_bytes(found[0].all_bytes)} of weights")
+    return 0

@@ -1,0 +1,117 @@
+"""What an ONNX file holds, without slicing it: inputs, outputs, weights, operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.inspection import Tensor, tensor_bytes
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model file; ``weights`` are name, element type, shape and bytes, the largest first."""
+
+    path: Path
+    ir_version: int
+    opsets: dict[str, int]
+    producer: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    operators: dict[str, int]
+    """Name, with its domain unless that is ONNX's own -> nodes, also those of functions and subgraphs."""
+    functions: int
+    annotated: tuple[str, ...]
+    """Names of the multi-device configurations that the model carries, as ``NAME (N devices)``."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights."""
+        return sum(weight[3] for weight in self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {
+            "file": str(self.path),
+            "ir_version": self.ir_version,
+            "opsets": self.opsets,
+            "producer": self.producer,
+            "inputs": [[name, dtype, list(shape)] for name, dtype, shape in self.inputs],
+            "outputs": [[name, dtype, list(shape)] for name, dtype, shape in self.outputs],
+            "weight_bytes": self.bytes,
+            "weights": [
+                {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
+                for name, dtype, shape, size in self.weights
+            ],
+            "operators": self.operators,
+            "functions": self.functions,
+            "device_configurations": list(self.annotated),
+        }
+
+
+def summarize(path: Path) -> ModelSummary:
+    """Reads a model without its external data. Raises `ModelError` for a file that is no ONNX model."""
+    from ranks.model_file import find, read
+
+    model = read(find(path).path)
+    graph = model.graph
+    held = {tensor.name for tensor in graph.initializer}
+    nodes = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
+        for node in _nodes([*graph.node, *(node for function in model.functions for node in function.node)])
+    )
+    return ModelSummary(
+        path,
+        model.ir_version,
+        {item.domain or "ai.onnx": item.version for item in model.opset_import},
+        f"{model.producer_name} {model.producer_version}".strip(),
+        tuple(_tensor(value) for value in graph.input if value.name not in held),
+        tuple(_tensor(value) for value in graph.output),
+        tuple(sorted(map(_weight, graph.initializer), key=lambda weight: (-weight[3], weight[0]))),
+        dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
+        len(model.functions),
+        tuple(f"{item.name} ({item.num_devices} devices)" for item in getattr(model, "configuration", ())),
+    )
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner.node)
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    import onnx
+
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return value.name, (kind or "unknown").removesuffix("_type"), ()
+    tensor = value.type.tensor_type
+    shape = tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
+    )
+    return value.name, _dtype(tensor.elem_type, onnx), shape
+
+
+def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
+    import onnx
+
+    dtype, shape = _dtype(tensor.data_type, onnx), tuple(tensor.dims)
+    return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
+
+
+def _dtype(number: int, onnx: Any) -> str:
+    try:
+        name: str = onnx.TensorProto.DataType.Name(number)
+    except ValueError:
+        return f"type {number}"
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())

@@ -1,0 +1,136 @@
+"""``shardrun inspect``: models, plans, slice folders, predictions, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+from sharding import slice_model
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
+from tests.launcher.cli_tools import save_mlp
+
+WEIGHTS = (8 * 64 + 64 + 64 * 6) * 4
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_mlp(tmp_path / "mlp.onnx")
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert cli.main(["inspect", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = inspect(capsys, model)
+    assert re.search(r"^input +x +float32 +\[batch, 8\]$", out, re.M)
+    assert re.search(r"^output +y +float32 +\[batch, 6\]$", out, re.M)
+    assert re.search(r"^w0 +float32 +\[8, 64\] +2.05 kB$", out, re.M)
+    assert re.search(r"^MatMul +2$", out, re.M)
+
+
+def test_a_model_as_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(inspect(capsys, model, "--json"))
+    assert found["weight_bytes"] == WEIGHTS
+    assert found["operators"] == {"MatMul": 2, "Add": 1, "Relu": 1}
+    assert [weight["name"] for weight in found["weights"]] == ["w0", "w1", "b0"]
+
+
+def test_a_plan_and_the_slices_of_it_are_shown_alike(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slice_model(model, 2, tmp_path / "slices")
+    planned = json.loads(inspect(capsys, model, "--ranks", "2", "--json"))
+    sliced = json.loads(inspect(capsys, tmp_path / "slices", "--json"))
+    assert {**planned, "title": ""} == {**sliced, "title": ""}
+    (layer,) = planned["layers"]
+    assert {w["name"]: w["placement"] for w in layer["weights"]} == {
+        "w0": "split:1", "b0": "split:0", "w1": "split:0",
+    }  # fmt: skip
+    assert [(c["op"], c["sent"]) for c in layer["collectives"]] == [("AllReduce", 6 * 4)]
+    assert planned["stages"] == [{"weight_bytes": WEIGHTS // 2, "sent_bytes": 24}]
+
+
+def test_stages_are_shown_apart(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = Mesh.of(pipeline=2, tensor=2)
+    slice_model(model, 4, tmp_path / "slices", options=SliceOptions(mesh=mesh, micro_batches=1))
+    found = json.loads(inspect(capsys, tmp_path / "slices", "--json"))
+    assert [stage["weight_bytes"] > 0 for stage in found["stages"]] == [True, True]
+    assert sum(stage["weight_bytes"] for stage in found["stages"]) == WEIGHTS // 2
+    assert "Send" in [talk["op"] for layer in found["layers"] for talk in layer["collectives"]]
+    assert re.search(r"^ +1 +\S+ k?B ", inspect(capsys, tmp_path / "slices"), re.M)
+
+
+def test_verbose_lists_every_weights_placement(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"^w0 +split:1 +float32", inspect(capsys, model, "--ranks", "2", "-v"), re.M)
+
+
+def test_dims_change_what_is_sent(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(inspect(capsys, model, "--ranks", "2", "--json", "--dim", "batch=10"))
+    assert found["stages"][0]["sent_bytes"] == 240
+
+
+def test_a_page_is_written(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = inspect(capsys, model, "--ranks", "2", "--html", tmp_path / "plan.html")
+    assert out.endswith(f"wrote {tmp_path / 'plan.html'}\n")
+    assert "1 AllReduce: 24 B sent" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_worlds_are_predicted_without_slicing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(inspect(capsys, model, "--world", "1,2,8,1024", "--json"))
+    assert [item["ranks"] for item in found] == [1, 2, 8, 1024]
+    assert [item["weight_bytes"] for item in found[:3]] == [WEIGHTS, WEIGHTS // 2, WEIGHTS // 8]
+    assert [item["collectives"] for item in found[:3]] == [0, 1, 1]
+    # The input and the output of Add live at once: 64 elements each, on 2 ranks 32.
+    assert [item["activation_bytes"] for item in found[:2]] == [2 * 64 * 4, 2 * 32 * 4]
+    assert found[3]["weight_bytes"] == WEIGHTS
+    assert "nothing splits" in found[3]["note"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mlp.onnx", "--html", "x.html"], "say for how many ranks"),
+        (["mlp.onnx", "--ranks", "2", "--html", "."], "expected the name of a file"),
+        (["mlp.onnx", "--ranks", "2", "--html", "no/x.html"], "in a folder that exists"),
+        (["mlp.onnx", "--ranks", "2", "--world", "4"], "--world is for a model"),
+        (["mlp.onnx", "--world", "4,x"], "expected a whole number"),
+        (["mlp.onnx", "--world", ""], "expected a whole number"),
+        (["mlp.onnx", "--ranks", "2", "--dim", "batch"], "expected NAME=SIZE"),
+        (["nothing.onnx"], "does not exist"),
+        (["bad.onnx"], "is not a whole ONNX model"),
+        (["bad.onnx", "--ranks", "2"], "is not an ONNX file"),
+        (["."], "is not a slice folder"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(
+    arguments: list[str],
+    said: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("bad.onnx").write_bytes(b"not a model")
+    try:
+        code = cli.main(["inspect", *arguments])
+    except SystemExit as left:
+        code = int(str(left.code))
+    err = capsys.readouterr().err
+    assert code == 2
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_rank_model_that_is_gone_is_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slice_model(model, 2, tmp_path / "slices")
+    (tmp_path / "slices" / "rank_0.onnx").write_bytes(b"\x08")
+    assert cli.main(["inspect", str(tmp_path / "slices")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,99 @@
+"""The page that draws a plan: well-formed, self-contained, and nothing in a model's names can break it."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.inspection import Inspection, Layer, Talk, Weight
+from launcher.page import render
+from sharding.mesh import Mesh
+from sharding.placement import REPLICATED, Split
+
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """Every tag closed in order; the texts; and the cells of each row of the plan."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.bands: list[tuple[int, str]] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.columns = 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        found = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "small":
+            self.columns += 1
+        if tag == "td" and found.get("class") == "band":
+            self.bands.append((int(found["colspan"] or 0), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+        if self.open and self.open[-1] == "td" and self.bands and not self.bands[-1][1] and "sent" in data:
+            self.bands[-1] = (self.bands[-1][0], data)
+
+
+def inspection(mesh: Mesh, name: str = "encoder.0.w") -> Inspection:
+    """One layer a stage, each with a split and a whole weight and an AllReduce."""
+    layers = tuple(
+        Layer(
+            f"encoder.{stage}",
+            stage,
+            (
+                Weight(name, Split(0), "float32", (4, 1000), 16000, 8000),
+                Weight(f"{name}.bias", REPLICATED, "float32", (250,), 1000, 1000),
+            ),
+            (Talk("AllReduce", name, "float32", ("batch", None, 4), 64, 64),),
+        )
+        for stage in range(mesh.length("pipeline"))
+    )
+    return Inspection(name, mesh, 1, ((name, "int64", ("batch", 4)),), (), layers, {"TopK": 2})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "columns", "bands"),
+    [
+        (Mesh.of(tensor=2), 2, [2]),
+        (Mesh.of(data=2, pipeline=2, tensor=2), 8, [2, 2, 2, 2]),
+        (Mesh.of(tensor=2, pipeline=2), 4, [1, 1, 1, 1]),
+        (Mesh.of(pipeline=4, tensor=8), 4, [1, 1, 1, 1]),
+    ],
+)
+def test_ranks_are_columns_and_collectives_span_the_ranks_that_take_part(
+    mesh: Mesh, columns: int, bands: list[int]
+) -> None:
+    page = Page(render(inspection(mesh)))
+    assert page.open == []
+    assert page.columns == columns
+    assert [span for span, _ in page.bands] == bands
+    assert "1 AllReduce: 64 B sent" in page.texts
+    assert "9 kB" in page.texts
+    assert "2 TopK" in page.texts
+
+
+@given(st.text(max_size=40))
+def test_no_name_can_break_the_page(name: str) -> None:
+    page = Page(render(inspection(Mesh.of(tensor=2), f"<script>alert('{name}')</script>\"&amp;")))
+    assert page.open == []
+    assert "script" not in {key for key, _ in page.attributes}
+
+
+def test_the_page_refers_to_nothing_outside_itself() -> None:
+    text = render(inspection(Mesh.of(tensor=2)))
+    assert not {"src", "href"} & {key for key, _ in Page(text).attributes}
+    assert "url(" not in text and "@import" not in text and "<script" not in text
