@@ -124,7 +124,13 @@ def _taken(node: ir.Node) -> ir.Graph | None:
     chosen = attributes[0 if bool(condition.reshape(-1)[0]) else 1]
     assert chosen is not None
     branch = chosen.as_graph()
-    return branch if len(branch.outputs) == len(node.outputs) and not branch.inputs else None
+    if len(branch.outputs) != len(node.outputs) or branch.inputs:
+        return None
+    own = {value for inner in branch for value in inner.outputs}
+    named = [value for value in branch.outputs if value in own]
+    tensors = all(value.dtype is not None for value in (*branch.outputs, *node.outputs))
+    # What the branch does not compute goes through an Identity, which long knew tensors only.
+    return branch if tensors or len(set(named)) == len(node.outputs) else None
 
 
 def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> None:
@@ -134,20 +140,25 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> 
     initializers = list(branch.initializers.values())
     for value in initializers:
         del branch.initializers[value.name or ""]
-    moved = list(branch)
+    moved, sources = list(branch), list(branch.outputs)
     branch.remove(moved)
+    branch.outputs.clear()
+    own = {value for inner in moved for value in inner.outputs if value.name}
     for value in [*initializers, *(value for inner in moved for value in inner.outputs if value.name)]:
         names.make_unique(value)
     for value in initializers:
         graph.register_initializer(value)
     results = []
-    for output, source in zip(node.outputs, branch.outputs, strict=True):
-        result = ir.Value(
-            name=output.name, type=output.type or source.type, shape=output.shape or source.shape
-        )
-        results.append(
-            ir.Node("", "Identity", [source], outputs=[result], name=f"{node.name or 'If'}/{output.name}")
-        )
+    for output, source in zip(node.outputs, sources, strict=True):
+        if source in own:
+            own.remove(source)
+            result = source
+            result.name = output.name
+            result.type, result.shape = output.type or source.type, output.shape or source.shape
+        else:
+            result = ir.Value(name=output.name, type=output.type or source.type, shape=output.shape)
+            name = f"{node.name or 'If'}/{output.name}"
+            results.append(ir.Node("", "Identity", [source], outputs=[result], name=name))
         for user, index in list(output.uses()):
             user.replace_input_with(index, result)
         for holder in model.graphs():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sharding.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
 from sharding.layout import Layout, Part, Place, part_of
@@ -42,10 +44,10 @@ def _point(plan: Plan, tensor_rank: int, held: HeldWeight, places: dict[Part, Pl
     weight, name = plan.source.weights[held.source], held.value.name or ""
     place = places.get(part_of(held.source, held.placement, tensor_rank))
     if place is None and weight.extent is None and held.placement == REPLICATED:
-        held.value.const_value = _renamed(weight.tensor, name)
+        held.value.const_value = _in_memory(weight.tensor.numpy(), weight.tensor.dtype, name)
     elif place is None:
         part = weight.part(held.placement, tensor_rank, plan.tensor_size)
-        held.value.const_value = ir.Tensor(part.copy(), dtype=weight.tensor.dtype, name=name)
+        held.value.const_value = _in_memory(part.copy(), weight.tensor.dtype, name)
     else:
         shape = held.value.shape
         assert shape is not None
@@ -54,12 +56,12 @@ def _point(plan: Plan, tensor_rank: int, held: HeldWeight, places: dict[Part, Pl
         )
 
 
-def _renamed(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+def _in_memory(array: np.ndarray[Any, Any], dtype: ir.DataType, name: str) -> ir.TensorProtocol:
     import onnx_ir as ir
 
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
+    if dtype == ir.DataType.STRING:
+        return ir.StringTensor(array, shape=ir.Shape(array.shape), name=name)
+    return ir.Tensor(array, dtype=dtype, shape=ir.Shape(array.shape), name=name)
 
 
 def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
