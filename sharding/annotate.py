@@ -53,6 +53,8 @@ def annotate(plan: Plan, output: str | Path) -> None:
     output, source = Path(output), plan.source.path
     if output.is_dir() or (output.exists() and not output.is_file()):
         raise OutputError(f"{output} is not a file: give the annotated copy the name of a new ONNX file.")
+    if not output.absolute().parent.is_dir():
+        raise OutputError(f"{output} cannot be written: its folder does not exist.")
     if output.exists() and output.samefile(source):
         raise OutputError(f"{output} is the model itself: give the annotated copy another name.")
     proto = read_stripped(source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from sharding.errors import ShardrunError, SliceError
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
+_QUOTES = "put text that begins with * or & in quotes"
 
 
 class DocumentError(SliceError):
@@ -113,7 +115,7 @@ def _parse_yaml(text: str) -> Any:
         for event in yaml.parse(text, Loader=Loader):
             if isinstance(event, yaml.AliasEvent):
                 line = event.start_mark.line + 1 if event.start_mark else "?"
-                raise ValueError(f"line {line}: anchors and aliases are not allowed")
+                raise ValueError(f"line {line}: anchors and aliases are not allowed; {_QUOTES}")
             if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
                 depth += 1
                 if depth > MAX_DEPTH:
@@ -128,6 +130,8 @@ def _parse_yaml(text: str) -> Any:
 def _yaml_problem(problem: Any) -> str:
     mark = getattr(problem, "problem_mark", None)
     text = getattr(problem, "problem", None) or getattr(problem, "reason", None) or "it is not YAML"
+    if re.search("alias|anchor", getattr(problem, "context", None) or ""):
+        text = f"{text}; {_QUOTES}"
     return f"line {mark.line + 1}, column {mark.column + 1}: {text}" if mark else str(text)
 
 
