@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import onnxruntime
 
+from launcher.group import start
 from sharding.options import SliceOptions
 from sharding.plan import Plan, plan_model
 from sharding.write import write_slices
@@ -81,6 +82,16 @@ def measure(model: Model, ranks: int, scratch: Path, strategy: str = "tensor") -
     )
 
 
+def processes_error(model: Model, slices: Path) -> float:
+    """The largest relative error when every rank is a process; raises what the launcher raises."""
+    error = 0.0
+    with start(slices, launcher="local", threads=1, timeout=120) as group:
+        for feeds in model.feeds:
+            found = group.predict(feeds)
+            error = max(error, largest_error([found], lockstep.reference(model.path, feeds)))
+    return error
+
+
 def largest_error(found: list[lockstep.Arrays], expected: Mapping[str, np.ndarray[Any, Any]]) -> float:
     """The largest relative error of any rank's outputs; infinite where names differ."""
     if any(list(outputs) != list(expected) for outputs in found):
@@ -106,7 +117,10 @@ def own_spread(model: Model) -> float:
 
 
 def _cache_outputs(plan: Plan) -> int:
-    """How many collectives stand between a product and a key or value cache that is an output."""
+    """How many collectives stand between a product with weights and a key or value cache that is an output.
+
+    Of a fused attention's inputs, all but the first, the query, lead to its caches.
+    """
     collectives = {item.tensor for item in plan.collectives}
     waiting = [value for value in plan.source.model.graph.outputs if (value.name or "").startswith("present")]
     seen = set(waiting)
@@ -114,7 +128,8 @@ def _cache_outputs(plan: Plan) -> int:
         node = waiting.pop().producer()
         if node is None or "MatMul" in node.op_type:
             continue
-        new = {value for value in node.inputs if value is not None} - seen
+        inputs = node.inputs[1:] if "Attention" in node.op_type else node.inputs
+        new = {value for value in inputs if value is not None} - seen
         seen |= new
         waiting += new
     return len(collectives & {value.name for value in seen})
