@@ -24,6 +24,7 @@ from sharding.cost import (
 from sharding.errors import SliceError
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes
 from sharding.randomness import draws
+from sharding.solve import counted_weights
 from sharding.steps import Step
 from sharding.text import counted
 from sharding.values import shape_of, subgraphs
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from sharding.read import Source
 
-REPEATED_BYTES = 1 << 16
-"""A step that reads a larger weight is not repeated: each stage would have to hold it."""
 MAX_CONE = 256
 """Steps that lead to a repeated one, itself included."""
 
@@ -110,6 +109,7 @@ class _Cutter:
         self.options = [step.options[choice] for step, choice in zip(graph, choices, strict=True)]
         self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
         self.estimates = _seconds(graph, measured)
+        self.counted = counted_weights(source)
         self.cones = self._cones()
         self.main = [index for index, cone in enumerate(self.cones) if cone is None]
         """The steps that are in one stage only."""
@@ -117,6 +117,7 @@ class _Cutter:
     def run(self, count: int, demanded: Sequence[int | None]) -> Stages:
         if count == 1:
             return replace(one_stage(self.graph), seconds=(float(self._costs().seconds.sum()),))
+        self._order_by(demanded)
         costs = self._costs()
         for place, index in enumerate(self.main):
             stage = demanded[index] if demanded else None
@@ -130,6 +131,17 @@ class _Cutter:
             if stage < len(cuts) and place == cuts[stage]:
                 stage += 1
         return self._stages(stage_of_main, count, seconds)
+
+    def _order_by(self, demanded: Sequence[int | None]) -> None:
+        """Brings the steps of a demanded stage before those of later ones: the graph may list branches of
+        several stages in turn. A step without a demand goes as early as what it reads allows."""
+        if not demanded:
+            return
+        earliest = [0] * len(self.graph)
+        for index, step in enumerate(self.graph):
+            before = [earliest[self.produced[value]] for value in step.inputs if value in self.produced]
+            earliest[index] = max([demanded[index] or 0, *before])
+        self.main.sort(key=lambda index: earliest[index])  # stable: the graph's order within a stage
 
     def _balanced(self, costs: Costs, count: int) -> tuple[list[int], list[float]]:
         usable = costs.usable()
@@ -169,18 +181,16 @@ class _Cutter:
             cone: frozenset[int] | None = None
             if not any(item is None for item in inner) and self._may_repeat(step):
                 cone = frozenset({index}.union(*(item for item in inner if item is not None)))
-                reads_large = any(
-                    value is not None
-                    and value.is_initializer()
-                    and self.source.weights[value.name or ""].nbytes > REPEATED_BYTES
-                    for value in step.inputs
-                )
-                if len(cone) > MAX_CONE or not (
-                    constant[index] or (not reads_large and self._cheap(step, cone))
-                ):
+                cheap = not self._reads_counted(step) and self._cheap(step, cone)
+                if len(cone) > MAX_CONE or not (constant[index] or cheap):
                     cone = None
             cones.append(cone)
         return cones
+
+    def _reads_counted(self, step: Step) -> bool:
+        """Whether a step reads a weight whose bytes count: to repeat it would be to hold it in each stage."""
+        names = [value.name for value in step.inputs if value is not None and value.is_initializer()]
+        return any(name in self.counted for name in names)
 
     def _may_repeat(self, step: Step) -> bool:
         functions = self.source.model.functions

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharding.errors import SliceError
 from sharding.mesh import Mesh
 from sharding.options import STRATEGIES, SliceOptions
+from sharding.text import counted, human_bytes
+
+TIE = 0.05
+"""Estimates closer than this part are equal."""
+MAX_MIXED = 64
+"""Up to this many ranks ``auto`` looks at mixes of strategies too."""
 
 if TYPE_CHECKING:
     from sharding.plan import Plan, Planner
@@ -33,20 +41,74 @@ def asked_mesh(options: SliceOptions, ranks: int) -> Mesh | None:
 
 
 def choose(planner: Planner, ranks: int) -> Plan:
-    """The best of all meshes of this many ranks that the model allows."""
-    found: list[Plan] = []
+    """The best of the meshes of this many ranks that the model allows, with the reason.
+
+    It is the fastest for one row of a batch by the estimates, of those whose ranks' weights fit into
+    ``options.memory``; what comes within `TIE` of it counts as equal, and then the least weights on a rank
+    decide. Raises `SliceError` where the model allows none, or none fits.
+    """
+    plans: dict[Mesh, Plan] = {}
     refused: list[SliceError] = []
     for mesh in _meshes(ranks):
         try:
-            found.append(planner.plan(mesh, strict=False))
+            plans[mesh] = planner.plan(mesh, strict=False)
         except SliceError as error:
             refused.append(error)
-    if not found:
+    if not plans:
         raise refused[0]
-    return min(found, key=lambda plan: (plan.seconds(), plan.rank_weight_bytes()))
+    memory = planner.options.memory
+    fitting = [plan for plan in plans.values() if memory is None or plan.rank_weight_bytes() <= memory]
+    if not fitting:
+        least = min(plans.values(), key=lambda plan: plan.rank_weight_bytes())
+        raise SliceError(
+            f"{planner.source.path}: no strategy for {counted(ranks, 'rank')} needs at most "
+            f"{human_bytes(memory or 0)} of weights on each; the least is "
+            f"{human_bytes(least.rank_weight_bytes())} ({least.strategy}): use more ranks or more memory."
+        )
+    fastest = min(plan.seconds() for plan in fitting)
+    near = [plan for plan in fitting if plan.seconds() <= (1 + TIE) * fastest]
+    best = min(near, key=lambda plan: (plan.rank_weight_bytes(), _axes_in_use(plan.mesh)))
+    return replace(best, reason=_reason(best, plans, planner, ranks))
+
+
+def _reason(best: Plan, plans: Mapping[Mesh, Plan], planner: Planner, ranks: int) -> str:
+    alone = planner.plan(Mesh.of(), strict=False)
+    memory = planner.options.memory
+
+    def describe(plan: Plan) -> str:
+        share = plan.rank_weight_bytes() / max(1, alone.rank_weight_bytes())
+        speed = alone.seconds() / plan.seconds() if plan.seconds() else 1.0
+        size = f"{share:.2f} of the weights" if share < 1 else f"all {human_bytes(plan.rank_weight_bytes())}"
+        fits = memory is None or plan.rank_weight_bytes() <= memory
+        over = "" if fits else f", more than {human_bytes(memory or 0)}"
+        return f"{size} on each rank{over} and an estimated {speed:.2g}x"
+
+    sentence = [f"{best.strategy}: {describe(best)}"]
+    for axis in ("tensor", "pipeline", "data"):
+        mesh = Mesh.of(**{axis: ranks})
+        if mesh not in plans:
+            sentence.append(f"{axis} is not possible")
+        elif mesh != best.mesh:
+            sentence.append(f"{axis} would give {describe(plans[mesh])}")
+    return "; ".join(sentence) if ranks > 1 else sentence[0]
+
+
+def _axes_in_use(mesh: Mesh) -> int:
+    return sum(size > 1 for _, size in mesh.axes)
 
 
 def _meshes(ranks: int) -> list[Mesh]:
-    """Pure strategies first, then mixes."""
+    """Pure strategies first; then, for not too many ranks, every mix."""
     pure = [Mesh.of(**{axis: ranks}) for axis in ("tensor", "pipeline", "data")]
-    return pure if ranks > 1 else pure[:1]
+    if ranks == 1:
+        return pure[:1]
+    if ranks > MAX_MIXED:
+        return pure
+    divisors = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    mixes = [
+        Mesh.of(data=data, pipeline=pipeline, tensor=ranks // data // pipeline)
+        for data in divisors
+        for pipeline in divisors
+        if ranks // data % pipeline == 0
+    ]
+    return pure + [mesh for mesh in mixes if _axes_in_use(mesh) > 1]

@@ -21,9 +21,12 @@ import sharding
 from sharding import folder, layout, stream
 from sharding.errors import ShardrunError, SliceError
 from sharding.manifest import read_manifest, verify_shard
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
 from sharding.placement import REPLICATED, Split
 from sharding.tensors import cut, locate
-from tests.sharding import graphs
+from sharding.write import write_slices
+from tests.sharding import graphs, lockstep
 
 
 def _hashes(folder: Path) -> dict[str, str]:
@@ -314,3 +317,87 @@ def test_a_lock_of_another_program_is_not_waited_for_without_end(
     finally:
         os.close(descriptor)
     assert read_manifest(tmp_path / "out").world_size == 2
+
+
+def _whole_and_split(path: Path) -> Path:
+    """A product whose weight is split, and one whose 7 x 301 elements no 2 ranks can split."""
+    text = "g (float[n, 7] x) => (float[n, 512] y) { a = MatMul(x, odd) b = Relu(a) y = MatMul(b, even) }"
+    weights = {"odd": graphs.array(7, 301), "even": graphs.array(301, 512)}
+    return graphs.save(path, text, weights, external=True)
+
+
+def test_what_ranks_hold_whole_is_stored_once(tmp_path: Path) -> None:
+    path = _whole_and_split(tmp_path / "model.onnx")
+    manifest = sharding.slice_model(path, 2, tmp_path / "out")
+    assert {name: entry.placement for name, entry in manifest.weights.items()} == {
+        "odd": "replicated",
+        "even": "split:1",
+    }
+    for rank, entry in enumerate(manifest.ranks):
+        names = [item.file for item in entry.files]
+        assert names == [f"rank_{rank}.onnx", f"rank_{rank}.data", "shared.data"]
+    assert (tmp_path / "out/shared.data").stat().st_size == 7 * 301 * 4
+    lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(3, 7)})
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(tensor=2), Mesh.of(data=2, tensor=2), Mesh.of(pipeline=2)], ids=str)
+def test_ranks_written_one_by_one_are_the_ranks_written_together(tmp_path: Path, mesh: Mesh) -> None:
+    path = _whole_and_split(tmp_path / "model.onnx")
+    options = SliceOptions(mesh=mesh, micro_batches=1, allow_replicated=True)
+    whole = sharding.slice_model(path, mesh.size, tmp_path / "whole", options=options)
+    for rank in range(mesh.size):
+        alone = sharding.slice_model(path, mesh.size, tmp_path / f"{rank}", options=options, rank=rank)
+        assert alone.ranks[rank] == whole.ranks[rank]
+        verify_shard(tmp_path / f"{rank}", alone, rank, mesh.size)
+        written = {path.name for path in (tmp_path / f"{rank}").iterdir()}
+        assert written == {item.file for item in whole.ranks[rank].files} | {"manifest.json"}
+        joined = sharding.slice_model(path, mesh.size, tmp_path / "out", options=options, rank=rank)
+    assert joined == whole
+    assert _hashes(tmp_path / "out") == _hashes(tmp_path / "whole")
+    lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(4, 7)})
+
+
+def test_a_rank_alone_names_what_is_missing(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    alone = sharding.slice_model(path, 2, tmp_path / "out", rank=1)
+    assert alone.ranks[0].files == () and read_manifest(tmp_path / "out") == alone
+    with pytest.raises(ShardrunError, match="holds no shard of rank 0, only of 1"):
+        verify_shard(tmp_path / "out", alone, 0, 2)
+    with pytest.raises(SliceError, match=r"There is no rank 2: the ranks are 0\.\.1"):
+        sharding.slice_model(path, 2, tmp_path / "out", rank=2)
+
+
+def test_a_rank_of_another_plan_replaces_the_folder(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 4, tmp_path / "out")
+    manifest = sharding.slice_model(path, 2, tmp_path / "out", rank=1)
+    assert manifest.world_size == 2
+    assert sorted(item.name for item in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "rank_1.data",
+        "rank_1.onnx",
+    ]
+
+
+def test_ranks_written_at_the_same_time_join(tmp_path: Path) -> None:
+    path = graphs.mlp(tmp_path / "model.onnx", inner=64)
+    code = "import sys, sharding; sharding.slice_model(sys.argv[1], 4, sys.argv[2], rank=int(sys.argv[3]))"
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
+    running = [subprocess.Popen([*command, str(rank)]) for rank in range(4)]
+    try:
+        assert [process.wait(timeout=120) for process in running] == [0] * 4
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    whole = sharding.slice_model(path, 4, tmp_path / "whole")
+    assert read_manifest(tmp_path / "out") == whole
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = _whole_and_split(tmp_path / "model.onnx")
+    plan = sharding.plan_model(path, 2)
+    os.truncate(tmp_path / "model.onnx.data", 1000)
+    with pytest.raises(ShardrunError, match="became shorter while it was read"):
+        write_slices(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
