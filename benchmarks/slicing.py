@@ -62,12 +62,12 @@ def make_model(folder: Path, size: int) -> Path:
                 helper.make_node("Add", [names[2], value], names[3:]),
             ]
             value = names[3]
-    shape = ["batch", WIDTH]
+    rows: list[str | int | None] = ["batch", WIDTH]
     graph = helper.make_graph(
         nodes,
         "layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(value, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, rows)],
         weights,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -96,9 +96,8 @@ def measure(folder: Path, size: int, ranks: int, strategy: str, rounds: int) -> 
     """Prints every round, then the medians."""
     model = make_model(folder, size)
     written = model.with_name("model.data").stat().st_size
-    print(
-        f"{written / 1e9:.2f} GB of weights, largest {WIDTH * INNER * 4 / 1e6:.0f} MB; {ranks} ranks, {strategy}"
-    )
+    largest = f"largest {WIDTH * INNER * 4 / 1e6:.0f} MB"
+    print(f"{written / 1e9:.2f} GB of weights, {largest}; {ranks} ranks, {strategy}")
     copies, slices, peaks = [], [], []
     for _ in range(rounds):
         time.sleep(PAUSE_SECONDS)

@@ -178,7 +178,9 @@ class _Proof:
             return not any(isinstance(relation, Length) for relation in inputs)
         if (step.view.domain, step.view.op_type) == ("", "Reshape"):
             return True  # its result is its input's elements in a shape, which is the part's
-        return all(_emits_itself(option, step, inputs, rank) for rank in range(WAYS))
+        version = self.whole.model.opset_imports.get("", 1)
+        recorders = [_Recorder(rank, step, inputs, version) for rank in range(WAYS)]
+        return all(recorder.finds_itself(option) for recorder in recorders)
 
 
 def _has_shape(part: ir.Value | None, whole: ir.Value, placement: Placement) -> bool:
@@ -194,11 +196,18 @@ class _Constant:
 class _Recorder:
     """An emitter that notes whether a rule writes anything but the node itself with the part's constants."""
 
-    def __init__(self, rank: int, step: Step, inputs: list[Relation]) -> None:
-        self.rank, self.world = rank, WAYS
+    def __init__(self, rank: int, step: Step, inputs: list[Relation], version: int) -> None:
+        self.rank, self.world, self.version = rank, WAYS, version
         self.step, self.inputs = step, inputs
+        self.moving: Any = None
         self.copies = 0
         self.same = True
+
+    def finds_itself(self, option: Option) -> bool:
+        """Whether the option writes for this rank just what the part's run has."""
+        assert option.emit is not None
+        produced = list(option.emit(self, list(self.step.node.inputs)))
+        return self.copies == 1 and self.same and produced == list(self.step.node.outputs)
 
     def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         self.copies += 1
@@ -222,15 +231,11 @@ class _Recorder:
         self.same = False
         return [object() for _ in range(outputs)]
 
+    def collective(self, op_type: str, value: Any, shape: Sequence[Any], **_: int) -> Any:
+        return self.op(op_type, [value])[0]
+
     def constant(self, value: np.ndarray[Any, Any]) -> _Constant:
         return _Constant(value)
-
-
-def _emits_itself(option: Option, step: Step, inputs: list[Relation], rank: int) -> bool:
-    recorder = _Recorder(rank, step, inputs)
-    assert option.emit is not None
-    produced = list(option.emit(recorder, list(step.node.inputs)))
-    return recorder.copies == 1 and recorder.same and produced == list(step.node.outputs)
 
 
 def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) -> Source:

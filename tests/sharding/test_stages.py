@@ -16,7 +16,7 @@ from sharding.errors import SliceError
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
-from sharding.placement import REPLICATED
+from sharding.placement import REPLICATED, Placement
 from sharding.plan import Plan, plan_model
 from sharding.profile import read_profile
 from sharding.stages import plan_stages
@@ -276,7 +276,7 @@ def test_demanded_stages_are_followed_though_branches_are_listed_in_turn(tmp_pat
     assert [place for place, want in zip(stages.of, wanted, strict=True) if want is not None] == [
         want for want in wanted if want is not None
     ]
-    held = tuple(
+    held: tuple[dict[str, tuple[Placement, ...]], ...] = tuple(
         {
             value.name or "": (REPLICATED,)
             for index in members
