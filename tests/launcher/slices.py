@@ -66,17 +66,34 @@ def make_slices(folder: Path, ranks: int = 2) -> Path:
         )
     manifest = {
         "format": "shardrun-slices",
-        "version": 1,
+        "version": 2,
         "created_by": "shardrun",
         "source": _entry(folder / "whole.onnx"),
         "world_size": ranks,
         "strategy": "tensor",
+        "mesh": {"data": 1, "pipeline": 1, "tensor": ranks},
+        "micro_batches": 1,
+        "batch": {"inputs": {}, "outputs": {}},
         "ranks": entries,
         "weights": {
-            "w1": {"placement": "split:1", "dtype": "float32", "shape": [4, HIDDEN], "bytes": w1.nbytes},
-            "w2": {"placement": "split:0", "dtype": "float32", "shape": [HIDDEN, 3], "bytes": w2.nbytes},
+            "w1": {
+                "placement": "split:1",
+                "dtype": "float32",
+                "shape": [4, HIDDEN],
+                "bytes": w1.nbytes,
+                "stages": [0],
+            },
+            "w2": {
+                "placement": "split:0",
+                "dtype": "float32",
+                "shape": [HIDDEN, 3],
+                "bytes": w2.nbytes,
+                "stages": [0],
+            },
         },
-        "collectives": [{"op": "AllReduce", **_tensor("p", "float32", ["batch", 3]), "tensor": "p"}],
+        "collectives": [
+            {"op": "AllReduce", **_tensor("p", "float32", ["batch", 3]), "tensor": "p", "stage": 0}
+        ],
         "inputs": [_tensor("x", "float32", ["batch", 4]), _tensor("index", "int64", ["batch"])],
         "outputs": [_tensor("y", "float32", ["batch", 3])],
         "whole": {},
