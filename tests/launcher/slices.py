@@ -92,13 +92,12 @@ def make_slices(folder: Path, ranks: int = 2) -> Path:
             },
         },
         "collectives": [
-            {"op": "AllReduce", **_tensor("p", "float32", ["batch", 3]), "tensor": "p", "stage": 0}
+            {"op": "AllReduce", "tensor": "p", "dtype": "float32", "shape": ["batch", 3], "stage": 0}
         ],
         "inputs": [_tensor("x", "float32", ["batch", 4]), _tensor("index", "int64", ["batch"])],
         "outputs": [_tensor("y", "float32", ["batch", 3])],
         "whole": {},
     }
-    del manifest["collectives"][0]["name"]  # type: ignore[attr-defined]  # a list of dictionaries
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
