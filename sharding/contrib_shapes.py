@@ -59,7 +59,11 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
         [shape_of(value) for value in node.inputs],
     )
     found = {}
-    for value, (kind, shape) in zip(node.outputs, function(described), strict=False):
+    try:
+        outputs = function(described)
+    except (OverflowError, MemoryError):  # an axis far beyond any shape: an invalid node
+        return {}
+    for value, (kind, shape) in zip(node.outputs, outputs, strict=False):
         if value.name and kind is not None:
             found[value.name] = onnx.helper.make_tensor_type_proto(kind, shape)
     return found

@@ -115,14 +115,17 @@ def _is_large(tensor: ir.TensorProtocol | None) -> bool:
 
 def _taken(node: ir.Node) -> ir.Graph | None:
     """The branch that an `If` takes whatever the inputs; None where that is not known."""
+    import onnx_ir as ir
+
     if node.op_type != "If" or node.domain or len(node.inputs) != 1 or node.inputs[0] is None:
         return None
     condition = small_constant(node.inputs[0])
     attributes = [node.attributes.get(name) for name in ("then_branch", "else_branch")]
-    if condition is None or condition.size != 1 or any(item is None or item.is_ref() for item in attributes):
+    if condition is None or condition.size != 1:
         return None
     chosen = attributes[0 if bool(condition.reshape(-1)[0]) else 1]
-    assert chosen is not None
+    if chosen is None or chosen.is_ref() or chosen.type != ir.AttributeType.GRAPH:
+        return None
     branch = chosen.as_graph()
     if len(branch.outputs) != len(node.outputs) or branch.inputs:
         return None

@@ -17,6 +17,7 @@ from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, check_nodes, first_cause
+from sharding.values import captured
 
 if TYPE_CHECKING:
     import onnx
@@ -49,8 +50,7 @@ def read_model(path: str | Path) -> Source:
         constants_to_initializers(model)
         lift_weights(model)
         load_inner_weights(model, path)
-        for name, value in model.graph.initializers.items():
-            _check_tensor(name, _data(value, path), path)
+        _check_tensors(model, path)
         infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
@@ -87,9 +87,12 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
         proto.ParseFromString(stripped)
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
-    check(proto, path)
-    proto = inline_functions(proto, path)
-    check_nodes(proto, path)
+    try:
+        check(proto, path)
+        proto = inline_functions(proto, path)
+        check_nodes(proto, path)
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} is not an ONNX file: it holds text that is not UTF-8.") from None
     name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
     return proto, FileEntry(name, size, digest)
 
@@ -105,7 +108,7 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
     graph = model.graph
     known: set[Any] = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
-        for value in node.inputs:
+        for value in (*node.inputs, *captured(node)):
             if value is not None and value not in known:
                 raise ModelError(
                     f"{path} is not valid: node {node.name or node.op_type!r} reads {value.name!r}, "
@@ -151,12 +154,28 @@ def _data(value: ir.Value, path: Path) -> ir.TensorProtocol:
     return value.const_value
 
 
+def _check_tensors(model: ir.Model, path: Path) -> None:
+    """Checks every tensor; what the model declares of its weights elsewhere does not count."""
+    import onnx_ir as ir
+
+    for name, value in model.graph.initializers.items():
+        tensor = _data(value, path)
+        _check_tensor(name, tensor, path)
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(list(tensor.shape.numpy()))
+    holders: list[Any] = [model.graph, *model.functions.values()]
+    for holder in holders:
+        for node in holder.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                    _check_tensor(node.name or node.op_type, attribute.value, path)
+
+
 def _check_tensor(name: str, tensor: ir.TensorProtocol, path: Path) -> None:
     """Checks that a tensor in the message has as many elements as its shape says."""
     import onnx_ir as ir
 
     if isinstance(tensor, ir.ExternalTensor):
-        return
+        return  # `locate` does
     try:
         right = tensor.numpy().shape == tuple(tensor.shape.numpy())
     except Exception:  # data of the wrong length, an unknown type, ...

@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharding.errors import SliceError
 from sharding.fixed import fix
 from sharding.lookahead import Lookahead
 from sharding.placement import Placement
 from sharding.problem import NEVER, WHOLE, WHOLE_ONLY, Held, Problem, counted_weights
 from sharding.steps import Step
+from sharding.text import counted
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,7 +48,23 @@ def solve(
     """
     if fixed:
         fix(graph, fixed, world, source.path)
-    return _Search(Problem(source, graph, world)).run()
+    search = _Search(Problem(source, graph, world))
+    try:
+        return search.run()
+    except _NoWayError as error:
+        node = graph[error.step].node
+        raise SliceError(
+            f"{source.path}: {node.op_type} {node.name!r} cannot run on {counted(world, 'rank')} with its "
+            f"inputs held as is demanded: demand other placements there, or none."
+        ) from None
+
+
+class _NoWayError(Exception):
+    """No option of a step can be reached; only demands make that happen."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
 
 
 @dataclass(eq=False, slots=True)
@@ -127,6 +145,8 @@ class _Search:
                 reached[key] = _State(
                     cost, state.regret + outcome.regret, held, key, state, index, outcome.choice
                 )
+        if not reached:
+            raise _NoWayError(index)
         return self._settle(self._prune(list(reached.values())))
 
     def _settle(self, states: list[_State]) -> list[_State]:

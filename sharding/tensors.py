@@ -199,11 +199,14 @@ def _external_path(model_path: Path, location: str, what: str) -> Path:
     if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise ModelError(f"{what} lies in {location!r}, which is not a path inside {folder}: {advice}")
     path = folder / location
-    resolved, root = path.resolve(), folder.resolve()
+    try:
+        resolved, root, is_file = path.resolve(), folder.resolve(), path.is_file() or not path.exists()
+    except (OSError, RuntimeError, ValueError):  # too long a name, links in a circle, half characters
+        raise ModelError(f"{what} lies in {location[:80]!r}, which cannot be the path of a file.") from None
     if not resolved.is_relative_to(root):
         raise ModelError(
             f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: {advice}"
         )
-    if path.exists() and not path.is_file():
+    if not is_file:
         raise ModelError(f"{what} lies in {path}, which is not a file.")
     return path

@@ -12,6 +12,9 @@ from sharding.sparse import make_dense
 if TYPE_CHECKING:
     import onnx
 
+MAX_VERSION = 10_000
+"""Of the format and of operators: far beyond any that there will be."""
+
 _ALIAS = "ai.onnx"
 """The other name of the domain of ONNX's own operators, whose name is empty."""
 
@@ -21,11 +24,12 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
     type that is not known as none, a sparse tensor as a dense one."""
     if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
+    _check_versions(proto, path)
     _name_domains(proto)
     make_dense(proto, path)
     _check_graph(proto.graph, path)
     _check_external(proto, path)
-    _forget_undefined(proto.graph)
+    _forget_unknown(proto.graph)
 
 
 def first_cause(error: BaseException) -> str:
@@ -34,6 +38,20 @@ def first_cause(error: BaseException) -> str:
         error = error.__cause__
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _check_versions(proto: onnx.ModelProto, path: Path) -> None:
+    if not 1 <= proto.ir_version <= MAX_VERSION:
+        raise ModelError(
+            f"{path} is not valid: its IR version is {proto.ir_version}; expected 1 to {MAX_VERSION}."
+        )
+    for holder in (proto, *proto.functions):
+        for item in holder.opset_import:
+            if not 1 <= item.version <= MAX_VERSION:
+                raise ModelError(
+                    f"{path} is not valid: it wants version {item.version} of the operators of domain "
+                    f"{item.domain[:80]!r}; expected 1 to {MAX_VERSION}."
+                )
 
 
 def _name_domains(proto: onnx.ModelProto) -> None:
@@ -61,6 +79,8 @@ def _check_external(proto: onnx.ModelProto, path: Path) -> None:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         what = f"{path} is not valid: weight {tensor.name!r}"
+        if tensor.data_type == onnx.TensorProto.UNDEFINED:
+            raise ModelError(f"{what} has no element type.")
         if tensor.data_type == onnx.TensorProto.STRING:
             raise ModelError(f"{what} is of strings, which cannot lie in another file.")
         for entry in tensor.external_data:
@@ -98,13 +118,16 @@ def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
             raise ModelError(f"{path} is not valid: its input {value.name!r} has no element type.")
 
 
-def _forget_undefined(graph: onnx.GraphProto) -> None:
+def _forget_unknown(graph: onnx.GraphProto) -> None:
     import onnx
 
     for value in (*graph.value_info, *graph.output, *graph.input):
         undefined = value.type.tensor_type.elem_type == onnx.TensorProto.UNDEFINED
         if value.type.WhichOneof("value") == "tensor_type" and undefined:
             value.ClearField("type")
+        for axis in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if axis.dim_value < 0:  # what some exporters write for a length that is not known
+                axis.Clear()
 
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})

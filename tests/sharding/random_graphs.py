@@ -332,7 +332,9 @@ def _grow(b: Builder) -> None:
         before, after = b.draw(st.integers(0, 2)), b.draw(st.integers(0, 2))
         pads = [0] * 2 * len(shape)
         pads[axis], pads[axis + len(shape)] = before, after
-        b.add(op, [name, b.ints(*pads)], (*shape[:axis], shape[axis] + before + after, *shape[axis + 1 :]))
+        # ONNX Runtime 1.31 takes a Pad into a MaxPool after it, which pads with something else.
+        padded = b.node(op, [name, b.ints(*pads)])
+        b.add("Neg", padded, (*shape[:axis], shape[axis] + before + after, *shape[axis + 1 :]))
     elif op == "Tile":
         repeats = [1] * len(shape)
         repeats[axis] = 2

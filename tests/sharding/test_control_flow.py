@@ -247,6 +247,8 @@ def test_a_function_of_other_operator_versions_stays_whole(tmp_path: Path) -> No
     assert "rows" in _operators(path)
     assert len(model.functions) == 1
     _check(path, tmp_path / "out", {"x": graphs.array(3, 16)})
+    rank = onnx.load(tmp_path / "out/rank_0.onnx")
+    assert [function.name for function in rank.functions] == ["rows"]
 
 
 def test_a_function_that_calls_itself_is_refused(tmp_path: Path) -> None:

@@ -150,21 +150,6 @@ def test_loop_bodies_see_outer_values(tmp_path: Path) -> None:
     check(tmp_path, text, {"w1": array(16, 32), "w2": array(32, 8)}, x=array(2, 16))
 
 
-def test_function_calls_are_kept_whole(tmp_path: Path) -> None:
-    text = """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
-    g (float[n, 16] x) => (float[n, 8] y) {
-      a = MatMul(x, w1)
-      b = local.twice(a)
-      y = MatMul(b, w2)
-    }
-    <domain: "local", opset_import: ["" : 18]>
-    twice (v) => (r) { r = Add(v, v) }"""
-    check(tmp_path, text, {"w1": array(16, 32), "w2": array(32, 8)})
-    rank = onnx.load(tmp_path / "slices/rank_0.onnx")
-    assert [function.name for function in rank.functions] == ["twice"]
-    assert {item.domain for item in rank.opset_import} == {"", "local", "com.microsoft"}
-
-
 def test_operators_without_rules_are_kept_whole(tmp_path: Path) -> None:
     text = """g (float[n, 16] x) => (float[n, 32] y) {
       a = MatMul(x, w1)
