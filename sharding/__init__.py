@@ -37,10 +37,12 @@ def slice_model(
     """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
 
     ``allow_replicated`` is a short form of the option of that name; ``progress`` is called with the bytes of
-    weights written so far and in all; ``rank`` writes only what that rank runs, so that hosts can each write
-    their own, into one folder or several. Raises `ModelError` for a file that cannot be read, and `SliceError`
-    for an impossible number of ranks, options that the model does not allow, an output folder that holds
-    something else, or, unless ``allow_replicated``, a model of which no weight can be split.
+    weights written so far and in all; ``rank`` writes what that rank runs alone, so that hosts can each write
+    their own, into one folder or several.
+
+    Raises `ModelError` for a file that cannot be read, and `SliceError` for an impossible number of ranks,
+    options that the model does not allow, an output folder that holds something else, or, unless
+    ``allow_replicated``, a model of which no weight can be split.
     """
     from sharding.folder import check_output
     from sharding.plan import plan_model as plan

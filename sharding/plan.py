@@ -26,6 +26,7 @@ from sharding.stages import Stages, plan_stages
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
 from sharding.text import counted, human_bytes
+from sharding.unsplit import nothing_splits
 from sharding.values import shape_of
 
 MAX_RANKS = 4096
@@ -33,8 +34,11 @@ MAX_RANKS = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is sliced for a mesh of ranks. The fields to show are `weights`, `collectives`, `whole` and,
-    with several strategies, `mesh`, `stages`, `batch`, `reason`."""
+    """How a model is sliced for a mesh of ranks.
+
+    The fields to show are `weights`, `collectives`, `whole`, and with strategies besides tensor parallelism
+    `mesh`, `stages`, `micro_batches`, `batch` and `reason`.
+    """
 
     source: Source
     world_size: int
@@ -271,7 +275,7 @@ class Planner:
         )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
-            raise SliceError(_nothing_splits(plan))
+            raise SliceError(nothing_splits(plan))
         return replace(plan, batch=batch, micro_batches=micro_batches)
 
     def _solve(self, world: int, stages: int, options: SliceOptions) -> tuple[list[Step], list[int]]:
@@ -365,31 +369,6 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
         tuple(names),
         mesh,
         stages,
-    )
-
-
-def _nothing_splits(plan: Plan) -> str:
-    source, ranks = plan.source, plan.tensor_size
-    names = plan.whole_weights or tuple(plan.weights)
-    if not names:
-        return f"{source.path} has no weights, so there is nothing to split over {ranks} ranks."
-    largest: WeightTensor = max((source.weights[name] for name in names), key=lambda weight: weight.nbytes)
-    what = f"the largest, {largest.name!r}, is {largest.dtype} {list(largest.shape)}"
-    if any(size > 1 and size % ranks == 0 for size in largest.shape):
-        # The number of ranks is not the reason.
-        if plan.whole:
-            why = (
-                f"the operators that use them ({', '.join(sorted(plan.whole))}) cannot work on a part; {what}"
-            )
-        else:
-            why = f"all of them are vectors, or too small to be worth a collective; {what}"
-        advice = "let every rank hold the whole model"
-    else:
-        why = f"used by {', '.join(sorted(plan.whole)) or 'operators without large weights'}; {what}"
-        advice = "choose a number of ranks that divides its axes, or let every rank hold the whole model"
-    return (
-        f"{source.path}: no weight can be split over {counted(ranks, 'rank')} ({why}): {advice} "
-        "with --allow-replicated (in Python: allow_replicated=True)."
     )
 
 

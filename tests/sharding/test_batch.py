@@ -45,14 +45,15 @@ APART = {
         {"y": 0},
     ),
     "copied axes": (
-        "(float[n, 4, 6] x) => (float[n, 24] y) { t = Constant<value = int64[2] {0, -1}>() "
-        "y = Reshape(x, t) }",
+        """(float[n, 4, 6] x) => (float[n, 24] y) {
+          t = Constant<value = int64[2] {0, -1}>() y = Reshape(x, t) }""",
         {"x": 0},
         {"y": 0},
     ),
     "repeated to the batch": (
         """(float[n, 4] x) => (float[n, 4] y) {
-           s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>() e = Expand(one, s) y = Mul(x, e) }""",
+           s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>()
+           e = Expand(one, s) y = Mul(x, e) }""",
         {"x": 0},
         {"y": 0},
     ),
