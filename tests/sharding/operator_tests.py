@@ -28,6 +28,7 @@ from sharding.read import Source, read_model
 from sharding.validity import nodes_of
 from sharding.write import write_slices
 from tests.sharding import lockstep
+from tests.sharding.proof import kind
 
 SEED = 0
 """Of the tests' random inputs, which ONNX draws from numpy's global generator."""
@@ -62,13 +63,16 @@ class Tally:
     """Slicings, besides, that take one option of one node whatever it costs."""
     split: int = 0
     """Slicings, of those by the plan's own choice, in which some weight is split."""
+    offered: set[tuple[str, str, str]] = field(default_factory=set)
+    """(domain, operator, kind) of every option that a rule offered for a node."""
     failures: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         """Adds what another run counted."""
         for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+            own = getattr(self, name)
+            setattr(self, name, own | value if isinstance(value, set) else own + value)
 
     def __str__(self) -> str:
         return (
@@ -153,6 +157,11 @@ def _slice_all(
         try:
             source = source or read_model(path)
             plan = _plan(source, world)
+            tally.offered |= {
+                (step.view.domain, step.view.op_type, kind(option))
+                for step in plan.steps
+                for option in step.options[1:]
+            }
             choices: list[list[int] | None] = [None] if world in worlds else []
             if world in forced:
                 choices += _forced(plan)

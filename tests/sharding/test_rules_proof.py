@@ -14,7 +14,7 @@ import pytest
 
 import sharding.rules
 from sharding.rules import RULES
-from tests.sharding.proof import Case, kind, prove, runnable
+from tests.sharding.proof import Case, kind, options_of, prove, runnable
 from tests.sharding.rule_cases import CASES, EXTRA_BY_DOMAIN
 from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 
@@ -82,6 +82,25 @@ def test_every_option_is_exact(operator: tuple[str, str]) -> None:
         required = required | {"split->split"}
     assert required <= proved, f"not exercised: {required - proved}"
     assert proved - required <= BLOCKS, f"kinds of options that this test does not name: {proved - required}"
+
+
+def test_no_rule_is_unproved() -> None:
+    """Every rule has a node that the installed ONNX Runtime runs and that the rule offers something for; of
+    operators newer than it the names are listed."""
+    unproved = [
+        ".".join(filter(None, operator))
+        for operator in sorted(RULES)
+        if not any(
+            options_of(case, world) for case in BY_OPERATOR[operator] for world in WORLDS if runnable(case)
+        )
+    ]
+    print(f"{len(RULES)} rules, {len(CASES)} nodes, not proved: {', '.join(unproved) or 'none'}")
+    too_new = [
+        ".".join(filter(None, operator))
+        for operator, cases in BY_OPERATOR.items()
+        if not any(runnable(case) for case in cases)
+    ]
+    assert set(unproved) <= set(too_new)
 
 
 def test_no_case_is_of_an_unknown_operator() -> None:
