@@ -17,11 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sharding.exchanges import exchanging_options
 from sharding.rules import RULES
 from tests.sharding import operator_tests
 from tests.sharding.operator_tests import KINDS, Tally
 from tests.sharding.proof import kind, prove, runnable
 from tests.sharding.rule_cases import CASES
+from tests.sharding.test_exchanges import PRODUCTS, RANGES
 
 
 def _run(job: tuple[str, int, tuple[int, ...], tuple[int, ...]]) -> Tally:
@@ -71,6 +73,11 @@ def _print_unproved(total: Tally) -> None:
         nodes += 1
         for world in (2, 3, 4):
             proved.update((case.domain, case.op_type, kind(option)) for option in prove(case, world))
+    for case in (*RANGES, *PRODUCTS):
+        nodes += 1
+        for world in (2, 3, 4):
+            options = prove(case, world, exchanging_options)
+            proved.update((case.domain, case.op_type, kind(option)) for option in options)
     rules = {(domain, op_type) for domain, op_type, _ in proved}
     missing = sorted(".".join(filter(None, item)) for item in set(RULES) - rules)
     unseen = sorted(".".join(filter(None, item)) for item in total.offered - set(proved))

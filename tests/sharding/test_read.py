@@ -1,6 +1,7 @@
 """Reading model files: what is no ONNX model, or has external data out of place, is refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -245,8 +246,8 @@ def test_an_impossible_number_of_ranks_is_refused(tmp_path: Path, ranks: object)
         sharding.plan_model(graphs.mlp(tmp_path / "model.onnx"), ranks)  # type: ignore[arg-type]
 
 
-def test_planning_a_model_beyond_two_gigabytes_of_weights_needs_little_memory(tmp_path: Path) -> None:
-    """2.25 GB of weights, sparse on disk: planned by their references, in a process of bounded memory."""
+def test_a_model_beyond_two_gigabytes_is_sliced_in_little_memory(tmp_path: Path) -> None:
+    """2.4 GB of weights, sparse on disk, cut by a process of bounded memory."""
     axes = (24576, 24576)
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     graph = onnx.parser.parse_graph("g (float[n, 24576] x) => (float[n, 24576] y) { y = MatMul(x, big) }")
@@ -256,22 +257,33 @@ def test_planning_a_model_beyond_two_gigabytes_of_weights_needs_little_memory(tm
     graph.initializer.append(weight)
     model.graph.CopyFrom(graph)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    row, column = 23_000, 24_000  # beyond the first 2 GB, of the second rank
     with (tmp_path / "big.data").open("wb") as file:
         file.truncate(axes[0] * axes[1] * 4)
+        file.seek((row * axes[1] + column) * 4)
+        file.write(np.float32(7).tobytes())
     code = (
         "import sys, sharding; from tests.sharding.lockstep import peak_kilobytes; "
-        "plan = sharding.plan_model(sys.argv[1], 2); print(plan.rank_weight_bytes(), peak_kilobytes())"
+        "manifest = sharding.slice_model(sys.argv[1], 2, sys.argv[2]); "
+        "print(manifest.weights['big'].placement, manifest.ranks[0].weight_bytes, peak_kilobytes())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model.onnx")],
+        [sys.executable, "-c", code, str(tmp_path / "model.onnx"), str(tmp_path / "slices")],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    held, kilobytes = map(int, done.stdout.split())
-    assert held == axes[0] * axes[1] * 2
-    assert kilobytes < 500_000
+    placement, held, kilobytes = done.stdout.split()
+    assert (placement, int(held)) == ("split:1", axes[0] * axes[1] * 2)
+    assert int(kilobytes) < 500_000
+    rank = onnx.load(tmp_path / "slices/rank_1.onnx", load_external_data=False)
+    where = {entry.key: entry.value for entry in rank.graph.initializer[0].external_data}
+    half, start = axes[1] // 2, int(where.get("offset", 0))
+    part = np.memmap(tmp_path / "slices" / where["location"], np.float32, "r", start, (axes[0], half))
+    assert part[row, column - half] == 7 and part[row].sum() == 7
+    shutil.rmtree(tmp_path / "slices")
+    (tmp_path / "big.data").unlink()
 
 
 def _changed(tmp_path: Path, change: Callable[[onnx.ModelProto], object]) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Set
 from tests.sharding.proof import Case
 from tests.sharding.rule_cases import (
     attention,
+    blocks,
     elementwise,
     fused,
     gpu_only,
@@ -31,6 +32,7 @@ CASES: list[Case] = [
     *quantized.CASES,
     *sequences.CASES,
     *shapes.CASES,
+    *blocks.CASES,
 ]
 EXTRA_BY_DOMAIN: dict[tuple[str, str], Set[str]] = {**attention.EXTRA, **fused.EXTRA, **gpu_only.EXTRA}
 """The same by domain and operator."""
