@@ -23,7 +23,7 @@ from sharding.errors import OutputError
 from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
-from sharding.protobuf import IN_MODEL_FILE, _field, _fields, _varint
+from sharding.protobuf import IN_MODEL_FILE, field, fields, varint
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
             memoryview(mapped) as data,
         ):
             pieces = _model_pieces(data, notes, replaced | {name})
-            pieces.append(_field(_MODEL_CONFIGURATION, _configuration(name, devices)))
+            pieces.append(field(_MODEL_CONFIGURATION, _configuration(name, devices)))
             _write(output, lambda target: _write_pieces(target, data, pieces))
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
@@ -172,26 +172,26 @@ def _model_pieces(data: memoryview, notes: dict[str, bytes], replaced: set[str])
 
     pieces: list[Piece] = []
     version = 0
-    for number, wire, first, payload, end in _fields(data, 0, len(data)):
+    for number, wire, first, payload, end in fields(data, 0, len(data)):
         if number == _MODEL_IR_VERSION:
             version = onnx.ModelProto.FromString(bytes(data[first:end])).ir_version
         elif number == _MODEL_GRAPH and wire == _BYTES:
             inner = _graph_pieces(data, payload, end, notes, replaced)
             size = sum(len(item) if isinstance(item, bytes) else item[1] - item[0] for item in inner)
-            pieces += [_varint(_MODEL_GRAPH << 3 | _BYTES) + _varint(size), *inner]
+            pieces += [varint(_MODEL_GRAPH << 3 | _BYTES) + varint(size), *inner]
         elif number == _MODEL_CONFIGURATION and wire == _BYTES:
             if onnx.DeviceConfigurationProto.FromString(bytes(data[payload:end])).name not in replaced:
                 pieces.append((first, end))
         else:
             pieces.append((first, end))
-    return [_varint(_MODEL_IR_VERSION << 3) + _varint(max(version, IR_VERSION)), *pieces]
+    return [varint(_MODEL_IR_VERSION << 3) + varint(max(version, IR_VERSION)), *pieces]
 
 
 def _graph_pieces(
     data: memoryview, start: int, stop: int, notes: dict[str, bytes], replaced: set[str]
 ) -> list[Piece]:
     pieces: list[Piece] = []
-    for number, wire, first, payload, end in _fields(data, start, stop):
+    for number, wire, first, payload, end in fields(data, start, stop):
         if number == _GRAPH_NODE and wire == _BYTES:
             pieces += _node_pieces(data, payload, end, notes, replaced)
         else:
@@ -206,7 +206,7 @@ def _node_pieces(
 
     kept: list[Piece] = []
     outputs = []
-    for number, wire, first, payload, end in _fields(data, start, stop):
+    for number, wire, first, payload, end in fields(data, start, stop):
         if number == _NODE_OUTPUT and wire == _BYTES:
             outputs.append(bytes(data[payload:end]).decode())
         if number == _NODE_CONFIGURATIONS and wire == _BYTES:
@@ -216,7 +216,7 @@ def _node_pieces(
         kept.append((first, end))
     kept.append(notes.get(_made_by(outputs), b""))
     size = sum(len(item) if isinstance(item, bytes) else item[1] - item[0] for item in kept)
-    return [_varint(_GRAPH_NODE << 3 | _BYTES) + _varint(size), *kept]
+    return [varint(_GRAPH_NODE << 3 | _BYTES) + varint(size), *kept]
 
 
 def _write_pieces(target: BinaryIO, data: memoryview, pieces: Sequence[Piece]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +96,8 @@ class RankEmitter:
         self.rank, self.world, self.stage = rank, world, stage
         self.source = source
         self.version = source.model.opset_imports.get("", 1)
-        self.names = all_names(source.model)
-        self.node_names: set[str] = set()
+        self.names = _Names(all_names(source.model))
+        self.node_names = _Names()
         self.nodes: list[ir.Node] = []
         self.collectives: list[Collective] = []
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -318,7 +318,7 @@ class RankEmitter:
             attributes,
             overload=model.overload if model else "",
             num_outputs=outputs,
-            name=_unused((model.name if model else None) or f"shardrun/{op_type}", self.node_names),
+            name=self.node_names.fresh((model.name if model else None) or f"shardrun/{op_type}"),
             doc_string=model.doc_string if model else None,
             metadata_props=dict(model.metadata_props) if model else None,
         )
@@ -335,21 +335,29 @@ class RankEmitter:
         return [*self.ir.convenience.convert_attributes(plain), *empty]
 
     def _fresh(self, wanted: str) -> str:
-        return _unused(wanted, self.names)
+        return self.names.fresh(wanted)
 
 
 def _fixed(shape: Sequence[Dim]) -> bool:
     return all(isinstance(axis, int) for axis in shape)
 
 
-def _unused(wanted: str, names: set[str]) -> str:
-    """This name, or the first of name_1, name_2, ... that is not among ``names``, which it joins."""
-    name, number = wanted, 0
-    while name in names:
-        number += 1
-        name = f"{wanted}_{number}"
-    names.add(name)
-    return name
+class _Names:
+    """Names that are taken; thousands may want the same one."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.taken = set(taken)
+        self.numbers: dict[str, int] = {}
+
+    def fresh(self, wanted: str) -> str:
+        """This name, or the first of name_1, name_2, ... that is not taken; it is from now on."""
+        name, number = wanted, self.numbers.get(wanted, 0)
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self.numbers[wanted] = number
+        self.taken.add(name)
+        return name
 
 
 def all_names(model: ir.Model) -> set[str]:

@@ -45,30 +45,30 @@ def _strip_tensor(data: memoryview, start: int, end: int) -> bytes:
     if end - start <= INLINE_BYTES:
         return bytes(data[start:end])
     parts, raw = [], None
-    for number, wire, first, payload, stop in _fields(data, start, end):
+    for number, wire, first, payload, stop in fields(data, start, end):
         if number == _TENSOR_RAW_DATA and wire == _BYTES and stop - payload > INLINE_BYTES:
             raw = (payload, stop - payload)
         else:
             parts.append(bytes(data[first:stop]))
     if raw is not None:
         for key, value in (("location", IN_MODEL_FILE), ("offset", str(raw[0])), ("length", str(raw[1]))):
-            entry = _field(1, key.encode()) + _field(2, value.encode())
-            parts.append(_field(_TENSOR_EXTERNAL_DATA, entry))
-        parts.append(_varint(_TENSOR_DATA_LOCATION << 3 | _VARINT) + _varint(1))
+            entry = field(1, key.encode()) + field(2, value.encode())
+            parts.append(field(_TENSOR_EXTERNAL_DATA, entry))
+        parts.append(varint(_TENSOR_DATA_LOCATION << 3 | _VARINT) + varint(1))
     return b"".join(parts)
 
 
 def _rebuild(data: memoryview, start: int, end: int, inner: int, strip: _Strip) -> bytes:
     parts = []
-    for number, wire, first, payload, stop in _fields(data, start, end):
+    for number, wire, first, payload, stop in fields(data, start, end):
         if number == inner and wire == _BYTES:
-            parts.append(_field(inner, strip(data, payload, stop)))
+            parts.append(field(inner, strip(data, payload, stop)))
         else:
             parts.append(bytes(data[first:stop]))
     return b"".join(parts)
 
 
-def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(number, wire type, offset of the field, of its payload, of its end) of each field."""
     position = start
     while position < end:
@@ -102,7 +102,7 @@ def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     raise MalformedError(f"a number breaks off at byte {position}")
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -111,5 +111,5 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | _BYTES) + _varint(len(payload)) + payload
+def field(number: int, payload: bytes) -> bytes:
+    return varint(number << 3 | _BYTES) + varint(len(payload)) + payload

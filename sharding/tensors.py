@@ -1,9 +1,7 @@
-"""The weights of a model where they lie: nothing is loaded before it is cut, and cutting streams."""
+"""The weights of a model where they lie: nothing is loaded before it is cut."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +14,6 @@ from sharding.protobuf import IN_MODEL_FILE
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-CHUNK_BYTES = 8 << 20
-"""Bytes that cutting holds in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -83,57 +78,6 @@ class WeightTensor:
     def part(self, placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
         """What a rank holds under this placement: a view where it is contiguous."""
         return cut(self.array(), placement, rank, world)
-
-    def part_bytes(self, placement: Placement, rank: int, world: int) -> Iterator[bytes]:
-        """The bytes of `part`, a few megabytes in memory at a time."""
-        if self.tensor.dtype.bitwidth < 8:
-            import onnx_ir as ir
-
-            array = np.ascontiguousarray(self.part(placement, rank, world))
-            yield ir.Tensor(array, dtype=self.tensor.dtype).tobytes()
-            return
-        shape, axis = list(self.shape), placement.axis if isinstance(placement, Split) else len(self.shape)
-        if 0 in shape:
-            return
-        while len(shape) > 1 and shape[0] == 1 and axis > 0:  # so that rows are no longer than they must be
-            shape, axis = shape[1:], axis - 1
-        where = placement
-        if isinstance(placement, Split):
-            where, rank, world = (
-                Split(axis, placement.blocks),
-                placement.part(rank),
-                placement.parts(world),
-            )
-        flat = None if self.extent is not None else self.tensor.numpy().reshape(-1)
-        rows = shape[0] if shape else 1
-        row_bytes = self.nbytes // rows
-        row_size = self.tensor.size // rows
-        for start, end in _row_ranges(rows, where, rank, world, max(1, CHUNK_BYTES // row_bytes)):
-            if flat is None:
-                block = self._mapped(start * row_bytes, end * row_bytes)
-            else:
-                block = flat[start * row_size : end * row_size]
-            block = block.reshape((end - start, *shape[1:]))
-            yield _little_endian(block if axis == 0 else cut(block, where, rank, world))
-
-
-def _row_ranges(
-    rows: int, placement: Placement, rank: int, world: int, step: int
-) -> Iterator[tuple[int, int]]:
-    """The rows of axis 0 that a rank's part is cut from, at most ``step`` at a time. Splits have one copy."""
-    ranges = [(0, rows)]
-    if isinstance(placement, Split) and placement.axis == 0:
-        size = rows // (world * placement.blocks)
-        ranges = [((block * world + rank) * size, size) for block in range(placement.blocks)]
-    for first, count in ranges:
-        for start in range(first, first + count, step):
-            yield start, min(start + step, first + count)
-
-
-def _little_endian(array: np.ndarray[Any, Any]) -> bytes:
-    if sys.byteorder == "big" and array.dtype.itemsize > 1:
-        array = array.byteswap()
-    return array.tobytes()
 
 
 def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
