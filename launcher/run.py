@@ -194,6 +194,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     from collections import Counter
 
     from launcher.report import human_bytes
+    from sharding.text import reason_rows
 
     held = [rank.weight_bytes for rank in manifest.ranks]
     # Of many ranks, the least and the most.
@@ -211,6 +212,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
         ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"),
         *result.facts.items(),
         ("latency", latency),
+        *reason_rows(manifest.reason),
     ]
     if known and manifest.strategy != "tensor":
         used = ", ".join(f"{size} {name}" for name, size in manifest.mesh.axes if size > 1)

@@ -31,7 +31,9 @@ class SegmentBuilder:
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         self._constants = {node.output[0]: node for node in graph.node if is_constant(node)}
-        self._declared = {value.name: value.type for value in [*graph.value_info, *graph.output]}
+        self._declared = {
+            value.name: _without_lengths(value.type) for value in [*graph.value_info, *graph.output]
+        }
         self._types = {value.name: value.type for value in graph.input}
         self._opsets = [opset for opset in cut.model.opset_import if opset.domain != SHARDRUN]
 
@@ -121,8 +123,26 @@ class SegmentBuilder:
         return inferred
 
 
+def _without_lengths(declared: onnx.TypeProto) -> onnx.TypeProto:
+    """A declared type with the number and the symbols of its axes alone.
+
+    ONNX Runtime only warns where a file declares a wrong length for a value or an output (exporters do, of axes
+    that they took as fixed); but of the input that the value becomes of a later segment it would insist on it.
+    The lengths that matter are inferred from the weights anyway.
+    """
+    result = onnx.TypeProto()
+    result.CopyFrom(declared)
+    if result.HasField("tensor_type"):
+        for dim in result.tensor_type.shape.dim:
+            if dim.HasField("dim_value"):
+                dim.Clear()
+    return result
+
+
 def _recv_type(collective: Collective) -> onnx.TypeProto:
-    shape = [dim if dim >= 0 else None for dim in collective.attributes["shape"]]
+    # A length of an announced value is the file's word (see `_without_lengths`); any may come.
+    fixed = not collective.attributes["announce"]
+    shape = [dim if fixed else None for dim in collective.attributes["shape"]]
     return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
 
 

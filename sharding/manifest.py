@@ -110,6 +110,8 @@ class Manifest:
     micro_batches: int = 1
     batch: BatchAxes = field(default_factory=BatchAxes)
     created_by: str = "shardrun"
+    reason: str = ""
+    """Why strategy ``auto`` chose this one; the file may leave it out."""
 
     def __post_init__(self) -> None:
         if self.mesh is _NO_MESH:
@@ -125,6 +127,7 @@ class Manifest:
             "world_size",
             "strategy",
             "mesh",
+            *(["reason"] if self.reason else []),
             "micro_batches",
             "batch",
             "ranks",
@@ -197,6 +200,7 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         micro_batches=root["micro_batches"].integer(1),
         batch=_batch(root["batch"]),
         created_by=root.text("created_by"),
+        reason=root.text("reason") if "reason" in root.mapping() else "",
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):

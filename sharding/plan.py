@@ -25,7 +25,7 @@ from sharding.solve import counted_weights, solve
 from sharding.stages import Stages, plan_stages
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
-from sharding.text import counted, human_bytes
+from sharding.text import counted, human_bytes, reason_rows
 from sharding.unsplit import nothing_splits
 from sharding.values import shape_of
 
@@ -155,7 +155,7 @@ class Plan:
                 else []
             ),
             ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
-            *([("chosen", self.reason)] if self.reason else []),
+            *reason_rows(self.reason),
         ]
         if self.whole:
             rows.append(

@@ -16,3 +16,9 @@ def human_bytes(count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things: 1 rank, 2 ranks."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def reason_rows(reason: str) -> list[tuple[str, str]]:
+    """Why a strategy was chosen, as rows of a table, one for each part of the sentence."""
+    parts = reason.split("; ") if reason else []
+    return [("" if number else "chosen", part) for number, part in enumerate(parts)]

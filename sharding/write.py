@@ -129,6 +129,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         micro_batches=plan.micro_batches,
         batch=plan.batch,
         created_by=CREATED_BY,
+        reason=plan.reason,
     )
 
 

@@ -70,6 +70,13 @@ def test_a_model_file(model: Path, tmp_path: Path, launcher: str) -> None:
     assert len(list((tmp_path / "cache" / "slices").glob("m-2-*/manifest.json"))) == 1
 
 
+def test_strategy_auto_says_why(model: Path, tmp_path: Path) -> None:
+    done = shardrun("run", model, "--ranks", 2, "--strategy", "auto", "--verify", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^chosen +\w+: .* of the weights|^chosen +data: all ", done.stdout, re.M), done.stdout
+    assert len(re.findall(r"^ +\w+ would give .*|^ +\w+ is not possible", done.stdout, re.M)) == 2
+
+
 def test_inputs_and_outputs(model: Path, slices: Path, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((3, 8), np.float32)
     x.tofile(tmp_path / "x.bin")

@@ -371,6 +371,25 @@ def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
     assert_close(run_all(save(models, tmp_path), feeds, check), expected)
 
 
+def test_lengths_that_the_file_declares_wrongly(tmp_path: Path) -> None:
+    """ONNX Runtime only warns of them where they are no inputs, so they must not become inputs' lengths."""
+    nodes = [
+        node("Reshape", ["x", "as"], ["a"]),
+        node("AllReduce", ["a"], ["b"]),
+        node("Neg", ["b"], ["c"]),
+        node("AllReduce", ["c"], ["y"]),
+        node("Abs", ["y"], ["z"]),
+    ]
+    models = [model(nodes, [X], [value("y", [8, 4]), value("z", ["n", 4])], {"as": np.array([-1, 4])})] * 2
+    for item in models:
+        item.graph.value_info.extend(value(name, [8, 4]) for name in "abc")
+    feeds = [{"x": np.full((n, 4), n, np.float32)} for n in (3, 3, 8, 1)]
+    for feed, results in zip(feeds, run_all(save(models, tmp_path), feeds), strict=True):
+        for y, z in results:
+            np.testing.assert_array_equal(y, -4 * feed["x"])
+            np.testing.assert_array_equal(z, 4 * feed["x"])
+
+
 def test_strings_between_segments(tmp_path: Path) -> None:
     nodes = [
         node("AllReduce", ["x"], ["a"]),

@@ -42,6 +42,7 @@ def example() -> manifests.Manifest:
         micro_batches=3,
         batch=manifests.BatchAxes({"x": 0}, {"y": 0}),
         created_by="shardrun 0.1.0",
+        reason="data: all 96 B on each rank",
     )
 
 
@@ -53,8 +54,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_the_file_has_the_documented_keys() -> None:
     data = json.loads(example().to_json())
     assert list(data) == [
-        *("format", "version", "created_by", "source", "world_size", "strategy", "mesh", "micro_batches"),
-        *("batch", "ranks", "weights", "collectives", "inputs", "outputs", "whole"),
+        *("format", "version", "created_by", "source", "world_size", "strategy", "mesh", "reason"),
+        *("micro_batches", "batch", "ranks", "weights", "collectives", "inputs", "outputs", "whole"),
     ]
     assert data["weights"]["w"] == {
         "placement": "split:1/3",
@@ -63,6 +64,15 @@ def test_the_file_has_the_documented_keys() -> None:
         "bytes": 96,
         "stages": [0],
     }
+
+
+def test_the_reason_may_be_left_out() -> None:
+    data = json.loads(example().to_json())
+    del data["reason"]
+    without = manifests.parse_manifest(json.dumps(data))
+    assert without == dataclasses.replace(example(), reason="") and "reason" not in json.loads(
+        without.to_json()
+    )
 
 
 def test_reading_a_manifest_imports_nothing_heavy() -> None:
@@ -85,6 +95,7 @@ CHANGES: list[tuple[list[Any], Any, str]] = [
     (["mesh"], {"data": 2}, "$.mesh must be an object with the keys data, pipeline, tensor"),
     (["mesh", "data"], 3, "$.mesh must be a mesh of 2 ranks, the world size"),
     (["mesh", "tensor"], 0, '$.mesh["tensor"] must be a whole number of at least 1'),
+    (["reason"], 3, "$.reason must be a string, but is 3"),
     (["micro_batches"], 0, "$.micro_batches must be a whole number of at least 1"),
     (
         ["batch", "inputs", "x"],
@@ -130,7 +141,7 @@ def test_a_wrong_value_is_named_with_its_place(path: list[Any], value: Any, sent
     assert "DIR/manifest.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", list(json.loads(example().to_json())))
+@pytest.mark.parametrize("key", [key for key in json.loads(example().to_json()) if key != "reason"])
 def test_a_missing_key_is_named(key: str) -> None:
     data = json.loads(example().to_json())
     del data[key]
