@@ -75,7 +75,7 @@ def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
         value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
     if found.tensor_type.HasField("shape"):
         axes = [
-            axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
+            axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else axis.dim_param or None
             for axis in found.tensor_type.shape.dim
         ]
         old = before[1]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MAX_VERSION = 10_000
 """Of the format and of operators: far beyond any that there will be."""
 
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
+
 _ALIAS = "ai.onnx"
 """The other name of the domain of ONNX's own operators, whose name is empty."""
 
@@ -28,7 +31,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
     _name_domains(proto)
     make_dense(proto, path)
     _check_graph(proto.graph, path)
-    _check_external(proto, path)
+    _check_tensors(proto, path)
     _forget_unknown(proto.graph)
 
 
@@ -67,20 +70,27 @@ def _name_domains(proto: onnx.ModelProto) -> None:
             node.domain = ""
 
 
-def _check_external(proto: onnx.ModelProto, path: Path) -> None:
-    """Checks how tensors say where their data lies; whether it lies there is known when it is looked for."""
+def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
+    """Checks that tensors have a type, and how they say where their data lies; whether it lies there is known
+    when it is looked for."""
     import onnx
 
     tensors = list(proto.graph.initializer)
     for node in nodes_of((proto.graph, *proto.functions)):
         for attribute in node.attribute:
-            tensors += [attribute.t, *attribute.g.initializer]
+            is_tensor = attribute.type == onnx.AttributeProto.TENSOR and not attribute.ref_attr_name
+            if is_tensor or attribute.HasField("t"):
+                tensors.append(attribute.t)
+            tensors += attribute.g.initializer
+    known = set(onnx.TensorProto.DataType.values())
     for tensor in tensors:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
         what = f"{path} is not valid: weight {tensor.name!r}"
         if tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise ModelError(f"{what} has no element type.")
+        if tensor.data_type not in known:
+            raise ModelError(f"{what} has no element type: {tensor.data_type} is not a valid one.")
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
         if tensor.data_type == onnx.TensorProto.STRING:
             raise ModelError(f"{what} is of strings, which cannot lie in another file.")
         for entry in tensor.external_data:
@@ -141,10 +151,12 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = proto.ir_version
     context.opset_imports = {item.domain: item.version for item in proto.opset_import}
-    for node in proto.graph.node:
+    for node in nodes_of([proto.graph]):
         bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
         elsewhere = any(item.t.data_location == onnx.TensorProto.EXTERNAL for item in node.attribute)
-        if node.domain or bodies or elsewhere:  # the checker knows no outer values, and no folder
+        # The checker knows no outer values, and no folder.
+        beyond_it = (bodies and node.op_type in _WITH_BODIES) or (elsewhere and node.op_type in _CONSTANTS)
+        if node.domain or beyond_it:
             continue
         if node.op_type in RUNTIME_OWN and not onnx.defs.has(
             node.op_type, context.opset_imports.get("", 1), ""
