@@ -35,24 +35,19 @@ sums, not two.""",
     "lstm": """a step of an LSTM needs the whole hidden state of the step before, so that its hidden units
 could only be split with a collective in every step. The two directions are independent, so two ranks hold
 half each, and more ranks hold no less.""",
-    "llama_fused": """with fewer groups of keys and values than ranks, and whole caches to give out, all ranks
-compute all of `GroupQueryAttention` from gathered queries: gathering the new keys and values is less than
-gathering the caches.""",
+    "llama_fused": """4 groups of keys and values on 8 ranks, and whole caches to give out. Split by group,
+each on two ranks, `GroupQueryAttention` would need two sums a layer besides the caches; the planner's
+estimate prefers to gather the new queries, keys and values, and every rank computes all of the attention.""",
     "llama_4bit": """the summed axis of the feed-forward is 44 blocks of 32 weights, which share a scale;
 8 ranks do not divide them, so that its second weight is split by output and the values before it are
 gathered.""",
     "bert_int8_dynamic": """`DynamicQuantizeLinear` takes its scale from the range of the whole activation.
 Where the activation is split, ranks first exchange their smallest and largest values (8 bytes each), so that
-all of them round as one: a tiny collective before each of the two products that are summed.""",
+all of them round as one: a tiny collective before a product that is summed. With more ranks the activation
+before the attention's last product is gathered instead.""",
     "llama_int8_dynamic": "as BERT with dynamic quantisation.",
 }
 """Why an architecture is not at its goals, where that is known."""
-
-FAILURES = {
-    "lstm": """torch.onnx declares the length of the example that it exported with for all that follows an
-LSTM, the output too. ONNX Runtime only warns of other lengths; ranks that are processes refuse them.""",
-}
-"""Why ranks that are processes fail, where they do."""
 
 
 def measured(name: str) -> list[Measured]:
@@ -136,9 +131,7 @@ def page(results: dict[str, list[Measured]]) -> str:
                 by_miss.setdefault(miss, []).append(str(result.ranks))
         if by_miss:
             what = "; ".join(f"{miss} ({', '.join(ranks)} ranks)" for miss, ranks in by_miss.items())
-            failed = any(isinf(result.error) for result in slicings)
-            reasons = [REASONS.get(name, ""), FAILURES.get(name, "") if failed else ""]
-            reason = " ".join(" ".join(reasons).split()) or "it is not known why."
+            reason = " ".join(REASONS.get(name, "it is not known why.").split())
             lines += [f"**{name}**: {what}: {reason}", ""]
     lines += ["## Slicings", "", *TABLE_HEAD]
     lines += [row(name, result) for name, slicings in results.items() for result in slicings]

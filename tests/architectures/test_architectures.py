@@ -73,7 +73,8 @@ def test_parts_of_a_batch_give_the_unsliced_outputs(name: str, ranks: int, tmp_p
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("name", "strategy"), [("llama_cache", "tensor"), ("llama_4bit", "tensor"), ("unet", "pipeline")]
+    ("name", "strategy"),
+    [("llama_cache", "tensor"), ("llama_4bit", "tensor"), ("lstm", "tensor"), ("unet", "pipeline")],
 )
 def test_processes_give_the_unsliced_outputs(name: str, strategy: str, tmp_path: Path) -> None:
     measure(zoo.get(name), 2, tmp_path, strategy)
