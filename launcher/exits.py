@@ -70,9 +70,9 @@ def exit_code(error: ShardrunError) -> int:
         return EXIT_VERIFY
     from ranks.errors import IdentityError
     from sharding.documents import DocumentError
-    from sharding.errors import ModelError, OutputError
+    from sharding.errors import ModelError, OptionError, OutputError
 
-    usage = ConfigError | IdentityError | ModelError | OutputError | DocumentError
+    usage = ConfigError | IdentityError | ModelError | OptionError | OutputError | DocumentError
     return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,35 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import ConfigError
+
+KINDS = {"archive": rb"PK", "page": rb"<!DOCTYPE html>", "plan": rb'\{\s*"format": "shardrun-plan"'}
+"""How a file begins that a command writes and may therefore replace."""
+
+
+def check_folder(flag: str, path: Path) -> None:
+    """Raises `ConfigError` unless ``path`` can be the name of a file."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: the folder {path.absolute().parent} does not exist")
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
+
+
+def check_target(flag: str, path: Path, kind: str) -> None:
+    """Raises `ConfigError` unless a result may be written to this path: the folder exists, and what is there
+    already is empty, a device, or such a file as it will be; never somebody's model or data."""
+    check_folder(flag, path)
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            begin = file.read(64)
+    except OSError as problem:
+        raise ConfigError(f"{flag} {path}: cannot be read to see what it is: {problem.strerror}") from None
+    if begin and not re.match(KINDS[kind], begin):
+        raise ConfigError(
+            f"{flag} {path}: this file is there already, and it is no {kind} that could be replaced; "
+            f"choose another name, or remove it"
+        )
 
 
 def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], None], what: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
+from launcher.files import check_target
 from launcher.rank_models import is_rank_models
 from launcher.slicing import Slicing, slicing_of
 from sharding.mesh import Mesh
@@ -66,12 +67,8 @@ class Job:
         for path, what in ((self.rank_table, "rank table"), (self.against, "model")):
             if path is not None and not path.is_file():
                 raise ConfigError(f"{path}: no such file; expected a {what}")
-        if self.output is not None and not self.output.absolute().parent.is_dir():
-            raise ConfigError(
-                f"--output {self.output}: the folder {self.output.absolute().parent} does not exist"
-            )
-        if self.output is not None and self.output.is_dir():
-            raise ConfigError(f"--output {self.output}: expected the name of a file, found a folder")
+        if self.output is not None:
+            check_target("--output", self.output, "archive")
         slicing = self.slicing
         slicing.check(self.ranks)
         # --allow-replicated has nothing to say there, and did no harm in job files for both.

@@ -126,8 +126,8 @@ class SegmentBuilder:
 def _without_lengths(declared: onnx.TypeProto) -> onnx.TypeProto:
     """A declared type with the number and the symbols of its axes alone.
 
-    ONNX Runtime only warns where a file declares a wrong length for a value or an output (exporters do, of axes
-    that they took as fixed); but of the input that the value becomes of a later segment it would insist on it.
+    ONNX Runtime only warns where a file declares a wrong length for a value or an output (exporters do, of
+    axes that they took as fixed); but where the value is a later segment's input it would insist on it.
     The lengths that matter are inferred from the weights anyway.
     """
     result = onnx.TypeProto()

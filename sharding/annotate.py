@@ -7,12 +7,10 @@ protobuf message is merged into it, so a node keeps its bytes and gets its annot
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import mmap
-import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,6 +18,7 @@ from sharding.annotations import device_groups, read_stripped
 from sharding.demands import first_output
 from sharding.device_specs import write_spec
 from sharding.errors import OutputError
+from sharding.folder import replace_file
 from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
@@ -58,6 +57,9 @@ def annotate(plan: Plan, output: str | Path) -> None:
     if output.exists() and output.samefile(source):
         raise OutputError(f"{output} is the model itself: give the annotated copy another name.")
     proto = read_stripped(source)
+    for name in _locations(proto):
+        if output.exists() and (source.parent / name).exists() and output.samefile(source.parent / name):
+            raise OutputError(f"{output} holds weights of {source}: give the annotated copy another name.")
     mesh = plan.mesh
     devices = mesh.length("pipeline") * mesh.length("tensor")
     replaced = {item.name for item in proto.configuration if item.num_devices == devices}
@@ -73,7 +75,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
         ):
             pieces = _model_pieces(data, notes, replaced | {name})
             pieces.append(field(_MODEL_CONFIGURATION, _configuration(name, devices)))
-            _write(output, lambda target: _write_pieces(target, data, pieces))
+            replace_file(output, lambda target: _write_pieces(target, data, pieces))
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
 
@@ -228,19 +230,6 @@ def _write_pieces(target: BinaryIO, data: memoryview, pieces: Sequence[Piece]) -
             target.write(data[start : min(start + CHUNK_BYTES, piece[1])])
 
 
-def _write(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Writes a file whole or not at all."""
-    work = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
-    try:
-        with work.open("xb") as target:
-            fill(target)
-        work.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            work.unlink()
-        raise
-
-
 def _copy_external(proto: onnx.ModelProto, source: Path, target: Path) -> None:
     """Copies the files with external data beside the copy, unless they lie there."""
     if target.resolve() == source.resolve():
@@ -255,7 +244,7 @@ def _copy_external(proto: onnx.ModelProto, source: Path, target: Path) -> None:
                 f"beside it: write the copy into another folder."
             )
         here.parent.mkdir(parents=True, exist_ok=True)
-        _write(here, functools.partial(_copy_file, there))
+        replace_file(here, functools.partial(_copy_file, there))
 
 
 def _same_bytes(one: Path, other: Path) -> bool:

@@ -13,6 +13,10 @@ class SliceError(ShardrunError):
     """A valid model cannot be sliced as asked."""
 
 
+class OptionError(SliceError):
+    """Options of slicing contradict each other, or a file that they name does not say what it should."""
+
+
 class OutputError(SliceError):
     """The output folder cannot be used: it is a file, or holds what is not ours."""
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from sharding import manifest as manifests
 from sharding.errors import OutputError, ShardError, SliceError
@@ -194,3 +196,16 @@ def _check(output: Path) -> None:
         raise OutputError(
             f"{output} holds other files than its slice ({shown}); choose another --output folder."
         )
+
+
+def replace_file(path: Path, fill: Callable[[BinaryIO], None]) -> None:
+    """Writes a file whole or not at all, in the place of what has its name. Raises `OSError`."""
+    work = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+    try:
+        with work.open("xb") as target:
+            fill(target)
+        work.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            work.unlink()
+        raise

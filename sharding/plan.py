@@ -11,7 +11,7 @@ from typing import Any
 
 from sharding.annotations import is_annotated
 from sharding.emit import OWN_DOMAIN, Collective, emit_rank
-from sharding.errors import SliceError
+from sharding.errors import OptionError, SliceError
 from sharding.fold import SMALL_ELEMENTS
 from sharding.manifest import BatchAxes
 from sharding.mesh import Mesh
@@ -243,7 +243,7 @@ def plan_model(
         raise SliceError(
             f"The number of ranks must be a whole number from 1 to {MAX_RANKS}, but is {ranks!r}."
         )
-    from sharding.strategy import asked_mesh, choose
+    from sharding.strategy import asked_mesh, check_memory, choose
 
     asked_mesh(options, ranks)  # before the model is read, which may take long
     source = read_model(model)
@@ -251,7 +251,11 @@ def plan_model(
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
-    return choose(planner, ranks) if mesh is None else planner.plan(mesh)
+    if mesh is None:
+        return choose(planner, ranks)
+    plan = planner.plan(mesh)
+    check_memory(plan, options.memory)
+    return plan
 
 
 class Planner:
@@ -291,7 +295,7 @@ class Planner:
         """The batch's axes, where something cuts them, and the number of micro-batches."""
         asked, count = self.options.micro_batches, mesh.length("pipeline")
         if count == 1 and asked is not None and asked > 1 and strict:
-            raise SliceError(
+            raise OptionError(
                 f"{asked} micro-batches need pipeline stages to work on them, but the mesh {mesh} has one "
                 f"stage: leave out --micro-batches, or choose --strategy pipeline."
             )

@@ -11,26 +11,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sharding.errors import SliceError
+from sharding.errors import OptionError
 
 MAX_BYTES = 1 << 30
 _SUFFIX = "_kernel_time"
 
 
 def read_profile(path: str | Path) -> dict[str, float]:
-    """Node name -> mean seconds of one run. Raises `SliceError` for a file that is no such profile."""
+    """Node name -> mean seconds of one run. Raises `OptionError` for a file that is no such profile."""
     path = Path(path)
     try:
         if not path.is_file():  # to read a pipe would wait for who writes to it
             state = "is not a file" if path.exists() else "does not exist"
-            raise SliceError(f"The profile {path} {state}.")
+            raise OptionError(f"The profile {path} {state}.")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise SliceError(f"The profile {path} has {size} bytes; at most {MAX_BYTES} are read.")
+            raise OptionError(f"The profile {path} has {size} bytes; at most {MAX_BYTES} are read.")
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise SliceError(f"The profile {path} cannot be read: {error.strerror or error}.") from None
+        raise OptionError(f"The profile {path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:
-        raise SliceError(
+        raise OptionError(
             f"The profile {path} is not JSON ({error}): a session writes it whole only when it ends."
         ) from None
     if not isinstance(data, list):
@@ -41,7 +41,7 @@ def read_profile(path: str | Path) -> dict[str, float]:
         if name:
             runs.setdefault(name, []).append(seconds)
     if not runs:
-        raise SliceError(
+        raise OptionError(
             f"The profile {path} has no kernel times of nodes: run the model at least once with "
             f"SessionOptions.enable_profiling."
         )
@@ -62,7 +62,7 @@ def _kernel_time(event: Any, path: Path, where: str) -> tuple[str, float]:
     return name.removesuffix(_SUFFIX), duration / 1e6
 
 
-def _error(path: Path, where: str, expected: str, found: Any) -> SliceError:
+def _error(path: Path, where: str, expected: str, found: Any) -> OptionError:
     shown = json.dumps(found, default=str)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return SliceError(f"The profile {path}: {where} must be {expected}, but is {shown}.")
+    return OptionError(f"The profile {path}: {where} must be {expected}, but is {shown}.")

@@ -19,10 +19,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sharding.demands import Demand, first_output, label_of
 from sharding.documents import DocumentError, quote, read_document
+from sharding.folder import replace_file
 from sharding.mesh import AXES, MAX_SIZE, Mesh
 from sharding.placement import REPLICATED, Placement, parse_placement
 
@@ -54,8 +55,8 @@ class SavedPlan:
     """First output of a node -> its operator and placements."""
 
 
-def save_plan(plan: Plan, path: Path) -> None:
-    """Writes a plan's file. Raises `DocumentError` if it cannot be written."""
+def plan_text(plan: Plan) -> str:
+    """What a plan's file says."""
     nodes = {}
     for step, choice in zip(plan.steps, plan.choices, strict=True):
         option = step.options[choice]
@@ -74,11 +75,17 @@ def save_plan(plan: Plan, path: Path) -> None:
     lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     rows = [f"  {json.dumps(name, ensure_ascii=False)}: {json.dumps(text)}" for name, text in nodes.items()]
     lines.append(' "nodes": {' + ("\n" + ",\n".join(rows) + "\n " if rows else "") + "}")
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan's file, whole or not at all. Raises `DocumentError` if it cannot be written."""
+
+    def fill(file: BinaryIO) -> None:
+        file.write(plan_text(plan).encode("utf-8", "surrogateescape"))
+
     try:
-        work = path.with_name(f".{path.name[:100]}.part")
-        work.write_text(text, encoding="utf-8", errors="surrogateescape")
-        work.replace(path)
+        replace_file(path, fill)
     except OSError as error:
         raise DocumentError(f"{path}: the plan cannot be written: {error.strerror or error}.") from None
 

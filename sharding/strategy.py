@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sharding.errors import SliceError
+from sharding.errors import OptionError, SliceError
 from sharding.mesh import Mesh
 from sharding.options import STRATEGIES, SliceOptions
 from sharding.text import counted, human_bytes
@@ -23,21 +23,33 @@ if TYPE_CHECKING:
 def asked_mesh(options: SliceOptions, ranks: int) -> Mesh | None:
     """The mesh that the options say; None where ``auto`` is to choose.
 
-    Raises `SliceError` for options that no mesh of this many ranks fulfils.
+    Raises `OptionError` for options that no mesh of this many ranks fulfils.
     """
     if options.strategy not in STRATEGIES:
-        raise SliceError(f"The strategy must be one of {', '.join(STRATEGIES)}, but is {options.strategy!r}.")
+        raise OptionError(
+            f"The strategy must be one of {', '.join(STRATEGIES)}, but is {options.strategy!r}."
+        )
     pieces = options.micro_batches
     if pieces is not None and (not isinstance(pieces, int) or isinstance(pieces, bool) or pieces < 1):
-        raise SliceError(f"The number of micro-batches must be a whole number from 1 up, but is {pieces!r}.")
+        raise OptionError(f"The number of micro-batches must be a whole number from 1 up, but is {pieces!r}.")
     if options.mesh is not None:
         if options.mesh.size != ranks:
-            raise SliceError(
+            raise OptionError(
                 f"The mesh {options.mesh} has {options.mesh.size} ranks, but {ranks} are asked for: the "
                 f"product of its axes must be the number of ranks."
             )
         return options.mesh
     return None if options.strategy == "auto" else Mesh.of(**{options.strategy: ranks})
+
+
+def check_memory(plan: Plan, memory: int | None) -> None:
+    """Raises `SliceError` where a rank of a plan that was asked for holds more of weights than it may."""
+    if memory is not None and (size := plan.rank_weight_bytes()) > memory:
+        raise SliceError(
+            f"{plan.source.path}: {plan.strategy} over {counted(plan.world_size, 'rank')} needs "
+            f"{human_bytes(size)} of weights on a rank, more than the {human_bytes(memory)} allowed: use "
+            f"more ranks, more memory, or the strategy auto, which looks for one that fits."
+        )
 
 
 def choose(planner: Planner, ranks: int) -> Plan:

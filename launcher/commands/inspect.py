@@ -77,6 +77,10 @@ def run(args: argparse.Namespace) -> int:
         return _print_forecasts(args, dims)
     if not planned:
         return _print_model(args)
+    if args.html is not None:
+        from launcher.files import check_target
+
+        check_target("--html", args.html, "page")
     inspection = _inspection(args, dims)
     if args.html is not None:
         _write_page(args.html, inspection)
@@ -109,8 +113,6 @@ def _write_page(path: Path, inspection: Inspection) -> None:
     from launcher.files import write_file
     from launcher.page import render
 
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--html {path}: expected the name of a file in a folder that exists")
     write_file(path, render(inspection).encode(), "plan")
 
 

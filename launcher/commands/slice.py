@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.options import ABSENT, add_slicing, whole
 from launcher.errors import ConfigError
+from launcher.files import check_folder, check_target, write_file
 from launcher.job import MAX_RANKS
 from launcher.slicing import slicing_of
 
@@ -86,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
         them = "it" if plan.world_size == 1 or args.rank is not None else "them"
         written.append(f"wrote {args.output}: {what}; `shardrun run {args.output}` runs {them}")
     if args.save_plan is not None:
-        from sharding.saved_plan import save_plan
+        from sharding.saved_plan import plan_text
 
-        save_plan(plan, args.save_plan)
+        write_file(args.save_plan, plan_text(plan).encode("utf-8", "surrogateescape"), "plan")
         written.append(f"wrote {args.save_plan}: the plan, for --plan")
     if args.annotate is not None:
         from sharding.annotate import annotate
@@ -112,11 +113,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("slice: expected --output DIR, or --plan-only to write nothing")
     if args.rank is not None and args.output is None:
         raise ConfigError("slice: --rank says what is written, so it needs --output DIR")
-    for flag, path in (("--save-plan", args.save_plan), ("--annotate", args.annotate)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{flag} {path}: the folder {path.absolute().parent} does not exist")
-        if path is not None and path.is_dir():
-            raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
+    if args.save_plan is not None:
+        check_target("--save-plan", args.save_plan, "plan")
+    if args.annotate is not None:
+        check_folder("--annotate", args.annotate)
+        if args.save_plan is not None and args.annotate.resolve() == args.save_plan.resolve():
+            raise ConfigError(f"--annotate and --save-plan exclude each other's file {args.save_plan}")
 
 
 def print_plan(plan: Plan, model: Path, *, weights: bool) -> None:

@@ -89,6 +89,18 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         (["slice", "m.onnx", "--ranks", "2", "--save-plan", "no/p.json"], 2, "does not exist"),
         (["slice", "m.onnx", "--ranks", "2", "--annotate", "away"], 2, "found a folder"),
         (["slice", "m.onnx", "--ranks", "2", "--annotate", "m.onnx"], 2, "is the model itself"),
+        (["slice", "m.onnx", "--ranks", "2", "--save-plan", "m.onnx"], 2, "is no plan that could be"),
+        (["slice", "x.onnx", "--ranks", "2", "--annotate", "x.onnx.data"], 2, "holds weights of x.onnx"),
+        (
+            ["slice", "m.onnx", "--ranks", "2", "--save-plan", "p", "--annotate", "p"],
+            2,
+            "each other's file p",
+        ),
+        (["inspect", "m.onnx", "--ranks", "2", "--html", "m.onnx"], 2, "is no page that could be replaced"),
+        (["run", "m.onnx", "--ranks", "2", "--output", "m.onnx"], 2, "is no archive that could be replaced"),
+        (["slice", "m.onnx", "--ranks", "2", "--memory", "9", "--plan-only"], 1, "more than the 9 B allowed"),
+        (["slice", "m.onnx", "--ranks", "2", "--micro-batches", "2", "--plan-only"], 2, "pipeline stages"),
+        (["slice", "m.onnx", "--ranks", "2", "--profile", "m.onnx", "--plan-only"], 2, "is not JSON"),
         (["slice", "m.onnx", "--ranks", "3", "--mesh", "tensor=2", "--plan-only"], 2, "--ranks says 3"),
         (["slice", "m.onnx", "--plan", "p.json", "--plan-only"], 2, "no such file; expected a saved plan"),
         (["slice", "m.onnx", "--plan", "three.json", "--plan-only"], 2, "$.format: expected"),
@@ -134,16 +146,17 @@ def test_errors_are_one_sentence_and_a_code(
 ) -> None:
     save_mlp(folder / "m.onnx")
     (folder / "away").mkdir()
+    save_mlp(folder / "x.onnx", external=True)
     model = save_mlp(folder / "away" / "m.onnx", seed=1)
     assert cli.main(["slice", str(model), "--ranks", "2", "--output", "slices"]) == 0
     assert cli.main(["table", "make", "--local", "3", "--output", "three.json"]) == 0
     capsys.readouterr()
-    before = sorted(folder.rglob("*"))
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
     assert cli.main(arguments) == code
     captured = capsys.readouterr()
     assert captured.err.startswith("shardrun: error: ") and message in captured.err
     assert len(captured.err.splitlines()) == 1 and captured.out == ""
-    assert sorted(folder.rglob("*")) == before
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
 
 
 def test_exit_codes_of_errors() -> None:

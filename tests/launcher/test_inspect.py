@@ -98,7 +98,7 @@ def test_worlds_are_predicted_without_slicing(model: Path, capsys: pytest.Captur
     [
         (["mlp.onnx", "--html", "x.html"], "say for how many ranks"),
         (["mlp.onnx", "--ranks", "2", "--html", "."], "expected the name of a file"),
-        (["mlp.onnx", "--ranks", "2", "--html", "no/x.html"], "in a folder that exists"),
+        (["mlp.onnx", "--ranks", "2", "--html", "no/x.html"], "does not exist"),
         (["mlp.onnx", "--ranks", "2", "--world", "4"], "--world is for a model"),
         (["mlp.onnx", "--world", "4,x"], "expected a whole number"),
         (["mlp.onnx", "--world", ""], "expected a whole number"),
