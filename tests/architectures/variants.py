@@ -58,7 +58,7 @@ def _four_bit(*, symmetric: bool) -> Callable[[Path, Path], None]:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
         quantizer = MatMulNBitsQuantizer(
-            onnx.load(base), bits=4, block_size=32, is_symmetric=symmetric, accuracy_level=0
+            onnx.load(base), block_size=32, is_symmetric=symmetric, accuracy_level=0
         )
         quantizer.process()
         onnx.save(quantizer.model.model, path)
