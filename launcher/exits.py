@@ -13,6 +13,7 @@ import signal
 import sys
 
 from launcher.errors import ConfigError, ShardrunError, VerifyError
+from sharding.text import one_line
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -102,5 +103,5 @@ def drop_output() -> None:
 
 def _say(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # standard error is closed too
-        print(f"shardrun: {text}", file=sys.stderr, flush=True)
+        print(f"shardrun: {one_line(text)}", file=sys.stderr, flush=True)
     return code

@@ -181,14 +181,13 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
     mesh = manifest.mesh
     layers: list[Layer] = []
     for stage in range(mesh.length("pipeline")):
-        rank = mesh.rank(data=0, pipeline=stage, tensor=0)
         held = {
             name: (parse_placement(item.placement) or REPLICATED, item.dtype, item.shape, item.bytes)
             for name, item in manifest.weights.items()
             if stage in item.stages
         }
         talks = [c for c in manifest.collectives if c.stage == stage]
-        nodes = [_used(node) for node in _read(folder / manifest.ranks[rank].model).graph.node]
+        nodes = [_used(node) for node in _read(_model_of(folder, manifest, stage)).graph.node]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
     return Inspection(
         str(folder),
@@ -199,6 +198,22 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         tuple(layers),
         manifest.whole,
         dims,
+    )
+
+
+def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
+    """A rank model of this stage, all of which have the same nodes: a folder may hold some ranks only."""
+    from sharding.errors import ShardError
+
+    ranks = [
+        rank for rank in range(manifest.world_size) if manifest.mesh.coordinates(rank)["pipeline"] == stage
+    ]
+    for rank in ranks:
+        if manifest.ranks[rank].files:
+            return folder / manifest.ranks[rank].model
+    raise ShardError(
+        f"{folder} holds no rank of pipeline stage {stage}, so not the whole plan: slice the model into it "
+        f"with --rank {ranks[0]}, or without --rank; or inspect the model itself."
     )
 
 

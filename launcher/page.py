@@ -12,6 +12,8 @@ from sharding.text import counted, human_bytes
 
 MAX_COLUMNS = 16
 """More ranks than this are drawn as one column per pipeline stage: the ranks of a stage hold equally much."""
+MANY_COLUMNS = 8
+"""More columns than this are drawn narrow, so that a window shows them all."""
 MAX_WEIGHTS = 2000
 """Weights listed per layer."""
 
@@ -41,6 +43,10 @@ table.plan th:first-child, table.plan td:first-child { position: sticky; left: 0
   var(--ground);
   min-width: 15rem; max-width: 26rem; overflow-wrap: anywhere; }
 table.plan td.cell { min-width: 6.5rem; }
+table.many th, table.many td { padding-left: .25rem; padding-right: .25rem; }
+table.many td, table.many th { font-size: .75rem; }
+table.many td.cell { min-width: 3.4rem; white-space: nowrap; }
+table.many th:first-child, table.many td:first-child { min-width: 11rem; }
 .bar { display: flex; height: .8rem; background: var(--band); border-radius: 2px; overflow: hidden; }
 .bar i { display: block; height: 100%; } .split { background: var(--split); } .whole { background:
   var(--whole);
@@ -50,6 +56,7 @@ tr.talk td { padding: .15rem .5rem; } tr.talk td.band { background: var(--talk-g
   var(--talk);
   text-align: center; font-size: .85rem; border-left: 3px solid var(--talk); border-right: 3px solid
   var(--talk); }
+td.band span { position: sticky; left: 16rem; right: .5rem; }
 tr.total td { font-weight: 600; border-top: 2px solid var(--ink); }
 .key span { display: inline-block; width: 1.6rem; height: .8rem; margin: 0 .35rem 0 1rem;
   border-radius: 2px;
@@ -87,7 +94,8 @@ def _page(x: Inspection) -> Iterator[str]:
     yield '<p class="key"><span class="split"></span>held by this rank alone, or by its copies'
     yield '<span class="whole"></span>whole on every rank of the stage'
     yield '<span class="band"></span>ranks talk</p>'
-    yield '<div class="scroll"><table class="plan">'
+    many = " many" if len(_columns(x)) > MANY_COLUMNS else ""
+    yield f'<div class="scroll"><table class="plan{many}">'
     yield from _plan(x)
     yield "</table></div>"
     yield "<h2>Inputs and outputs</h2>"
@@ -185,7 +193,9 @@ def _bands(layer: Layer, columns: Sequence[_Column]) -> str:
             end += 1
         span = end - place
         cells += (
-            f'<td class="band" colspan="{span}">{text}</td>' if takes_part else f'<td colspan="{span}"></td>'
+            f'<td class="band" colspan="{span}"><span>{text}</span></td>'
+            if takes_part
+            else f'<td colspan="{span}"></td>'
         )
         place = end
     return cells

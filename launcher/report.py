@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from sharding.text import counted, human_bytes
+from sharding.text import counted, human_bytes, one_line
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
     """A table as plain text; ``align`` has one of ``l`` and ``r`` per column."""
-    lines = [list(columns), *(list(row) for row in rows)]
+    lines = [list(columns), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     lines.insert(1, ["-" * width for width in widths])
     text = ""
@@ -42,7 +42,7 @@ def print_table(
 ) -> None:
     """Prints a table on standard output."""
     if title:
-        print(title)
+        print(one_line(title))
     if not is_terminal(sys.stdout):
         print(format_table(columns, rows, align), end="")
         return
@@ -56,7 +56,7 @@ def print_table(
     for column, side in zip(columns, align, strict=True):
         table.add_column(column, justify="right" if side == "r" else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: names of tensors are not rich's markup
+        table.add_row(*(Text(one_line(cell)) for cell in row))  # Text: names of tensors are not rich's markup
     Console().print(table)
 
 
@@ -68,8 +68,9 @@ def is_terminal(stream: TextIO) -> bool:
 def print_outputs(outputs: Mapping[str, Any]) -> None:
     """Prints every output array as MindSpore Lite's tutorials do: name, bytes, elements, first 50 values."""
     for name, array in outputs.items():
+        size = f"data size is:{array.nbytes} tensor elements num is:{array.size}"
         print(
-            f"tensor's name is:{name} data size is:{array.nbytes} tensor elements num is:{array.size}\n"
+            f"tensor's name is:{one_line(name)} {size}\n"
             f"output data is: {''.join(str(value) + ' ' for value in array.reshape(-1)[:FIRST_VALUES])}"
         )
 

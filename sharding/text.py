@@ -22,3 +22,17 @@ def reason_rows(reason: str) -> list[tuple[str, str]]:
     """Why a strategy was chosen, as rows of a table, one for each part of the sentence."""
     parts = reason.split("; ") if reason else []
     return [("" if number else "chosen", part) for number, part in enumerate(parts)]
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x0A: "\\n", 0x09: "\\t"}
+
+
+def one_line(text: str) -> str:
+    """Text with control characters escaped: names in files may hold line ends and a terminal's commands."""
+    return text.translate(_CONTROLS)
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """A long name without its middle."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"

@@ -178,15 +178,16 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
 
     from launcher.page import describe_mesh
     from launcher.report import human_bytes, print_table
+    from sharding.text import one_line, shortened
 
-    print(f"{x.title}: {describe_mesh(x)}")
+    print(f"{one_line(x.title)}: {describe_mesh(x)}")
     print_signature(x.inputs, x.outputs)
     print()
     rows = []
     for layer in x.layers:
         talks = Counter(talk.op for talk in layer.talks)
         rows.append([
-            layer.name,
+            shortened(layer.name),
             *([str(layer.stage)] if x.stages > 1 else []),
             human_bytes(layer.bytes),
             human_bytes(layer.rank_bytes),

@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
 from launcher import cli
 from sharding import slice_model
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
+from sharding.plan import plan_model
+from sharding.write import write_slices
 from tests.launcher.cli_tools import save_mlp
 
 WEIGHTS = (8 * 64 + 64 + 64 * 6) * 4
@@ -76,6 +79,21 @@ def test_dims_change_what_is_sent(model: Path, capsys: pytest.CaptureFixture[str
     assert found["stages"][0]["sent_bytes"] == 240
 
 
+def test_names_cannot_break_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_mlp(tmp_path / "m.onnx")
+    proto = onnx.load(path)
+    name = "part\x1b[2J\n" + "long_" * 100 + ".weight"
+    for node in proto.graph.node:
+        node.input[:] = [name if read == "w0" else read for read in node.input]
+    next(tensor for tensor in proto.graph.initializer if tensor.name == "w0").name = name
+    onnx.save(proto, path)
+    for more in ([], ["--ranks", "2"]):
+        assert cli.main(["inspect", str(path), *more]) == 0
+        out = capsys.readouterr().out
+        assert "part\\x1b[2J\\n" in out and "\x1b" not in out
+    assert max(map(len, out.splitlines())) < 150  # a layer's name is shortened
+
+
 def test_a_page_is_written(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = inspect(capsys, model, "--ranks", "2", "--html", tmp_path / "plan.html")
     assert out.endswith(f"wrote {tmp_path / 'plan.html'}\n")
@@ -125,6 +143,18 @@ def test_what_cannot_be_shown_is_one_sentence(
     err = capsys.readouterr().err
     assert code == 2
     assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_folder_of_some_ranks(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = SliceOptions(mesh=Mesh.of(pipeline=2, tensor=2), allow_replicated=True)
+    plan = plan_model(model, 4, options=options)
+    write_slices(plan, tmp_path / "part", rank=1)
+    assert cli.main(["inspect", str(tmp_path / "part")]) == 1
+    assert re.fullmatch(".* holds no rank of pipeline stage 1, .* --rank 2, .*\n", capsys.readouterr().err)
+    write_slices(plan, tmp_path / "part", rank=2)
+    write_slices(plan, tmp_path / "all")
+    part = inspect(capsys, tmp_path / "part").splitlines()
+    assert part[1:] == inspect(capsys, tmp_path / "all").splitlines()[1:]
 
 
 def test_a_rank_model_that_is_gone_is_one_sentence(

@@ -93,6 +93,11 @@ def test_no_name_can_break_the_page(name: str) -> None:
     assert "script" not in {key for key, _ in page.attributes}
 
 
+@pytest.mark.parametrize(("ranks", "kind"), [(8, "plan"), (16, "plan many"), (32, "plan")])
+def test_many_columns_are_drawn_narrow(ranks: int, kind: str) -> None:
+    assert f'<table class="{kind}">' in render(inspection(Mesh.of(tensor=ranks)))
+
+
 def test_the_page_refers_to_nothing_outside_itself() -> None:
     text = render(inspection(Mesh.of(tensor=2)))
     assert not {"src", "href"} & {key for key, _ in Page(text).attributes}
