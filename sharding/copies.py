@@ -78,25 +78,31 @@ def _has_copies(option: Option) -> bool:
     return any(isinstance(p, Split) and p.copies > 1 for p in (*option.inputs, *option.outputs))
 
 
-def _split_lengths(view: NodeView, option: Option) -> set[Dim]:
-    """The lengths of the axes that an option splits; of a rule that knows copies itself, with copies."""
+def _split_lengths(view: NodeView, option: Option, axes: int = 1) -> set[Dim]:
+    """The lengths of the axes that an option splits, of values with that many axes or more; of a rule that
+    knows copies itself, with copies."""
     shapes = (*view.shapes, *view.output_shapes)
     least = 2 if _has_copies(option) else 1
     found: set[Dim] = set()
     for placement, shape in zip((*option.inputs, *option.outputs), shapes, strict=False):
         if isinstance(placement, Split) and placement.copies >= least:
+            if shape is not None and len(shape) < axes:
+                continue
             known = shape is not None and placement.axis < len(shape)
             found.add(shape[placement.axis] if known and shape is not None else None)
     return found
 
 
 def copied_options(view: NodeView, lengths: Lengths) -> list[Option]:
-    """What else a node can do with copies of parts: options that split axes of these lengths alone."""
+    """What else a node can do with copies of parts: options that split axes of these lengths alone.
+
+    Vectors (biases, scales of blocks in a row) follow what they belong to, whatever their length.
+    """
     return [
         option
         for copies, wanted in lengths.items()
         for option in options_with_copies(view, copies)
-        if (split := _split_lengths(view, option)) and split <= wanted
+        if (split := _split_lengths(view, option, 2) or _split_lengths(view, option)) and split <= wanted
     ]
 
 

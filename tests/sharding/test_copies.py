@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.copies import copied_lengths, options_with_copies
+from sharding.copies import copied_lengths, copied_options, options_with_copies
 from sharding.cost import NODE_SECONDS, reshard_seconds, weight_cost
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes, parse_placement
 from sharding.reshard import reshard
@@ -132,6 +132,25 @@ def test_only_graphs_with_axes_that_are_too_short_get_them(tmp_path: Path) -> No
     assert {2, 32, 8} <= lengths(4, 2)[2]
     assert lengths(8, 2).keys() == {4}
     assert lengths(6, 2).keys() == {3, 4} or lengths(6, 2).keys() == {3}
+
+
+@pytest.mark.parametrize("shape", [(32, 4), (128,)], ids=str)
+def test_scales_of_a_quantized_weight_go_with_it(shape: tuple[int, ...]) -> None:
+    """ONNX Runtime's quantizer wrote them with one axis, and writes them with two."""
+    view = NodeView(
+        op_type="MatMulNBits",
+        domain="com.microsoft",
+        version=1,
+        world=4,
+        attributes={"K": 64, "N": 32, "block_size": 16, "bits": 4},
+        shapes=[("batch", "sequence", 64), (32, 4, 8), shape],
+        dtypes=[np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.float32)],
+        constants=[None] * 3,
+        present=[True] * 3,
+        output_shapes=[("batch", "sequence", 32)],
+    )
+    placements = [option.inputs for option in copied_options(view, {2: {32}})]
+    assert (REPLICATED, Split(0, 1, 2), Split(0, 1, 2)) in placements
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["plain", "cache"])
