@@ -1,9 +1,9 @@
 """Where to cut a chain of steps into pipeline stages: dynamic programming over the cut points.
 
-A pipeline is there for memory first: the largest stage may hold at most ``1 + SLACK`` times the average bytes
-of weights, or where no cuts allow that, the least that is possible. Among such cuts the largest stage's time
-is least (its steps, and receiving what crosses its beginning), for it sets the pace of micro-batches. Among
-those that come within `TIE` of it, the least time is spent on crossings.
+The slowest stage sets the pace of micro-batches, so its time (of its steps, and of receiving what crosses its
+beginning) is made least. But a pipeline is there for memory, too: no stage may hold more than ``1 + SLACK``
+times the average bytes of weights, or where no cuts allow that, the least that is possible. Among cuts that
+come within `TIE` of the least time, the least is spent on crossings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-SLACK = 0.1
+SLACK = 0.5
+"""A large embedding is looked up in no time: held to the average, its stage would have little to do."""
 TIE = 0.02
 MAX_CUTS = 1024
 """Cut points that are looked at; of more, the cheapest of each neighbourhood."""
