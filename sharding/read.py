@@ -12,6 +12,7 @@ from sharding.control_flow import fold_branches, lift_weights
 from sharding.errors import ModelError
 from sharding.functions import inline_functions
 from sharding.manifest import FileEntry, sha256_of
+from sharding.packed_products import take_apart
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
@@ -55,6 +56,7 @@ def read_model(path: str | Path) -> Source:
         if not fold_branches(model):  # what a branch held may now be known better
             break
     recurrent_weights_to_initializers(model, path)
+    take_apart(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
