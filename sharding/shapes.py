@@ -124,7 +124,7 @@ class _Completion:
                 )
             elif not node.domain and not self._fold(node):
                 self._follow(node)
-        simplify(self.graph)
+        simplify(self.graph, self.opsets.get("", 1))
         for node in reversed(list(self.graph)):
             if not any(value.uses() or value in self.outputs for value in node.outputs):
                 self.graph.remove(node, safe=True)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import sharding
+from sharding.errors import SliceError
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
 from sharding.read import read_model
 from tests.sharding import graphs, lockstep
 
@@ -66,3 +69,71 @@ def test_two_readers_keep_the_detour(tmp_path: Path) -> None:
     text = text.replace("y = Relu(c)", "y = Relu(c) z = Neg(b)")
     path = graphs.save(tmp_path / "model.onnx", text, WEIGHTS)
     assert _operators(path).count("Reshape") == 2
+
+
+HEADS_OF_BATCH = """g (float[seq, batch, 32] x) => (float[batch, heads, seq, size] y{more}) {{
+  rows = Shape<start = 1, end = 2>(x)
+  length = Shape<start = 0, end = 1>(x)
+  eight = Mul(rows, count)
+  flat = Concat<axis = 0>(length, eight, eighth)
+  p = MatMul(x, w)
+  a = Reshape(p, flat)
+  b = Transpose<perm = [{perm}]>(a)
+  last = Concat<axis = 0>(rows, count, length, eighth)
+  c = Reshape(b, last)
+  y = Relu(c)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("perm", "more", "simple"),
+    [
+        ("1, 0, 2", "", True),
+        # Another order of the elements, and a middle that is seen from outside.
+        ("0, 1, 2", "", False),
+        ("1, 0, 2", ", float[m, seq, 4] b", False),
+    ],
+)
+def test_heads_taken_into_the_batch_and_back(tmp_path: Path, perm: str, more: str, simple: bool) -> None:
+    """Attention with the sequence first: heads can be split without a collective in between."""
+    text = HEADS_OF_BATCH.format(perm=perm, more=more).replace("heads, seq, size", "8, seq, 4")
+    weights = {"count": np.asarray([8]), "eighth": np.asarray([4]), "w": graphs.array(32, 32)}
+    path = graphs.save(tmp_path / "model.onnx", _declared(text), weights)
+    assert (_operators(path).count("Reshape") == 1) is simple
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    if simple:
+        assert lockstep.collectives(tmp_path / "slices") == ["AllGather"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(6, 3, 32)})
+
+
+def _declared(text: str) -> str:
+    """With the shapes that exporters write beside the graph."""
+    shapes = "float[seq, m, 4] a, float[batch, 8, seq, 4] c"
+    return text.replace(") {", f") <{shapes}> {{", 1)
+
+
+@pytest.mark.parametrize(("length", "simple"), [(1, True), (2, False)])
+def test_tile_of_single_rows(tmp_path: Path, length: int, simple: bool) -> None:
+    """Repeated for each row of the batch, as learned queries are: rows of the batch stay separate."""
+    text = """g (float[batch, 6, 4] x) => (float[rows, 6, 4] y) <float[rows, 6, 4] t> {
+      rows = Shape<start = 0, end = 1>(x)
+      counts = Concat<axis = 0>(rows, one, one)
+      t = Tile(table, counts)
+      p = MatMul(t, w)
+      TAIL
+    }"""
+    tail = "y = Add(p, x)" if simple else "xx = Concat<axis = 0>(x, x) y = Add(p, xx)"
+    text = text.replace("TAIL", tail).replace("[rows,", "[batch," if simple else "[twice,")
+    weights = {"one": np.asarray([1]), "table": graphs.array(length, 6, 4), "w": graphs.array(4, 4)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    assert ("Expand" in _operators(path)) is simple
+    feeds = {"x": graphs.array(5, 6, 4)}
+    sharding.slice_model(path, 2, tmp_path / "tensor", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "tensor", path, feeds)
+    data = SliceOptions(mesh=Mesh.of(data=2))
+    if simple:
+        sharding.slice_model(path, 2, tmp_path / "data", options=data)
+        lockstep.assert_same(tmp_path / "data", path, feeds)
+    else:
+        with pytest.raises(SliceError, match="batch"):
+            sharding.slice_model(path, 2, tmp_path / "data", options=data)
