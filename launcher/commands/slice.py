@@ -139,5 +139,6 @@ def print_plan(plan: Plan, model: Path, *, weights: bool) -> None:
             for weight in [plan.source.weights[name]]
         ]
         print_table(["weight", "placement", "type", "shape", "bytes"], rows, "llllr")
-    if plan.world_size > 1 and not plan.split_weights:
-        logging.getLogger(__name__).warning("nothing is split: every rank holds the whole model")
+    if plan.tensor_size > 1 and not plan.split_weights:  # other strategies split no weight by design
+        held = "the whole model" if plan.pipeline.count == 1 else "all of its stage"
+        logging.getLogger(__name__).warning("nothing is split: every rank holds %s", held)

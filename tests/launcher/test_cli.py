@@ -351,3 +351,10 @@ def test_warnings_name_no_modules(folder: Path) -> None:
     save_mlp(folder / "m.onnx", width=3)
     done = shardrun("slice", "m.onnx", "--ranks", 7, "--plan-only", "--allow-replicated", cwd=folder)
     assert "shardrun: warning: nothing is split: every rank holds the whole model\n" in done.stderr
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "pipeline=2", "data=2,pipeline=2"])
+def test_strategies_that_split_no_weight_are_no_reason_to_warn(mesh: str, folder: Path) -> None:
+    save_mlp(folder / "m.onnx")
+    done = shardrun("slice", "m.onnx", "--mesh", mesh, "--plan-only", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
