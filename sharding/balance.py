@@ -73,8 +73,11 @@ class Costs:
         return total + summed[bounds + 1][None, :] - summed[bounds + 1][:, None]
 
 
-def balanced(costs: Costs, stages: int) -> tuple[list[int], list[float]] | None:
-    """The steps after which to cut, and each stage's seconds; None where the bounds allow no cuts."""
+def balanced(costs: Costs, stages: int, memory: int | None = None) -> tuple[list[int], list[float]] | None:
+    """The steps after which to cut, and each stage's seconds; None where the bounds allow no cuts.
+
+    ``memory``: bytes of weights that no stage may exceed, where that is possible.
+    """
     crossing = costs.crossing_seconds()
     cuts = [-1, *_looked_at(costs.usable(), crossing, set(costs.bounds)), costs.length - 1]
     received = np.asarray([0.0, *(crossing[cut] for cut in cuts[1:-1]), 0.0])
@@ -87,7 +90,8 @@ def balanced(costs: Costs, stages: int) -> tuple[list[int], list[float]] | None:
     least = _path([np.where(ok, weights, np.inf) for ok in allowed], np.maximum)
     if least is None:
         return None
-    limit = max(least[0], (1 + SLACK) * weights[0, -1] / stages)
+    limit = (1 + SLACK) * weights[0, -1] / stages
+    limit = max(least[0], limit if memory is None else min(limit, memory))
     allowed = [ok & (weights <= limit) for ok in allowed]
     fastest = _path([np.where(ok, times, np.inf) for ok in allowed], np.maximum)
     assert fastest is not None

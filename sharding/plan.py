@@ -274,9 +274,12 @@ class Planner:
         here = replace(self.options, mesh=mesh)
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
-        stages = plan_stages(
-            self.source, graph, choices, world, count, measured=self.measured, demanded=demanded
-        )
+        limits: dict[str, Any] = {
+            "demanded": demanded,
+            "memory": self.options.memory,
+            "measured": self.measured,
+        }
+        stages = plan_stages(self.source, graph, choices, world, count, **limits)
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(nothing_splits(plan))

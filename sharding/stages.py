@@ -87,13 +87,15 @@ def plan_stages(
     *,
     measured: Mapping[str, float] | None = None,
     demanded: Sequence[int | None] = (),
+    memory: int | None = None,
 ) -> Stages:
     """Cuts the steps into ``count`` stages (see `sharding.balance` for what is balanced).
 
     ``world`` is the length of the tensor axis; ``measured`` gives seconds of nodes by name; ``demanded`` the
-    stage of each step that must be in a given one. Raises `SliceError` where the graph has too few cuts.
+    stage of each step that must be in a given one; ``memory`` the bytes of weights that a stage should keep
+    to. Raises `SliceError` where the graph has too few cuts.
     """
-    return _Cutter(source, graph, choices, world, measured or {}).run(count, demanded)
+    return _Cutter(source, graph, choices, world, measured or {}).run(count, demanded, memory)
 
 
 class _Cutter:
@@ -114,7 +116,7 @@ class _Cutter:
         self.main = [index for index, cone in enumerate(self.cones) if cone is None]
         """The steps that are in one stage only."""
 
-    def run(self, count: int, demanded: Sequence[int | None]) -> Stages:
+    def run(self, count: int, demanded: Sequence[int | None], memory: int | None) -> Stages:
         if count == 1:
             return replace(one_stage(self.graph), seconds=(float(self._costs().seconds.sum()),))
         self._order_by(demanded)
@@ -123,7 +125,7 @@ class _Cutter:
             stage = demanded[index] if demanded else None
             if stage is not None:
                 costs.bounds[place] = stage
-        cuts, seconds = self._balanced(costs, count)
+        cuts, seconds = self._balanced(costs, count, memory)
         stage_of_main = dict.fromkeys(self.main, 0)
         stage = 0
         for place, index in enumerate(self.main):
@@ -143,9 +145,9 @@ class _Cutter:
             earliest[index] = max([demanded[index] or 0, *before])
         self.main.sort(key=lambda index: earliest[index])  # stable: the graph's order within a stage
 
-    def _balanced(self, costs: Costs, count: int) -> tuple[list[int], list[float]]:
+    def _balanced(self, costs: Costs, count: int, memory: int | None) -> tuple[list[int], list[float]]:
         usable = costs.usable()
-        if len(usable) >= count - 1 and (found := balanced(costs, count)) is not None:
+        if len(usable) >= count - 1 and (found := balanced(costs, count, memory)) is not None:
             return found
         path = self.source.path
         if costs.bounds:

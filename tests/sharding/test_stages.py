@@ -143,6 +143,8 @@ def test_stages_hold_about_equal_parts_and_their_times_are_about_equal(tmp_path:
     total = sum(weight.nbytes for weight in weights.values())
     assert max(map(plan.stage_weight_bytes, range(4))) <= 1.5 * total / 4
     assert max(plan.pipeline.seconds) <= 1.1 * sum(plan.pipeline.seconds) / 4
+    tight = _plan(plan.source.path, Mesh.of(pipeline=4), memory=int(1.1 * total / 4))
+    assert max(map(tight.stage_weight_bytes, range(4))) <= 1.1 * total / 4
     # Residual streams cross, and nothing else: the mask is made anew in each stage.
     assert {crossing.value.name for crossing in plan.pipeline.crossings}.isdisjoint({"m", "m1", "f"})
     assert all(crossing.target == crossing.source + 1 for crossing in plan.pipeline.crossings)
