@@ -226,11 +226,26 @@ class RankEmitter:
                 start = REPLICATED
             shape = shape_of(value)
             assert shape is not None, "only values of known rank are ever split or summed"
+            self._write_zero_point(held[start].producer())
             outer, self.moving = self.moving, value
             moved = reshard(self, held[start], start, placement, shape)
             self.moving = outer
             held[placement] = self._adopt(value, placement, moved)
         return held[placement]
+
+    def _write_zero_point(self, node: ir.Node | None) -> None:
+        """Gives a DequantizeLinear of one scale the zero point that it leaves out, before its output is cut.
+
+        ONNX Runtime before 1.28 repeats it behind Slice, Reshape and the like: without a zero point as uint8,
+        whatever the type was, so that all below zero became zero."""
+        if node is None or (node.domain, node.op_type) != ("", "DequantizeLinear"):
+            return
+        data, scale, *zero = node.inputs
+        kinds = {self.ir.DataType.INT8: np.int8, self.ir.DataType.INT16: np.int16}
+        kind = None if data is None or data.dtype is None else kinds.get(data.dtype)
+        if kind is not None and scale is not None and shape_of(scale) == () and zero in ([], [None]):
+            node.resize_inputs(3)
+            node.replace_input_with(2, self.constant(np.zeros((), kind)))
 
     def _weight(self, value: ir.Value, placement: Placement) -> ir.Value:
         parts = self.weights.setdefault(value, {})
