@@ -59,7 +59,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n"
     )
     (commands / "shardrun").chmod(0o755)
-    (commands / "python").symlink_to(sys.executable)
+    # Not a link: before Python 3.11 one that leads into a virtual environment does not find its packages.
+    (commands / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (commands / "python").chmod(0o755)
     return folder
 
 

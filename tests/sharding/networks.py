@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.releases import INSTALLED
+
 Array = np.ndarray[Any, Any]
 
 
@@ -179,7 +181,10 @@ def quantize(name: str, form: str, source: Path, path: Path) -> None:
     from onnxruntime.quantization.calibrate import CalibrationDataReader
 
     if form == "dynamic":
-        quantize_dynamic(source, path, per_channel=name == "transformer", weight_type=QuantType.QInt8)
+        # ConvInteger takes signed weights from ONNX Runtime 1.24 on.
+        signed = INSTALLED >= (1, 24) or name != "resnet"
+        kind = QuantType.QInt8 if signed else QuantType.QUInt8
+        quantize_dynamic(source, path, per_channel=name == "transformer", weight_type=kind)
         return
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]

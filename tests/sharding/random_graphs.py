@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sharding.cost import IMPOSSIBLE, reshard_seconds
 from sharding.placement import PARTIAL, REPLICATED, Placement
 from sharding.steps import Step
+from tests.releases import INSTALLED
 
 BATCH = 4
 """The length of the axis that the model calls n."""
@@ -252,7 +253,9 @@ def _softmax(b: Builder) -> None:
 
 
 def _layer_norm(b: Builder) -> None:
-    found = b.value(lambda s: len(s) >= 2 and s[-1] != "n")
+    # ONNX Runtime 1.23 does not normalize one element.
+    least = 1 if INSTALLED >= (1, 24) else 2
+    found = b.value(lambda s: len(s) >= 2 and s[-1] != "n" and s[-1] >= least)
     if found:
         name, shape = found
         inputs = [name, b.weight(shape[-1])] + ([b.weight(shape[-1])] if b.draw(st.booleans()) else [])

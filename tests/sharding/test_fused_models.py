@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
+from tests.releases import INSTALLED
 from tests.sharding import lockstep
 
 MICROSOFT = "com.microsoft"
@@ -269,7 +270,9 @@ MODELS: dict[str, Model] = {
 def test_two_sums_a_layer(name: str, tmp_path: Path) -> None:
     build, feeds, attention = MODELS[name]
     path = build(tmp_path / "model.onnx")
-    assert _attention(path) == {attention}
+    # Attention as transformers 5 writes it is fused from ONNX Runtime 1.31 on. Before, the sums are as many.
+    unfused = name.startswith("bert") and INSTALLED < (1, 31)
+    assert _attention(path) == (set() if unfused else {attention})
     for ranks in (2, 4):
         manifest = sharding.slice_model(path, ranks, tmp_path / f"slices_{ranks}")
         counts = Counter(item.op for item in manifest.collectives)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import onnxruntime
 import pytest
 
 import sharding.rules
@@ -74,8 +75,7 @@ BY_OPERATOR = _by_operator()
 def test_every_option_is_exact(operator: tuple[str, str]) -> None:
     cases = [case for case in BY_OPERATOR[operator] if runnable(case)]
     if not cases:
-        newest = max(case.opset for case in BY_OPERATOR[operator])
-        pytest.skip(f"the installed ONNX Runtime does not run {operator[1]} of opset {newest}")
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} does not have {operator[1]} yet")
     proved = {kind(option) for case in cases for world in WORLDS for option in prove(case, world)}
     required = set(EXTRA_BY_DOMAIN.get(operator, EXTRA.get(operator[1], ())))
     if operator[1] not in ONLY_OTHERWISE:
@@ -113,7 +113,7 @@ REFUSALS = ("return []", "return None", "return None, None", "continue")
 
 def test_the_cases_run_every_line_of_the_rules() -> None:
     folder = Path(sharding.rules.__file__).parent
-    missing = _function_lines(folder) - _executed_lines(folder)
+    missing = _function_lines(folder) - _executed_lines(folder) - _lines_of_newer_cases()
     sources: dict[str, list[str]] = {name: Path(name).read_text().splitlines() for name, _ in missing}
     unproved = [
         f"{Path(name).name}:{line}: {sources[name][line - 1].strip()}"
@@ -121,6 +121,18 @@ def test_the_cases_run_every_line_of_the_rules() -> None:
         if sources[name][line - 1].strip() not in REFUSALS
     ]
     assert not unproved, "\n".join(unproved)
+
+
+def _lines_of_newer_cases() -> set[tuple[str, int]]:
+    """Rules with a case that is newer than the installed ONNX Runtime: the functions, not what they call."""
+    rules = [RULES[case.domain, case.op_type] for case in CASES if not runnable(case)]
+    codes = [inspect.unwrap(rule).__code__ for rule in rules]
+    return {
+        (code.co_filename, line)
+        for outer in codes
+        for code in (outer, *_functions(outer))
+        for line in _lines(code)
+    }
 
 
 def _executed_lines(folder: Path) -> set[tuple[str, int]]:
@@ -152,8 +164,12 @@ def _function_lines(folder: Path) -> set[tuple[str, int]]:
         if path.stem in ("base", "blocks"):
             continue
         for code in _functions(compile(path.read_text(), str(path), "exec")):
-            lines |= {(str(path), line) for _, _, line in code.co_lines() if line}
+            lines |= {(str(path), line) for line in _lines(code)}
     return lines
+
+
+def _lines(code: CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line}
 
 
 def _functions(code: CodeType) -> Iterator[CodeType]:

@@ -147,7 +147,7 @@ GROUP_NORM = (
 
 _ROUTED = """
   probabilities = Softmax<axis = -1>(scores)
-  two = Constant<value_ints = [2]>()
+  two = Constant<value = int64[1] {2}>()
   best, places = TopK(probabilities, two)
   first = Constant<value_ints = [0]>()
   second = Constant<value_ints = [1]>()
