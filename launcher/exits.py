@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from launcher.errors import ConfigError, ShardrunError, VerifyError
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
 from sharding.text import one_line
 
 EXIT_OK = 0
@@ -50,7 +50,9 @@ def report(error: BaseException, where: str = "") -> int:
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):
-        return _say(f"error: {where}{error}", exit_code(error))
+        return _say(
+            f"error: {where}{error}", exit_code(error), lines=isinstance(error, LaunchError | RankFailedError)
+        )
     if isinstance(error, BrokenPipeError):
         # The reader of our output has gone (`shardrun ... | head`): there is nobody left to tell.
         drop_output()
@@ -101,7 +103,9 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(text: str, code: int) -> int:
+def _say(text: str, code: int, *, lines: bool = False) -> int:
+    """``lines``: the text's line ends are meant; else they are part of some name."""
+    shown = "\n".join(map(one_line, text.split("\n"))) if lines else one_line(text)
     with contextlib.suppress(OSError):  # standard error is closed too
-        print(f"shardrun: {one_line(text)}", file=sys.stderr, flush=True)
+        print(f"shardrun: {shown}", file=sys.stderr, flush=True)
     return code

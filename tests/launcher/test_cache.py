@@ -207,7 +207,7 @@ def test_every_option_and_the_content_of_files_is_in_the_key(folder: Path, slici
     steer.write_text("w0: column")
     places = {cache.sliced(model, 2), cache.sliced(model, 2, options=SliceOptions(mesh=Mesh.of(data=2)))}
     for options in (
-        SliceOptions(memory=1000),
+        SliceOptions(memory=10**6),
         SliceOptions(annotations=False),
         SliceOptions(micro_batches=1),
         SliceOptions(steering=steer),
