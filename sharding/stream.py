@@ -26,7 +26,7 @@ from sharding.placement import Placement, Split, held_bytes
 from sharding.tensors import WeightTensor, cut
 
 CHUNK_BYTES = 8 << 20
-HASHED = 2
+HASHED = 4
 """Chunks that wait to be hashed, besides the one that is written and the one that is read."""
 
 WRITE_BYTES = 256 << 10
