@@ -225,24 +225,16 @@ def _hash_file(path: Path) -> str:
 
 def _external_files(model: Path) -> list[str]:
     """The external data files that a model names, relative to its folder; none if it cannot be parsed."""
-    import mmap
 
-    import onnx
     from google.protobuf.message import DecodeError
 
     from sharding.errors import ModelError
-    from sharding.protobuf import IN_MODEL_FILE, MalformedError, without_weights
+    from sharding.protobuf import IN_MODEL_FILE, MalformedError, parse_without_weights
 
-    proto = onnx.ModelProto()
     try:
         if not model.is_file():
             raise ModelError(f"{model} does not exist or is not a file; expected an ONNX file.")
-        with (
-            model.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as data,
-        ):
-            proto.ParseFromString(without_weights(data))
+        proto = parse_without_weights(model)
     except OSError as problem:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None
     except (MalformedError, DecodeError, ValueError):

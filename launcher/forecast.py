@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,7 +41,8 @@ def forecast(model: Path, ranks: int, options: SliceOptions, dims: Mapping[str, 
     from sharding.plan import plan_model
 
     plan = plan_model(model, ranks, options=replace(options, allow_replicated=True))
-    inspection = of_plan(plan, dims)
+    graphs = list(stage_graphs(plan))
+    inspection = of_plan(plan, dims, graphs)
     stages = range(inspection.stages)
     note = plan.reason
     if not note and ranks > 1 and plan.mesh.length("tensor") == ranks and not plan.split_weights:
@@ -54,8 +54,8 @@ def forecast(model: Path, ranks: int, options: SliceOptions, dims: Mapping[str, 
         str(plan.mesh),
         inspection.bytes,
         plan.rank_weight_bytes(),
-        max(peak_bytes(graph, dims) for graph in stage_graphs(plan)),
-        sum(Counter(item.op for item in plan.collectives).values()),
+        max(peak_bytes(graph, dims) for graph in graphs),
+        len(plan.collectives),
         max(inspection.stage_sent(stage) for stage in stages),
         note,
     )

@@ -217,16 +217,17 @@ def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
     )
 
 
-def of_plan(plan: Plan, dims: Mapping[str, int]) -> Inspection:
-    """Looks at a plan; nothing is written."""
+def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | None = None) -> Inspection:
+    """Looks at a plan; nothing is written. ``graphs`` are its `stage_graphs`, if they are at hand."""
     from sharding.plan import model_tensors
 
     layers: list[Layer] = []
-    for stage, graph in enumerate(stage_graphs(plan)):
+    weights = plan.weights
+    for stage, graph in enumerate(stage_graphs(plan) if graphs is None else graphs):
         held = {}
         for name, placements in plan.stage_held[stage].items():
             weight = plan.source.weights[name]
-            if name in plan.weights:
+            if name in weights:
                 held[name] = (placements[0], weight.dtype, weight.shape, weight.nbytes)
         nodes = [
             Used(

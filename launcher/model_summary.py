@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +57,7 @@ class ModelSummary:
 
 def summarize(path: Path) -> ModelSummary:
     """Reads a model without its external data. Raises `ModelError` for a file that is no ONNX model."""
+    from ranks.cut import all_nodes
     from ranks.model_file import find, read
 
     model = read(find(path).path)
@@ -65,7 +65,9 @@ def summarize(path: Path) -> ModelSummary:
     held = {tensor.name for tensor in graph.initializer}
     nodes = Counter(
         f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
-        for node in _nodes([*graph.node, *(node for function in model.functions for node in function.node)])
+        for node in all_nodes(
+            [*graph.node, *(node for function in model.functions for node in function.node)]
+        )
     )
     return ModelSummary(
         path,
@@ -79,14 +81,6 @@ def summarize(path: Path) -> ModelSummary:
         len(model.functions),
         tuple(f"{item.name} ({item.num_devices} devices)" for item in getattr(model, "configuration", ())),
     )
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner.node)
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

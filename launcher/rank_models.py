@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +107,10 @@ def folder_of(pattern: Path) -> Path | None:
 
 def _read(path: Path) -> Any:
     """A rank model without its large weights."""
-    import onnx
 
     from sharding.errors import ModelError
-    from sharding.protobuf import without_weights
+    from sharding.protobuf import parse_without_weights
 
-    model = onnx.ModelProto()
     try:
         empty = path.stat().st_size == 0
     except OSError as error:
@@ -121,12 +118,7 @@ def _read(path: Path) -> Any:
     if empty:
         raise ModelError(f"{path} is empty; expected an ONNX model.")
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as data,
-        ):
-            model.ParseFromString(without_weights(data))
+        model = parse_without_weights(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # protobuf's error has another module in each of its implementations

@@ -127,14 +127,14 @@ class _Cutter:
 
     def _reject_hidden_collectives(self) -> None:
         for function in self.model.functions:
-            for node in _all_nodes(function.node):
+            for node in all_nodes(function.node):
                 if is_collective(node):
                     raise ModelError(
                         f"Function {function.name} holds the collective {describe(node)}: inline the model's "
                         f"functions before running it on several ranks."
                     )
         for node in self.model.graph.node:
-            for inner in _all_nodes(_subgraph_nodes(node)):
+            for inner in all_nodes(_subgraph_nodes(node)):
                 if is_collective(inner):
                     raise ModelError(
                         f"The collective {describe(inner)} lies in a subgraph of {describe(node)}; "
@@ -271,7 +271,7 @@ def is_collective(node: onnx.NodeProto) -> bool:
 def has_collectives(model: onnx.ModelProto) -> bool:
     """Whether a model holds a collective anywhere, subgraphs and functions included."""
     functions = (node for function in model.functions for node in function.node)
-    return any(map(is_collective, _all_nodes([*model.graph.node, *functions])))
+    return any(map(is_collective, all_nodes([*model.graph.node, *functions])))
 
 
 def is_constant(node: onnx.NodeProto) -> bool:
@@ -360,10 +360,11 @@ def _subgraph_nodes(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         yield from graph.node
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    """The nodes, and those of their subgraphs."""
     for node in nodes:
         yield node
-        yield from _all_nodes(_subgraph_nodes(node))
+        yield from all_nodes(_subgraph_nodes(node))
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

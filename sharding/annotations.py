@@ -10,7 +10,6 @@ not annotated. Where nothing is annotated, the solver chooses.
 from __future__ import annotations
 
 import functools
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from sharding.device_specs import SpecError, read_spec
 from sharding.errors import SliceError
 from sharding.mesh import Mesh
 from sharding.placement import Placement, Replicated
-from sharding.protobuf import without_weights
+from sharding.protobuf import parse_without_weights
 from sharding.text import counted
 from sharding.values import shape_of
 
@@ -112,19 +111,10 @@ def _refuse_cuts(inner: NodeAnnotation, where: str) -> None:
 
 def read_stripped(path: Path) -> onnx.ModelProto:
     """The model's message, its large weights left in the file. The file was read once already."""
-    import onnx
-
-    proto = onnx.ModelProto()
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as data,
-        ):
-            proto.ParseFromString(without_weights(data))
+        return parse_without_weights(path)
     except Exception as error:  # it could be read a moment ago
         raise SliceError(f"{path} changed while it was read: {error}.") from None
-    return proto
 
 
 def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

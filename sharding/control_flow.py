@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharding.constants import constant_tensor
 from sharding.fold import SMALL_ELEMENTS, small_constant
-from sharding.values import subgraphs
+from sharding.values import subgraphs, used_instead
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -88,25 +88,10 @@ def _lift(graph: ir.Graph, body: ir.Graph, names: _Names) -> None:
         tensor = constant_tensor(node)
         if tensor is None or node.outputs[0] in outputs or not _is_large(tensor):
             continue
-        value = _initializer(node.outputs[0], tensor)
+        value = used_instead(node.outputs[0], tensor)
         body.remove(node, safe=True)
         names.make_unique(value)
         graph.register_initializer(value)
-
-
-def _initializer(output: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    """An initializer that takes the place of a Constant's output."""
-    import onnx_ir as ir
-
-    value = ir.Value(
-        name=output.name,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-    )
-    for user, index in list(output.uses()):
-        user.replace_input_with(index, value)
-    return value
 
 
 def _is_large(tensor: ir.TensorProtocol | None) -> bool:

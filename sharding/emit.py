@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharding.cost import reshard_seconds, value_bytes
+from sharding.names import Names, all_names
 from sharding.placement import REPLICATED, Partial, Placement
 from sharding.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
 from sharding.rules.base import Dim, Option
@@ -96,8 +97,8 @@ class RankEmitter:
         self.rank, self.world, self.stage = rank, world, stage
         self.source = source
         self.version = source.model.opset_imports.get("", 1)
-        self.names = _Names(all_names(source.model))
-        self.node_names = _Names()
+        self.names = Names(all_names(source.model))
+        self.node_names = Names()
         self.nodes: list[ir.Node] = []
         self.collectives: list[Collective] = []
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -355,34 +356,6 @@ class RankEmitter:
 
 def _fixed(shape: Sequence[Dim]) -> bool:
     return all(isinstance(axis, int) for axis in shape)
-
-
-class _Names:
-    """Names that are taken; thousands may want the same one."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self.taken = set(taken)
-        self.numbers: dict[str, int] = {}
-
-    def fresh(self, wanted: str) -> str:
-        """This name, or the first of name_1, name_2, ... that is not taken; it is from now on."""
-        name, number = wanted, self.numbers.get(wanted, 0)
-        while name in self.taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        self.numbers[wanted] = number
-        self.taken.add(name)
-        return name
-
-
-def all_names(model: ir.Model) -> set[str]:
-    """The names of all values in a model, in its subgraphs too: what slicing adds must not clash."""
-    names: set[str] = set()
-    for graph in model.graphs():
-        names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
-        for node in graph:
-            names.update(value.name or "" for value in node.outputs)
-    return names
 
 
 def _captured_names(node: ir.Node) -> set[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding.names import Names, all_names
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -33,18 +34,17 @@ def lower(model: ir.Model) -> None:
     if version < OLDEST_OPSET:
         return
     nodes = list(model.graph)
-    taken = {value.name for node in nodes for value in node.outputs}
-    taken |= {value.name for value in model.graph.inputs} | set(model.graph.initializers)
+    names = Names(all_names(model))
     for node in nodes:
         if (node.domain, node.op_type) == (MICROSOFT, "EmbedLayerNormalization"):
-            _Embedding(model.graph, node, version, taken).write()
+            _Embedding(model.graph, node, version, names).write()
 
 
 class _Embedding:
-    def __init__(self, graph: ir.Graph, node: ir.Node, version: int, taken: set[str | None]) -> None:
+    def __init__(self, graph: ir.Graph, node: ir.Node, version: int, names: Names) -> None:
         import onnx_ir as ir
 
-        self.ir, self.graph, self.node, self.version, self.taken = ir, graph, node, version, taken
+        self.ir, self.graph, self.node, self.version, self.names = ir, graph, node, version, names
         self.nodes: list[ir.Node] = []
 
     def input(self, index: int) -> ir.Value | None:
@@ -136,8 +136,4 @@ class _Embedding:
 
     def fresh(self, wanted: str) -> str:
         """A name that nothing in the graph has."""
-        name, number = wanted, 1
-        while name in self.taken:
-            name, number = f"{wanted}_{number}", number + 1
-        self.taken.add(name)
-        return name
+        return self.names.fresh(wanted)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding.names import Names, all_names
 from sharding.tensors import locate
 from sharding.values import shape_of
 
@@ -60,8 +61,7 @@ class Pieces:
         import onnx_ir as ir
 
         self.ir, self.graph, self.path = ir, model.graph, path
-        self.taken = {value.name for node in self.graph for value in node.outputs}
-        self.taken |= {value.name for value in self.graph.inputs} | set(self.graph.initializers)
+        self.names = Names(all_names(model))
         self.place: ir.Node
         self.base = ""
 
@@ -185,8 +185,4 @@ class Pieces:
                 del self.graph.initializers[value.name or ""]
 
     def _fresh(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self.taken:
-            name, number = f"{wanted}_{number}", number + 1
-        self.taken.add(name)
-        return name
+        return self.names.fresh(wanted)

@@ -7,9 +7,15 @@ message's framing is walked first (https://protobuf.dev/programming-guides/encod
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
 
 IN_MODEL_FILE = ":model:"
 """The ``location`` of a tensor whose bytes lie in the model file itself. A hostile file may
@@ -35,6 +41,24 @@ def without_weights(data: memoryview) -> bytes:
     Raises `MalformedError` where the framing is broken, as in a truncated file.
     """
     return _rebuild(data, 0, len(data), _MODEL_GRAPH, _strip_graph)
+
+
+def parse_without_weights(path: Path) -> onnx.ModelProto:
+    """The message of a model file that is not empty, as `without_weights` leaves it; nothing is checked.
+
+    Raises `OSError`, `MalformedError`, and protobuf's own error (which has another module in each of its
+    implementations).
+    """
+    import onnx
+
+    model = onnx.ModelProto()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        model.ParseFromString(without_weights(data))
+    return model
 
 
 def _strip_graph(data: memoryview, start: int, end: int) -> bytes:

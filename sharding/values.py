@@ -62,12 +62,10 @@ def _collect_outer(graph: ir.Graph, known: set[Any], found: dict[ir.Value, None]
     found.update((value, None) for value in graph.outputs if value not in inside)
 
 
-def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Turns the only output of a node into an initializer of the same name and removes the node."""
+def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """A constant of the same name, which every node that used ``value`` uses from now on."""
     import onnx_ir as ir
 
-    node = value.producer()
-    assert node is not None
     constant = ir.Value(
         name=value.name,
         type=ir.TensorType(tensor.dtype),
@@ -76,5 +74,13 @@ def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProto
     )
     for user, index in list(value.uses()):
         user.replace_input_with(index, constant)
+    return constant
+
+
+def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Turns the only output of a node into an initializer of the same name and removes the node."""
+    node = value.producer()
+    assert node is not None
+    constant = used_instead(value, tensor)
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
