@@ -1,0 +1,1 @@
+"""MindIR, the graph format of MindSpore."""

@@ -1,0 +1,139 @@
+"""What a primitive's conversion is: a function from its operands to what it adds to the ONNX graph.
+
+One function per MindSpore primitive, registered by name::
+
+    @primitive("MatMul", settings=("transpose_a", "transpose_b"))
+    def matmul(b, node, x, y, *, transpose_a=False, transpose_b=False):
+        ...
+        return b.op("MatMul", [x, y])
+
+Operands come in the order of the node's inputs. Tensors are `Value`s; constants that are no tensors come as
+Python's own: bool, int, float, str, None, and tuples of these. A tuple may also hold `Value`s: tensors, or
+integers that are known only at run time (int64 without axes).
+
+Settings are what a version 1 file keeps as attributes of the primitive and a version 3 file as further inputs
+after the operands: an input beyond the function's positional parameters is the next of ``settings``, and what
+the inputs do not give is taken from the attributes of that name. What neither has keeps the function's
+default. A function that wants other attributes looks into ``node.attributes``.
+
+What is returned, a value or a tuple for a primitive with several results, is converted to the element type
+that the file declares for the result, and takes the lengths from there that were not known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+Array = np.ndarray[Any, Any]
+Shape = tuple["int | None", ...]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor in the ONNX graph."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape | None = None
+    """Lengths, None where one is not known before a run; None where even their number is not."""
+    constant: Array | None = None
+    """What it holds, where that is known: weights (mapped from the file, read-only) and what follows from
+    small constants."""
+    sequence: bool = False
+    """Whether it stands for a tuple of integers whose number is not known: int64 with one axis."""
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes."""
+        return None if self.shape is None else len(self.shape)
+
+
+Operand = Union[Value, bool, int, float, str, None, tuple["Operand", ...]]  # noqa: UP007 - it names itself
+"""What a primitive is given and what it returns."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """The type of a result as the file declares it."""
+
+    dtype: np.dtype[Any]
+    shape: Shape | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One use of a primitive."""
+
+    op_type: str
+    layer: str
+    """Where in the network: ``Default/fc1-Dense/MatMul-op0``."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """The primitive's attributes, as Python's own; an element type is a numpy dtype."""
+    result_types: tuple[TensorType | None, ...] = ()
+    """What the file declares for each result; None where a result is no tensor."""
+    version: int = 3
+
+    @property
+    def result(self) -> TensorType | None:
+        """The first result's type."""
+        return self.result_types[0] if self.result_types else None
+
+
+class RefusedError(Exception):
+    """A use of a primitive that cannot be converted: why, as the end of a sentence without a full stop.
+
+    All of a file are collected and told at once.
+    """
+
+
+Convert = Callable[..., Operand]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A registered conversion."""
+
+    name: str
+    convert: Convert
+    operands: int | None
+    """How many positional parameters it has; None for any number."""
+    needed: int
+    """How many of these have no default."""
+    settings: tuple[str, ...]
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function], _Function]:
+    """Registers a function for primitives of these names; see this module's text."""
+
+    def register(function: _Function) -> _Function:
+        operands: int | None = 0
+        needed = 0
+        parameters = list(inspect.signature(function).parameters.values())[2:]
+        for parameter in parameters:
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                operands = None
+            elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                operands = operands + 1 if operands is not None else None
+                needed += parameter.default is parameter.empty
+        named = {item.name for item in parameters if item.kind is item.KEYWORD_ONLY}
+        if named != set(settings):
+            raise TypeError(f"{function.__name__}: settings {settings} are not its parameters {named}")
+        for name in names:
+            if name in PRIMITIVES:
+                raise TypeError(f"the primitive {name} is registered twice")
+            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings))
+        return function
+
+    return register
