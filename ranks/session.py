@@ -70,7 +70,7 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
         providers.append((CPU, {}))
     # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
     # loops are scalar (8 % of BERT-base at sequence 128).
-    disabled = ["SkipLayerNormFusion"] if config.many and config.providers[0] == CPU else []
+    disabled = ["SkipLayerNormFusion"] if config.providers[0] == CPU else []
     try:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),

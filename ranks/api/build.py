@@ -79,22 +79,27 @@ def build(path: str, model_type: ModelType, context: Context, config_path: str, 
     """
     options = config.load(config_path, config_dict)
     try:
-        _check_content(_one_file(Path(path)), model_type)
-        threads = context.cpu.thread_num or None
-        if threads is not None and threads > MOST_THREADS:
-            warn_once("threads", f"thread_num {threads} is too many, {os.cpu_count() or 1} are used.")
-            threads = os.cpu_count() or 1
-        identity = _explicit_identity(context, options.rank_table_file)
-        if threads is None and identity is not None:
-            from ranks.session import default_threads
-
-            threads = default_threads(identity.local_size or identity.world_size)
-        placement = place(context, options.engine_cache)
-        cores = tuple(context.cpu.thread_affinity_core_list)
-        recipe = Recipe(Path(path).absolute(), placement, threads, cores, identity)
+        recipe = plan(path, model_type, context, options)
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
+
+
+def plan(path: str, model_type: ModelType, context: Context, options: config.Options) -> Recipe:
+    """Decides device, threads and group for the model at ``path``. Raises `ShardrunError`."""
+    _check_content(_one_file(Path(path)), model_type)
+    threads = context.cpu.thread_num or None
+    if threads is not None and threads > MOST_THREADS:
+        warn_once("threads", f"thread_num {threads} is too many, {os.cpu_count() or 1} are used.")
+        threads = os.cpu_count() or 1
+    identity = _explicit_identity(context, options.rank_table_file)
+    if threads is None and identity is not None:
+        from ranks.session import default_threads
+
+        threads = default_threads(identity.local_size or identity.world_size)
+    placement = place(context, options.engine_cache)
+    cores = tuple(context.cpu.thread_affinity_core_list)
+    return Recipe(Path(path).absolute(), placement, threads, cores, identity)
 
 
 def _one_file(path: Path) -> Path:

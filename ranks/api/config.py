@@ -18,8 +18,10 @@ from ranks.api.notice import warn_user
 Sections = dict[str, dict[str, str]]
 
 LARGEST_FILE = 1 << 20  # bytes; real files have some hundred
+MOST_WAITING = 1_000_000
 
-# Sections and keys that mindspore_lite knows (its C++ source, src/common/common.h, and its documentation).
+# Sections and keys that mindspore_lite knows (its C++ source, src/common/common.h, and its documentation),
+# and [parallel_runner], which is ours.
 # True: acted on here. False: known, but of no effect on ONNX Runtime. A section without keys takes any.
 KNOWN: Mapping[str, Mapping[str, bool]] = {
     "ascend_context": {
@@ -68,6 +70,7 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
         ("encoder_input", "decoder_input", "ffn_fp16", "optimize_transformer"), False
     ),
     "lite_inner_group": {"group_id": False},
+    "parallel_runner": {"queue_limit": True},
     "common_context": {},
     "execution_plan": {},
     "acl_option_cfg_param": {},
@@ -89,6 +92,8 @@ class Options:
 
     rank_table_file: str = ""
     engine_cache: str = ""
+    queue_limit: int | None = None
+    """Of `ModelParallelRunner`: how many predictions may wait for a worker; None for its default."""
 
 
 def load(config_path: str, config_dict: object = None) -> Options:
@@ -113,6 +118,7 @@ def load(config_path: str, config_dict: object = None) -> Options:
     return Options(
         rank_table_file=table if given else _beside(table, config_path),
         engine_cache=sections.get("ms_cache", {}).get("serialize_path", "").strip(),
+        queue_limit=_queue_limit(sections.get("parallel_runner", {}).get("queue_limit")),
     )
 
 
@@ -151,6 +157,17 @@ def read_file(config_path: str) -> Sections:
 def _folded(section: str, entries: Mapping[str, str]) -> dict[str, str]:
     """The entries with keys in lower case, where a section's are known: documents write `serialize_Path`."""
     return {key.lower(): value for key, value in entries.items()} if KNOWN.get(section) else dict(entries)
+
+
+def _queue_limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    number = text.strip()
+    if not (number.isascii() and number.isdigit() and len(number) <= 7 and int(number) <= MOST_WAITING):
+        raise _malformed(
+            f"[parallel_runner] queue_limit must be a number from 0 to {MOST_WAITING}, but is {text[:80]!r}"
+        )
+    return int(number)
 
 
 def _malformed(reason: str) -> Exception:
