@@ -9,6 +9,7 @@ __all__ = [
     "IdentityError",
     "ModelError",
     "PeerLostError",
+    "QueueFullError",
     "ShardError",
     "ShardrunError",
     "SliceError",
@@ -37,3 +38,7 @@ class PeerLostError(CollectiveError):
     def __init__(self, message: str, peer: int | None = None) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+class QueueFullError(ShardrunError):
+    """More predictions wait for a worker of a `ModelParallelRunner` than may; a later one may succeed."""

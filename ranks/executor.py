@@ -91,6 +91,11 @@ class RankModel:
         return replace(self._stats, communication_seconds=self._program.communication_seconds)
 
     @property
+    def concurrent(self) -> bool:
+        """Whether threads run the model at once, and do not wait for one another."""
+        return self._session is not None
+
+    @property
     def collectives(self) -> str:
         """The name of the backend that joins the segments; empty where nothing is exchanged."""
         return self._program.collectives if self._program is not None else ""
@@ -112,6 +117,7 @@ def load(
     device_id: int = 0,
     dims: Mapping[str, Sequence[Dim]] | None = None,
     check: bool = True,
+    entries: Mapping[str, str] | None = None,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -124,7 +130,7 @@ def load(
 
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
-    file fixes.
+    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -142,6 +148,7 @@ def load(
         providers=tuple(providers),
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
+        entries=entries or {},
     )
     try:
         return _load(file, communicator, config, dims, shard.manifest)

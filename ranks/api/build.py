@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ class Recipe:
     threads: int | None
     cores: tuple[int, ...]
     identity: Identity | None
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the sessions, by ONNX Runtime's keys."""
 
     def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         """Loads the model; ``dims`` are other shapes than the file's, by input name."""
@@ -50,25 +52,35 @@ class Recipe:
                 provider_options=self.placement.options,
                 device_id=self.placement.device_id,
                 dims=dims,
+                entries=self.entries,
             )
 
     def _group(self) -> Communicator | None:
         """The group that the script named, if the model needs one; None leaves it to the environment."""
         if self.identity is None or self.identity.world_size == 1:
             return None
-        from ranks import devices, group, model_file, pattern
-        from ranks.cut import has_collectives
-        from ranks.part import is_part
-
-        if not pattern.is_pattern(self.path) and (shard := model_file.find(self.path)).manifest is None:
+        if not is_cut(self.path):
             # A plain model under a rank table runs by itself: waiting for peers would be for nothing.
-            if not model_file.may_have_collectives(shard.path):
-                return None
-            model = model_file.read(shard.path)
-            if not has_collectives(model) and not is_part(model):
-                return None
+            return None
+        from ranks import devices, group
+
         device = devices.DEVICES.get(self.placement.providers[0])
         return group.join(self.identity, device=device.buffers if device else "cpu")
+
+
+def is_cut(path: Path) -> bool:
+    """Whether ``path`` is one rank's part of a model, or stands for such parts: a pattern, a slice folder."""
+    from ranks import model_file, pattern
+
+    if pattern.is_pattern(path) or (shard := model_file.find(path)).manifest is not None:
+        return True
+    if not model_file.may_have_collectives(shard.path):
+        return False
+    from ranks.cut import has_collectives
+    from ranks.part import is_part
+
+    model = model_file.read(shard.path)
+    return has_collectives(model) or is_part(model)
 
 
 def build(path: str, model_type: ModelType, context: Context, config_path: str, config_dict: object) -> Built:
