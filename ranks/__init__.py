@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         Format,
         GPUDeviceInfo,
         Model,
+        ModelParallelRunner,
         ModelType,
+        RunnerConfig,
         Tensor,
         TensorMeta,
     )
@@ -37,7 +39,9 @@ __all__ = [
     "Format",
     "GPUDeviceInfo",
     "Model",
+    "ModelParallelRunner",
     "ModelType",
+    "RunnerConfig",
     "Tensor",
     "TensorMeta",
 ]

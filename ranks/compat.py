@@ -23,7 +23,7 @@ API_VERSION = "2.3.0"
 # The modules of mindspore_lite that scripts import from, and where their names are here.
 SUBMODULES = {
     f"{NAME}.context": "ranks.api.context",
-    f"{NAME}.model": "ranks.api.model",
+    f"{NAME}.model": "ranks.api",
     f"{NAME}.tensor": "ranks.api.tensor",
 }
 

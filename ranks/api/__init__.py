@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ranks.api.context import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.api.model import Model
+from ranks.api.runner import ModelParallelRunner, RunnerConfig
 from ranks.api.tensor import Tensor, TensorMeta
 from ranks.api.types import DataType, Format, ModelType
 
@@ -16,7 +17,9 @@ __all__ = [
     "Format",
     "GPUDeviceInfo",
     "Model",
+    "ModelParallelRunner",
     "ModelType",
+    "RunnerConfig",
     "Tensor",
     "TensorMeta",
 ]

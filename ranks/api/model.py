@@ -34,6 +34,17 @@ class Model:
         self._built: Built | None = None
         self._shapes: list[tuple[int, ...]] = []
 
+    @classmethod
+    def over(cls, built: Built) -> Model:
+        """A model that is loaded already."""
+        model = cls()
+        model._adopt(built)
+        return model
+
+    def _adopt(self, built: Built) -> None:
+        self._built = built
+        self._shapes = [built.open_shape(index) for index in range(len(built.inputs))]
+
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
 
@@ -78,8 +89,8 @@ class Model:
                 "here: decrypt the file first."
             )
         built = build(model_path, model_type, context, config_path, config_dict)
-        previous, self._built, self.model_path_ = self._built, built, model_path
-        self._shapes = [built.open_shape(index) for index in range(len(built.inputs))]
+        previous, self.model_path_ = self._built, model_path
+        self._adopt(built)
         if previous is not None:
             previous.close()
 

@@ -1,4 +1,4 @@
-"""`context.parallel`: the options of a pool of workers over one model."""
+"""`context.parallel`: the options of a `ModelParallelRunner`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class Parallel:
         check_sections("config_info", config_info)
         for section, entries in config_info.items():
             self._config_info.setdefault(section, {}).update(entries)
+
+    @property
+    def sections(self) -> dict[str, dict[str, str]]:
+        """`config_info` as a dictionary: options by section and key."""
+        return {section: dict(entries) for section, entries in self._config_info.items()}
 
     @property
     def config_path(self) -> str:
