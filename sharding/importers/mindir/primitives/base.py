@@ -25,12 +25,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 Array = np.ndarray[Any, Any]
 Shape = tuple["int | None", ...]
@@ -137,3 +135,17 @@ def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function]
         return function
 
     return register
+
+
+def element_type(setting: Any) -> np.dtype[Any]:
+    """The element type that a setting names: a TypeId of version 3, or what version 1 gives already as one."""
+    from sharding.importers.mindir.values import ValueProblem, dtype_of_id
+
+    if isinstance(setting, np.dtype):
+        return setting
+    if isinstance(setting, int) and not isinstance(setting, bool):
+        try:
+            return dtype_of_id(setting)
+        except ValueProblem as problem:
+            raise RefusedError(str(problem)) from None
+    raise RefusedError(f"expected an element type, found {setting!r:.80}")

@@ -1,0 +1,132 @@
+"""A MindIR file on disk: what it is, whether it can be read, its message and where its weights lie."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharding.errors import ModelError
+from sharding.importers.mindir import schema
+from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
+from sharding.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
+
+VERSIONS = (1, 3)
+_BYTES, _VARINT = 2, 0
+LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
+"""Bytes 4 to 7 of a MindSpore Lite file, by version of its schema (FlatBuffers' file identifier)."""
+
+
+@dataclass
+class Container:
+    """A file that was read. ``data``: its bytes, mapped, or those that it was decrypted to."""
+
+    path: Path
+    model: Any
+    data: memoryview
+    encrypted: bool
+
+    @property
+    def version(self) -> int:
+        return int(self.model.mind_ir_version)
+
+
+def read(path: Path, key: Key | None = None) -> Container:
+    """Reads a file; large weights stay where they lie (`IN_MODEL_FILE`).
+
+    Raises `ModelError`: the file cannot be read, is truncated, encrypted without a key, of version 0 or later
+    than 3, or of another format.
+    """
+    data = _mapped(path)
+    check_format(bytes(data[:8]), path)
+    method = encryption_of(bytes(data[:4]))
+    if method is not None:
+        data = memoryview(decrypt(data, method, key, path))
+    elif key is not None:
+        raise ModelError(f"{path} is not encrypted, but a key was given: leave dec_key out.")
+    model = schema.messages()["Model"]()
+    wrong = f"{path} is not a whole MindIR file"
+    try:
+        model.ParseFromString(without_weights(data))
+    except MalformedError as error:
+        raise ModelError(f"{wrong}: {error}; it is truncated or another format.") from None
+    except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
+        raise ModelError(f"{wrong}: {error}.") from None
+    _check(model, path)
+    return Container(path, model, data, method is not None)
+
+
+def _mapped(path: Path) -> memoryview:
+    try:
+        if not path.is_file():
+            state = "is not a file" if path.exists() else "does not exist"
+            raise ModelError(f"{path} {state}; expected a MindIR file (model.mindir).")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise ModelError(f"{path} is empty; expected a MindIR file.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def check_format(head: bytes, path: Path) -> None:
+    """Refuses MindSpore Lite's format by the first 8 bytes."""
+    if head[4:8] in LITE_IDENTIFIERS:
+        raise ModelError(
+            f"{path} is a MindSpore Lite file (.ms), whose operators are compiled for devices: convert the "
+            "file that it was made from, the .mindir of mindspore.export, or an ONNX file."
+        )
+
+
+def _check(model: Any, path: Path) -> None:
+    version = int(model.mind_ir_version)
+    if version == 0:
+        made = f" (written by {model.producer_name[:40]} {model.model_version[:40]})".rstrip()
+        raise ModelError(
+            f"{path} is MindIR of version 0{made if model.model_version else ''}, which MindSpore itself no "
+            "longer reads: load the checkpoint in MindSpore 2 and export it again."
+        )
+    if version not in VERSIONS:
+        raise ModelError(
+            f"{path} is MindIR of version {version}; versions 1 (MindSpore 2.0) and 3 (MindSpore 2.x) can be "
+            "read: export it with one of these."
+        )
+    if model.HasField("little_endian") and not model.little_endian:
+        raise ModelError(f"{path} has big-endian weights: export it on a little-endian machine.")
+    if not model.HasField("graph") or not len(model.graph.output):
+        raise ModelError(f"{path} is not a whole MindIR file: it has no graph with an output.")
+    if len(model.graph.map_parameter):
+        raise ModelError(f"{path} holds map parameters (hash tables), which have no conversion.")
+
+
+def without_weights(data: memoryview) -> bytes:
+    """The message with each large weight pointing to its bytes. Raises `MalformedError`."""
+    return _rebuild(data, 0, len(data), (schema.MODEL_GRAPH, schema.GRAPH_PARAMETER))
+
+
+def _rebuild(data: memoryview, start: int, end: int, way: tuple[int, ...]) -> bytes:
+    if not way:
+        return _strip_tensor(data, start, end)
+    parts = []
+    for number, wire, first, payload, stop in fields(data, start, end):
+        if number == way[0] and wire == _BYTES:
+            parts.append(field(number, _rebuild(data, payload, stop, way[1:])))
+        else:
+            parts.append(bytes(data[first:stop]))
+    return b"".join(parts)
+
+
+def _strip_tensor(data: memoryview, start: int, end: int) -> bytes:
+    if end - start <= INLINE_BYTES:
+        return bytes(data[start:end])
+    parts = []
+    for number, wire, first, payload, stop in fields(data, start, end):
+        if number == schema.TENSOR_RAW_DATA and wire == _BYTES and stop - payload > INLINE_BYTES:
+            entry = field(schema.EXTERNAL_LOCATION, IN_MODEL_FILE.encode())
+            entry += varint(schema.EXTERNAL_OFFSET << 3 | _VARINT) + varint(payload)
+            entry += varint(schema.EXTERNAL_LENGTH << 3 | _VARINT) + varint(stop - payload)
+            parts.append(field(schema.TENSOR_EXTERNAL_DATA, entry))
+        else:
+            parts.append(bytes(data[first:stop]))
+    return b"".join(parts)

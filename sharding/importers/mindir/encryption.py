@@ -1,0 +1,104 @@
+"""Encrypted MindIR files: AES-GCM and AES-CBC in blocks, as ``mindspore.export(enc_key=...)`` writes them.
+
+Each block: a 4-byte magic number, for GCM a 16-byte tag, then (all numbers uint32, little-endian) the length
+of what follows, the length of the initialisation vector, the vector, the length of the cipher text, the cipher
+text. Learnt from files that MindSpore 2.10 wrote.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharding.errors import ModelError
+
+GCM, CBC = "AES-GCM", "AES-CBC"
+_MAGIC = {0x7F3A5ED8: GCM, 0x7F3A5ED9: CBC}
+_TAG_BYTES = 16
+_KEY_LENGTHS = (16, 24, 32)
+
+
+@dataclass(frozen=True)
+class Key:
+    """How to read an encrypted file; never printed."""
+
+    secret: bytes
+    mode: str = GCM
+
+    def __repr__(self) -> str:
+        return f"Key({self.mode})"
+
+
+def encryption_of(head: bytes) -> str | None:
+    """How a file that begins so is encrypted; None if it is not."""
+    return _MAGIC.get(int.from_bytes(head[:4], "little")) if len(head) >= 4 else None
+
+
+def decrypt(data: memoryview, method: str, key: Key | None, path: Path) -> bytes:
+    """The file's plain bytes. Raises `ModelError`: no key, a wrong one, another mode, a damaged file."""
+    if key is None:
+        raise ModelError(
+            f"{path} is encrypted ({method}): give its key (dec_key=..., dec_mode={method!r} to "
+            "build_from_file), or export it without enc_key."
+        )
+    if key.mode != method:
+        raise ModelError(f"{path} is encrypted with {method}, but dec_mode is {key.mode!r}.")
+    if len(key.secret) not in _KEY_LENGTHS:
+        raise ModelError(
+            f"The key for {path} has {len(key.secret)} bytes; expected {', '.join(map(str, _KEY_LENGTHS))}."
+        )
+    plain = bytearray()
+    position = 0
+    while position < len(data):
+        block, position = _block(data, position, method, key, path)
+        plain += block
+    return bytes(plain)
+
+
+def _block(data: memoryview, start: int, method: str, key: Key, path: Path) -> tuple[bytes, int]:
+    damaged = ModelError(f"{path} is encrypted, but damaged or truncated in the block at byte {start}.")
+
+    def number(at: int) -> int:
+        if at + 4 > len(data):
+            raise damaged
+        return int(struct.unpack_from("<I", data, at)[0])
+
+    if _MAGIC.get(number(start)) != method:
+        raise damaged
+    position = start + 4
+    tag = bytes(data[position : position + _TAG_BYTES])
+    if method == GCM:
+        position += _TAG_BYTES
+    size = number(position)
+    end = position + 4 + size
+    vector_length = number(position + 4)
+    cipher_at = position + 8 + vector_length
+    cipher_length = number(cipher_at)
+    if end > len(data) or cipher_at + 4 + cipher_length != end:
+        raise damaged
+    vector = bytes(data[position + 8 : cipher_at])
+    return _plain(data[cipher_at + 4 : end], vector, tag, method, key, path), end
+
+
+def _plain(cipher: memoryview, vector: bytes, tag: bytes, method: str, key: Key, path: Path) -> bytes:
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        from cryptography.hazmat.primitives.padding import PKCS7
+    except ImportError:
+        raise ModelError(
+            f"{path} is encrypted; to decrypt it, install the package cryptography (pip install cryptography)."
+        ) from None
+    wrong = ModelError(f"{path} cannot be decrypted: the key is wrong, or the file is damaged.")
+    try:
+        algorithm = algorithms.AES(key.secret)
+        if method == GCM:
+            decryptor = Cipher(algorithm, modes.GCM(vector, tag)).decryptor()
+            return decryptor.update(cipher) + decryptor.finalize()
+        decryptor = Cipher(algorithm, modes.CBC(vector)).decryptor()
+        padded = decryptor.update(cipher) + decryptor.finalize()
+        unpadder = PKCS7(128).unpadder()
+        return unpadder.update(padded) + unpadder.finalize()
+    except (InvalidTag, ValueError):
+        raise wrong from None
