@@ -140,7 +140,7 @@ class _Pooled(Built):
 def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
-    if "\0" in model_path or not Path(model_path).exists():
+    if model_path == "" or "\0" in model_path or not Path(model_path).exists():
         raise runtime_error(f"{failed}, model_path does not exist! No file or folder {model_path!r}.")
 
 

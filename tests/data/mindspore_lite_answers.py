@@ -138,6 +138,24 @@ CASES = [
     "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR, None, '/no/such/file')",
     "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR)",
     "mslite.Model().build_from_file(a_file, mslite.ModelType.MINDIR_LITE, mslite.Context())",
+    # Runners.
+    "mslite.ModelParallelRunner()",
+    "mslite.ModelParallelRunner().get_inputs()",
+    "mslite.ModelParallelRunner().predict(1)",
+    "mslite.ModelParallelRunner().predict({})",
+    "mslite.ModelParallelRunner().predict([1])",
+    "mslite.ModelParallelRunner().predict([])",
+    "mslite.ModelParallelRunner().predict([mslite.Tensor()])",
+    "mslite.ModelParallelRunner().build_from_file(1)",
+    "mslite.ModelParallelRunner().build_from_file(None)",
+    "mslite.ModelParallelRunner().build_from_file('')",
+    "mslite.ModelParallelRunner().build_from_file('/no/such/file')",
+    "mslite.ModelParallelRunner().build_from_file('/no/such/file', 3)",
+    "mslite.ModelParallelRunner().build_from_file(a_file, 3)",
+    "mslite.ModelParallelRunner().build_from_file(a_file)",
+    "mslite.ModelParallelRunner().build_from_file(a_file, mslite.Context())",
+    "c = mslite.Context(); c.parallel.workers_num = 2;"
+    " mslite.ModelParallelRunner().build_from_file(a_file, context=c)",
 ]
 
 

@@ -34,6 +34,12 @@ REASONS = {
     "RuntimeError: predict failed!": "predict failed! Error is ",
     "RuntimeError: resize failed! Error is Common error code.": "resize failed! Error is ",
     "RuntimeError: build_from_file failed! Error is Common error code.": "build_from_file failed! Error is ",
+    "RuntimeError: ModelParallelRunner's build from file failed! Error is Common error code.": (
+        "ModelParallelRunner's build from file failed! Error is "
+    ),
+    "RuntimeError: ModelParallelRunner's build from file failed, model_path does not exist!": (
+        "ModelParallelRunner's build from file failed, model_path does not exist! "
+    ),
     "RuntimeError: build_from_file failed, model_path does not exist!": (
         "build_from_file failed, model_path does not exist! "
     ),
