@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ranks.api.context import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
+from ranks.api.group import ModelGroup, ModelGroupFlag
 from ranks.api.model import Model
 from ranks.api.runner import ModelParallelRunner, RunnerConfig
 from ranks.api.tensor import Tensor, TensorMeta
@@ -17,6 +18,8 @@ __all__ = [
     "Format",
     "GPUDeviceInfo",
     "Model",
+    "ModelGroup",
+    "ModelGroupFlag",
     "ModelParallelRunner",
     "ModelType",
     "RunnerConfig",

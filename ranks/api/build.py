@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError
 
 if TYPE_CHECKING:
+    from ranks.api.membership import Sharing
     from ranks.collectives.base import Communicator
     from ranks.executor import RankModel
     from ranks.identity import Identity
@@ -83,15 +84,26 @@ def is_cut(path: Path) -> bool:
     return has_collectives(model) or is_part(model)
 
 
-def build(path: str, model_type: ModelType, context: Context, config_path: str, config_dict: object) -> Built:
+def build(  # noqa: PLR0917 - the first five are the caller's own arguments
+    path: str,
+    model_type: ModelType,
+    context: Context,
+    config_path: str,
+    config_dict: object,
+    sharing: Sharing | None = None,
+) -> Built:
     """Reads the configuration, decides device and group, and loads the model.
 
-    Raises `TypeError` for a ``config_dict`` of other types, else errors that are both `ShardrunError` and
-    `RuntimeError`.
+    ``sharing``: what the model shares with the others of its `ModelGroup`. Raises `TypeError` for a
+    ``config_dict`` of other types, else errors that are both `ShardrunError` and `RuntimeError`.
     """
     options = config.load(config_path, config_dict)
     try:
         recipe = plan(path, model_type, context, options)
+        if sharing is not None:
+            from ranks.api.group import options_of
+
+            recipe = replace(recipe, entries={**recipe.entries, **options_of(sharing)})
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error

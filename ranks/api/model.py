@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ranks import pattern
+from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence
@@ -88,7 +90,8 @@ class Model:
                 "build_from_file failed! Error is dec_key was given, but encrypted models cannot be read "
                 "here: decrypt the file first."
             )
-        built = build(model_path, model_type, context, config_path, config_dict)
+        sharing = membership.of(self, model_path)
+        built = build(model_path, model_type, context, config_path, config_dict, sharing)
         previous, self.model_path_ = self._built, model_path
         self._adopt(built)
         if previous is not None:
@@ -210,8 +213,11 @@ class Model:
 
     def get_model_info(self, key: str) -> str:
         """Text about the model: "input_shape" as ``name:1,3,-1;...`` (-1: open), "user_info" the ONNX file's
-        metadata as JSON; "" for any other key and before the model is built."""
+        metadata as JSON, "shareable_weight_mem_handle" the handle for others of a model that shares its
+        weights, and, before the model is built too, "current_pid" this process's id; else ""."""
         check_isinstance("key", key, str)
+        if key == "current_pid":
+            return str(os.getpid())
         return "" if self._built is None else self._built.info(key)
 
     def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
