@@ -56,7 +56,7 @@ class Pool(Generic[Worker]):
                 return self._free.pop()
             if len(self._waiting) >= self.queue_limit:
                 raise QueueFullError(
-                    f"all {self.size} workers are busy and {len(self._waiting)} predictions wait already, "
+                    f"all workers ({self.size}) are busy and {len(self._waiting)} predictions wait already, "
                     "which is the limit: predict again later, or raise [parallel_runner] queue_limit in "
                     "context.parallel.config_info."
                 )
