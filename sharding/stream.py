@@ -1,7 +1,7 @@
 """Writes the data files of a slice folder: every weight is read once and cut for all files that hold of it.
 
-A few chunks are in memory at a time. While one is cut and written, another thread reads the next one, and
-others hash those before it.
+A few chunks are in memory at a time. Each goes through threads that read it, cut and write it (one for each
+file), and hash it (again one for each file), so that these overlap; every buffer is used again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,65 +27,111 @@ from sharding.manifest import FileEntry
 from sharding.placement import Placement, Split, held_bytes
 from sharding.tensors import WeightTensor, cut
 
-CHUNK_BYTES = 8 << 20
-HASHED = 4
-"""Chunks that wait to be hashed, besides the one that is written and the one that is read."""
-
+CHUNK_BYTES = 4 << 20
+"""Small enough for what is read, cut, written and hashed one after the other to be in the cache still."""
+AHEAD = 4
+"""Chunks that wait to be written or hashed, besides the one that is next and the one that is read."""
 WRITE_BYTES = 256 << 10
 """Of one write: Linux took several times as long for the same file in writes of 4 MB and more."""
-HASHERS = 4
-"""Threads that hash; each file has one, for a hash is made in order. One does about 1.5 GB/s."""
+THREADS = 4
+"""That write, and as many that hash: each file has one of both, for both are done in order. A thread hashes
+about 2 GB/s where the processor has instructions for it."""
 
 Array = np.ndarray[Any, Any]
 
 
 class HashedFile:
-    """A file written once from start to end; hashed in the order of writing by the one thread of ``pool``."""
+    """A file written once from start to end by the one thread of ``writing``, and hashed in the same order by
+    that of ``hashing``."""
 
-    def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
-        self.path, self.pool, self.size = path, pool, 0
+    def __init__(self, path: Path, writing: ThreadPoolExecutor, hashing: ThreadPoolExecutor) -> None:
+        self.path, self.writing, self.hashing = path, writing, hashing
+        self.size = self.padding = 0
         self.digest = hashlib.sha256()
         self.file: BinaryIO = path.open("wb", buffering=0)
 
-    def write(self, data: bytes | memoryview) -> Future[None]:
-        """Writes; the data must stay as they are until the returned future is done."""
-        rest = memoryview(data)
+    def align(self, alignment: int) -> None:
+        """What is written next starts at a multiple, after zeros."""
+        self.padding += -self.size % alignment
+        self.size += -self.size % alignment
+
+    def write(self, data: memoryview, prepare: Callable[[], None] | None = None) -> Future[Future[None]]:
+        """Appends bytes, once ``prepare`` has put them there in the file's thread. They must stay as they are
+        until the future is done that the returned one gives."""
+        padding, self.padding = self.padding, 0
+        self.size += len(data)
+        return self.writing.submit(self._write, padding, data, prepare)
+
+    def _write(self, padding: int, data: memoryview, prepare: Callable[[], None] | None) -> Future[None]:
+        if padding:
+            self._append(memoryview(bytes(padding)))
+        if prepare is not None:
+            prepare()
+        return self._append(data)
+
+    def _append(self, data: memoryview) -> Future[None]:
+        rest = data
         while rest:
             rest = rest[self.file.write(rest[:WRITE_BYTES]) :]
-        self.size += len(data)
-        return self.pool.submit(self.digest.update, data)
-
-    def align(self, alignment: int) -> None:
-        """Pads with zeros to a multiple."""
-        self.write(bytes(-self.size % alignment))
+        return self.hashing.submit(self.digest.update, data)
 
     def entry(self) -> FileEntry:
-        """Of the closed file, once the pool has ended."""
+        """Of the closed file, once all is hashed."""
         return FileEntry(self.path.name, self.size, self.digest.hexdigest())
+
+
+@dataclass
+class Chunk:
+    """The buffers of one chunk: its bytes as read, and for a file those that had to be gathered from them."""
+
+    whole: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    gathered: dict[str, Array] = field(default_factory=dict)
+    writing: list[Future[Future[None]]] = field(default_factory=list)
+
+    def reserve(self, size: int) -> Array:
+        """The buffer for ``size`` bytes that are read."""
+        self.whole = _fitting(self.whole, size)
+        return self.whole[:size]
+
+    def gather(self, file: str, size: int) -> Array:
+        """The buffer for ``size`` bytes that a file gets of these."""
+        self.gathered[file] = _fitting(self.gathered.get(file), size)
+        return self.gathered[file][:size]
+
+    def wait(self) -> None:
+        """Until what the buffers hold is written and hashed; raises what failed."""
+        for writing in self.writing:
+            writing.result().result()
+        self.writing.clear()
 
 
 def write_data(
     layout: Layout, folder: Path, files: Sequence[str], advance: Callable[[int], None]
 ) -> dict[str, FileEntry]:
-    """Writes these files of the layout into a folder; ``advance`` is told the bytes as they are written."""
+    """Writes these files of the layout into a folder; ``advance`` is told the bytes that are handed over."""
     source, world = layout.plan.source, layout.plan.tensor_size
     wanted: dict[str, list[tuple[str, Part]]] = {}
     for file in files:
         for part in layout.parts[file]:
             wanted.setdefault(part.weight, []).append((file, part))
     with ExitStack() as stack:
-        threads = min(len(files), HASHERS, os.cpu_count() or 1)
-        pools = [stack.enter_context(ThreadPoolExecutor(1, "hash")) for _ in range(threads)]
-        open_files = {
-            file: HashedFile(folder / file, pools[number % threads]) for number, file in enumerate(files)
-        }
-        for item in open_files.values():
-            stack.callback(item.file.close)
+        threads = min(len(files), THREADS, os.cpu_count() or 1)
+        hashers = [stack.enter_context(ThreadPoolExecutor(1, "hash")) for _ in range(threads)]
+        open_files: dict[str, HashedFile] = {}
+        # Entered after the hashers, writers end before them: what they write is hashed by then.
+        writers = [stack.enter_context(ThreadPoolExecutor(1, "write")) for _ in range(threads)]
+        for number, file in enumerate(files):
+            at = number % threads
+            open_files[file] = HashedFile(folder / file, writers[at], hashers[at])
+            stack.callback(open_files[file].file.close)
         reader = stack.enter_context(ThreadPoolExecutor(1, "read"))
         writer = Writer(open_files, world, advance, reader)
+        # Before the files are closed, on errors too.
+        stack.callback(writer.settle)
         for name, weight in source.weights.items():
             if name in wanted:
                 writer.weight(weight, wanted[name])
+        writer.finish()
     return {file: item.entry() for file, item in open_files.items()}
 
 
@@ -98,9 +146,8 @@ class Writer:
         reader: ThreadPoolExecutor,
     ) -> None:
         self.files, self.world, self.advance, self.reader = files, world, advance, reader
-        self.buffers: list[Array] = [np.empty(0, np.uint8)] * (HASHED + 2)
+        self.chunks = [Chunk() for _ in range(AHEAD + 2)]
         self.turn = 0
-        self.hashing: deque[list[Future[None]]] = deque()
 
     def weight(self, weight: WeightTensor, targets: Sequence[tuple[str, Part]]) -> None:
         """Writes a weight's parts in one pass; further passes for files that get several of them, and for
@@ -120,6 +167,15 @@ class Writer:
             waiting = later
             self._pass(weight, now, inner)
 
+    def finish(self) -> None:
+        """Waits until all is written and hashed; raises what failed."""
+        for chunk in self.chunks:
+            chunk.wait()
+
+    def settle(self) -> None:
+        """Waits until nothing is written any more, whatever failed."""
+        wait(writing for chunk in self.chunks for writing in chunk.writing)
+
     def _pass(self, weight: WeightTensor, targets: Mapping[str, Part], inner: int | None) -> None:
         for file, part in targets.items():
             length = held_bytes(weight.nbytes, part.placement, self.world)
@@ -136,87 +192,72 @@ class Writer:
         whole = weight.array()
         for file, part in targets.items():
             own = np.ascontiguousarray(cut(whole, _one_copy(part.placement), part.number, self._parts(part)))
-            self._write(file, ir.Tensor(own, dtype=weight.tensor.dtype).tobytes())
+            data = memoryview(ir.Tensor(own, dtype=weight.tensor.dtype).tobytes())
+            chunk = self._next()
+            self._write(chunk, file, data)
 
     def _streamed(self, weight: WeightTensor, targets: Mapping[str, Part], inner: int) -> None:
         """The axes before ``inner`` taken together are rows; their parts are ranges, those of ``inner`` cuts
         of each row."""
-        rows, row = math.prod(weight.shape[:inner]), weight.shape[inner:]
-        for start, block in self._blocks(weight, rows, row):
-            self.hashing.append([])
+        rows = math.prod(weight.shape[:inner])
+        for start, chunk, block in self._blocks(weight, rows):
             for file, part in targets.items():
-                for piece in self._pieces(weight, part, block, start, rows):
-                    self._write(file, _bytes(piece))
-            while len(self.hashing) > HASHED:
-                self._wait()
+                placement, parts = part.placement, self._parts(part)
+                if not isinstance(placement, Split):
+                    self._write(chunk, file, _flat(block))
+                elif _inner_axis(weight, placement) is not None:
+                    target = chunk.gather(file, block.size // parts)
+                    gather = partial(_gather, block, placement.blocks, part.number, parts, target)
+                    self._write(chunk, file, target.data, gather)
+                else:
+                    size = rows // (parts * placement.blocks)
+                    firsts = range(part.number * size, rows, parts * size)
+                    for piece in _ranges(block, start, size, firsts):
+                        self._write(chunk, file, _flat(piece))
 
-    def _blocks(self, weight: WeightTensor, rows: int, row: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """(first row, rows in memory), a chunk at a time."""
+    def _blocks(self, weight: WeightTensor, rows: int) -> Iterator[tuple[int, Chunk, Array]]:
+        """(first row, chunk, rows as bytes in memory), a chunk at a time."""
         size = weight.nbytes // rows
         step = max(1, CHUNK_BYTES // size)
         if weight.extent is None:
-            whole = np.ascontiguousarray(weight.tensor.numpy()).reshape((rows, *row))
-            yield from ((start, whole[start : start + step]) for start in range(0, rows, step))
+            whole = _little_endian(weight.tensor.numpy()).reshape((rows, size))
+            yield from ((start, self._next(), whole[start : start + step]) for start in range(0, rows, step))
             return
-        path, dtype = weight.extent.path, weight.tensor.dtype.numpy()
+        path = weight.extent.path
         starts = deque(range(0, rows, step))
         with path.open("rb", buffering=0) as file:
             file.seek(weight.extent.offset)
 
-            def read_next() -> tuple[int, Future[Array]]:
+            def read(chunk: Chunk) -> tuple[int, Chunk, Future[Array]]:
                 start = starts.popleft()
-                buffer = self._buffer(min(step, rows - start) * size)
-                return start, self.reader.submit(_read_into, file, buffer, path)
+                buffer = chunk.reserve(min(step, rows - start) * size)
+                return start, chunk, self.reader.submit(_read_into, file, buffer, path)
 
             ahead = size <= 2 * CHUNK_BYTES  # of longer rows one in memory must do
-            following: tuple[int, Future[Array]] | None = read_next()
+            following: tuple[int, Chunk, Future[Array]] | None = read(self._next())
             while following is not None:
-                start, reading = following
-                block = reading.result()
-                following = read_next() if starts and ahead else None
-                yield start, block.view(dtype).reshape((-1, *row))
-                del block
+                start, chunk, reading = following
+                block = reading.result().reshape((-1, size))
+                following = read(self._next()) if starts and ahead else None
+                yield start, chunk, block
                 if starts and not ahead:
-                    while self.hashing:
-                        self._wait()
-                    self.turn -= 1  # into the same buffer
-                    following = read_next()
+                    chunk.wait()
+                    following = read(chunk)
 
-    def _buffer(self, size: int) -> Array:
-        """One of the buffers in turn: what it held is written and hashed by now."""
-        self.turn = (self.turn + 1) % len(self.buffers)
-        if len(self.buffers[self.turn]) < size:
-            self.buffers[self.turn] = np.empty(max(size, CHUNK_BYTES), np.uint8)
-        return self.buffers[self.turn][:size]
-
-    def _wait(self) -> None:
-        for done in self.hashing.popleft():
-            done.result()
-
-    def _pieces(
-        self, weight: WeightTensor, part: Part, block: Array, start: int, rows: int
-    ) -> Iterator[Array]:
-        """What a part holds of a block of rows."""
-        placement, parts = part.placement, self._parts(part)
-        if not isinstance(placement, Split):
-            yield block
-        elif _inner_axis(weight, placement) is not None:
-            yield cut(block, Split(1, placement.blocks), part.number, parts)
-        else:
-            size = rows // (parts * placement.blocks)
-            for number in range(placement.blocks):
-                first = (number * parts + part.number) * size
-                here, there = max(first, start), min(first + size, start + len(block))
-                if here < there:
-                    yield block[here - start : there - start]
+    def _next(self) -> Chunk:
+        """One of the chunks in turn: what it held is written and hashed by now."""
+        self.turn = (self.turn + 1) % len(self.chunks)
+        chunk = self.chunks[self.turn]
+        chunk.wait()
+        return chunk
 
     def _parts(self, part: Part) -> int:
         return part.placement.parts(self.world) if isinstance(part.placement, Split) else 1
 
-    def _write(self, file: str, data: bytes | memoryview) -> None:
-        future = self.files[file].write(data)
-        if self.hashing:
-            self.hashing[-1].append(future)
+    def _write(
+        self, chunk: Chunk, file: str, data: memoryview, prepare: Callable[[], None] | None = None
+    ) -> None:
+        chunk.writing.append(self.files[file].write(data, prepare))
         self.advance(len(data))
 
 
@@ -231,11 +272,37 @@ def _one_copy(placement: Placement) -> Placement:
     return Split(placement.axis, placement.blocks) if isinstance(placement, Split) else placement
 
 
-def _bytes(piece: Array) -> memoryview:
-    """An array's elements, little-endian."""
-    if sys.byteorder == "big" and piece.dtype.itemsize > 1:
-        piece = piece.byteswap()
-    return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+def _fitting(buffer: Array | None, size: int) -> Array:
+    """A buffer of at least ``size`` bytes: this one, unless it grew for one long row and is too large now."""
+    if buffer is not None and size <= len(buffer) <= max(size, CHUNK_BYTES):
+        return buffer
+    return np.empty(max(size, CHUNK_BYTES), np.uint8) if size > CHUNK_BYTES // 2 else np.empty(size, np.uint8)
+
+
+def _ranges(block: Array, start: int, size: int, firsts: Iterable[int]) -> Iterator[Array]:
+    """What a block that starts at row ``start`` has of ranges of ``size`` rows with these first rows."""
+    for first in firsts:
+        here, there = max(first, start), min(first + size, start + len(block))
+        if here < there:
+            yield block[here - start : there - start]
+
+
+def _gather(block: Array, blocks: int, number: int, parts: int, target: Array) -> None:
+    """A part of every row, put together in ``target``."""
+    size = block.shape[1] // (parts * blocks)
+    rows = target.reshape((len(block), blocks, size))
+    rows[...] = block.reshape((len(block), blocks, parts, size))[:, :, number]
+
+
+def _flat(rows: Array) -> memoryview:
+    return rows.reshape(-1).data
+
+
+def _little_endian(array: Array) -> Array:
+    """An array's bytes as ONNX stores them."""
+    if sys.byteorder == "big" and array.dtype.itemsize > 1:
+        array = array.byteswap()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _read_into(file: Any, buffer: Array, path: Path) -> Array:

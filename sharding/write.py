@@ -85,12 +85,12 @@ def _model_file(rank: int) -> str:
 
 def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry]:
     files = []
-    with ThreadPoolExecutor(1, "hash") as pool:
+    with ThreadPoolExecutor(1, "hash") as hashing, ThreadPoolExecutor(1, "write") as writing:
         for rank, data in models.items():
-            file = HashedFile(folder / _model_file(rank), pool)
+            file = HashedFile(folder / _model_file(rank), writing, hashing)
             files.append(file)
             try:
-                file.write(data)
+                file.write(memoryview(data)).result()
             finally:
                 file.file.close()
     return {file.path.name: file.entry() for file in files}

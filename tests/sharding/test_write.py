@@ -24,6 +24,7 @@ from sharding.manifest import read_manifest, verify_shard
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
 from sharding.placement import REPLICATED, Split
+from sharding.read import read_model
 from sharding.tensors import cut, locate
 from sharding.write import write_slices
 from tests.sharding import graphs, lockstep
@@ -226,9 +227,11 @@ def test_a_streamed_part_is_the_cut_of_the_whole(
     targets = [
         (f"{rank}", layout.part_of("w", where, rank)) for where in (placement, other) for rank in range(4)
     ]
-    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as reader:
-        files = {f"{rank}": stream.HashedFile(tmp_path / f"{rank}", pool) for rank in range(4)}
-        stream.Writer(files, 4, lambda _: None, reader).weight(weight, targets)
+    with ThreadPoolExecutor(1) as hashing, ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as reader:
+        files = {f"{rank}": stream.HashedFile(tmp_path / f"{rank}", pool, hashing) for rank in range(4)}
+        writer = stream.Writer(files, 4, lambda _: None, reader)
+        writer.weight(weight, targets)
+        writer.finish()
     for rank in range(4):
         expected = b""
         for where in (placement, other):
@@ -238,6 +241,21 @@ def test_a_streamed_part_is_the_cut_of_the_whole(
         assert (tmp_path / f"{rank}").read_bytes() == expected
         assert files[f"{rank}"].entry().sha256 == hashlib.sha256(expected).hexdigest()
     np.testing.assert_array_equal(weight.array().astype(np.float32), values)
+
+
+def test_a_full_disk_ends_writing_with_its_error(tmp_path: Path) -> None:
+    """The files are written by other threads: their errors count, and nothing waits for ever."""
+    source = read_model(graphs.mlp(tmp_path / "model.onnx", inner=512))
+    (tmp_path / "0").symlink_to("/dev/full")
+    with ThreadPoolExecutor(1) as hashing, ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as reader:
+        file = stream.HashedFile(tmp_path / "0", pool, hashing)
+        writer = stream.Writer({"0": file}, 2, lambda _: None, reader)
+        with pytest.raises(OSError, match="No space left"):
+            for weight in source.weights.values():
+                writer.weight(weight, [("0", layout.part_of(weight.name, REPLICATED, 0))])
+            writer.finish()
+        writer.settle()
+        file.file.close()
 
 
 @pytest.mark.parametrize("external", [False, True])
