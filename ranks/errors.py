@@ -13,6 +13,7 @@ __all__ = [
     "ShardError",
     "ShardrunError",
     "SliceError",
+    "WeightsError",
 ]
 
 
@@ -42,3 +43,7 @@ class PeerLostError(CollectiveError):
 
 class QueueFullError(ShardrunError):
     """More predictions wait for a worker of a `ModelParallelRunner` than may; a later one may succeed."""
+
+
+class WeightsError(ShardrunError):
+    """Weights cannot be shared, attached to, or replaced as asked."""

@@ -49,6 +49,12 @@ class Shard:
         entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
         return folder / entry.model
 
+    def hashes(self, rank: int) -> dict[str, str]:
+        """SHA-256 of the rank's files by name, as its manifest has them."""
+        if self.manifest is None:
+            return {}
+        return {entry.file: entry.sha256 for entry in self.manifest.ranks[rank].files}
+
 
 def find(path: str | Path) -> Shard:
     """Looks at a path. Raises `ModelError` if nothing is there, `ShardError` for a folder that is no slice

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import devices
+from ranks import arena, devices
 from ranks.errors import ModelError, ShardrunError
 
+if TYPE_CHECKING:
+    from ranks.weights.store import Store
+
 CPU = "CPUExecutionProvider"
-_ARENA_REGISTERED = False
+# On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
+# loops are scalar (8 % of BERT-base at sequence 128).
+CPU_DISABLED = ("SkipLayerNormFusion",)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class SessionConfig:
     memory_options: Mapping[str, str] = field(default_factory=dict)
     """What the first provider must be told about the buffers (see `Memory.provider_options`)."""
     entries: Mapping[str, str] = field(default_factory=dict)
+    store: Store | None = None
+    """Where sessions on the CPU find their weights prepared, to share them with other sessions."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of files in ``folder`` that were just verified, by name: they need not be read again for it."""
 
 
 def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ) -> int:
@@ -62,22 +71,28 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     Raises `ModelError` with ONNX Runtime's reason, `DeviceError` where the first provider cannot serve: never
     falls back to the CPU in silence.
     """
-    options = _options(config)
+    if config.store is not None and config.providers[0] == CPU:
+        return config.store.open(model, config, what)
+    return create_plain(model, config, what)
+
+
+def create_plain(
+    model: bytes | Path, config: SessionConfig, what: str, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
+    """As `create`, but with weights of its own; ``options``: instead of `options_for` the config's."""
     providers = [
         (name, dict(_provider_options(config, index))) for index, name in enumerate(config.providers)
     ]
     if CPU not in config.providers:
         providers.append((CPU, {}))
-    # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
-    # loops are scalar (8 % of BERT-base at sequence 128).
-    disabled = ["SkipLayerNormFusion"] if config.providers[0] == CPU else []
+    disabled = CPU_DISABLED if config.providers[0] == CPU else ()
     try:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
-            options,
+            options or options_for(config),
             providers=providers,
             enable_fallback=0,
-            disabled_optimizers=disabled,
+            disabled_optimizers=list(disabled),
         )
     except Exception as error:
         if config.providers[0] != CPU and devices.is_device_failure(error):
@@ -97,7 +112,8 @@ def reason(error: Exception) -> str:
     return text[:600].rstrip(".") + "."
 
 
-def _options(config: SessionConfig) -> ort.SessionOptions:
+def options_for(config: SessionConfig) -> ort.SessionOptions:
+    """ONNX Runtime's options for a session."""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what fails is raised; a warning from a library is no use to the user
     options.intra_op_num_threads = config.threads
@@ -109,26 +125,15 @@ def _options(config: SessionConfig) -> ort.SessionOptions:
             "session.model_external_initializers_file_folder_path", str(config.folder.resolve())
         )
     if config.many:
-        if config.providers[0] == CPU and _register_arena():
-            options.add_session_config_entry("session.use_env_allocators", "1")
+        if config.providers[0] == CPU:
+            arena.register()
+            for key, value in arena.SHARED.items():
+                options.add_session_config_entry(key, value)
         # Each session has its own threads; those of the last one must not spin while the next one works.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     for key, value in config.entries.items():
         options.add_session_config_entry(key, value)
     return options
-
-
-def _register_arena() -> bool:
-    """Makes one arena for all sessions of this process that ask for it."""
-    global _ARENA_REGISTERED
-    if not _ARENA_REGISTERED:
-        info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-        with contextlib.suppress(
-            Exception
-        ):  # a program that uses ONNX Runtime itself may have made one already
-            ort.create_and_register_allocator(info, None)
-        _ARENA_REGISTERED = True
-    return _ARENA_REGISTERED
 
 
 def _provider_options(config: SessionConfig, index: int) -> Mapping[str, str]:

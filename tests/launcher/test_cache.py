@@ -15,6 +15,7 @@ import pytest
 import sharding
 from launcher import cache
 from launcher.errors import ConfigError
+from ranks import cache_folder
 from sharding.errors import ModelError, SliceError
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
@@ -83,13 +84,13 @@ def test_a_changed_model_is_sliced_again(folder: Path, slicings: list[Any]) -> N
 def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_mlp(folder / "m.onnx", external=True)
     hashed: list[Path] = []
-    original = cache._hash_file
+    original = cache_folder.hash_file
 
     def counted(path: Path) -> str:
         hashed.append(path)
         return original(path)
 
-    monkeypatch.setattr(cache, "_hash_file", counted)
+    monkeypatch.setattr(cache_folder, "hash_file", counted)
     first = cache.fingerprint(model)
     assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
     assert cache.fingerprint(model) == first and len(hashed) == 2

@@ -1,0 +1,1 @@
+"""Weights that several sessions, processes and models hold once: prepared, shared, replaced."""

@@ -1,0 +1,307 @@
+"""The prepared-weights store's folder: entries, the files they refer to, locks, and what is thrown out.
+
+    KEY.json    the entry: what it is of, sizes and hashes of all that belongs to it; its time is the last use
+    KEY.onnx    the prepared graph, beside the folder that its weights lie in
+    blobs/SHA   the prepared weights, each once
+    work/       what is being made, in a folder per process
+    locks/      a fixed number of files; one is held while a key is being made
+
+Locks (flock) are given back by the kernel, however a process ends. ``KEY.json`` is held shared by all that
+use the entry. ``work`` is held shared by all that make something in it, so that who gets it alone may empty
+it. ``blobs`` is held shared while an entry that refers to some of them is put in place, alone while they are
+thrown out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranks.cache_folder import write_whole
+from ranks.weights.keys import FORMAT
+from ranks.weights.prepare import BLOBS, Blob, Prepared
+
+log = logging.getLogger(__name__)
+
+LOCKS, WORK = "locks", "work"
+_MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model's prepared form, as far as ``KEY.json`` says it. ``refused``: why there is none, and never
+    will be while the key stays the same."""
+
+    key: str
+    what: str
+    graph_bytes: int = 0
+    graph_sha256: str = ""
+    blobs: tuple[Blob, ...] = ()
+    refused: str = ""
+    used: float = 0.0
+    """When it was last opened, in seconds since 1970."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the graph and all its weights, whether other entries share them or not."""
+        return self.graph_bytes + sum(blob.bytes for blob in self.blobs)
+
+
+class Pin:
+    """An entry in use: held, it is not thrown out. ``close`` lets go of it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Lets go. Safe to call twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    __del__ = close
+
+
+def make_folders(folder: Path) -> None:
+    """Makes the store's folders. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in (BLOBS, LOCKS, WORK):
+        (folder / name).mkdir(exist_ok=True, mode=0o700)
+
+
+def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
+    """The whole, undamaged entry of a key, pinned and marked as used now; None if there is none.
+
+    Raises `OSError` where it cannot be read.
+    """
+    try:
+        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    pin = Pin(descriptor)
+    _lock(descriptor, fcntl.LOCK_SH)
+    entry = _read(descriptor, key)
+    # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
+    if entry is None or not _is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(descriptor)
+    return entry, pin
+
+
+def graph_of(folder: Path, entry: Entry) -> bytes | None:
+    """The entry's serialized graph; None if it is damaged."""
+    try:
+        data = (folder / f"{entry.key}.onnx").read_bytes()
+    except OSError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == entry.graph_sha256 else None
+
+
+@contextlib.contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A new folder to make an entry in; removed at the end. What crashed processes left goes, too."""
+    with _folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        if alone:
+            for stale in (folder / WORK).iterdir():
+                shutil.rmtree(stale, ignore_errors=True)
+    with _folder_lock(folder / WORK, fcntl.LOCK_SH):
+        work = Path(tempfile.mkdtemp(dir=folder / WORK))
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -> None:
+    """Puts what was made in ``work`` in place: weights first, the entry last. Raises `OSError`."""
+    with _folder_lock(folder / BLOBS, fcntl.LOCK_SH):
+        for blob in prepared.blobs:
+            _place(work / blob.name, folder / BLOBS / blob.name, blob.bytes)
+        write_whole(folder / f"{key}.onnx", prepared.graph, 0o400)
+        digest = hashlib.sha256(prepared.graph).hexdigest()
+        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs))
+
+
+def refuse(folder: Path, key: str, what: str, reason: str) -> None:
+    """Notes that a model cannot be prepared, so that nobody tries again. Raises `OSError`."""
+    _write(folder, Entry(key, what, refused=reason or "unknown"))
+
+
+def remove(folder: Path, key: str) -> None:
+    """Removes a damaged entry; weights that nothing refers to any more go with the next `throw_out`."""
+    for name in (f"{key}.json", f"{key}.onnx"):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def listing(folder: Path) -> list[Entry]:
+    """All entries, the longest unused first."""
+    entries = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*.json"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                entry = _read(file.fileno(), path.stem)
+                entries.append(entry or Entry(path.stem, "damaged", used=path.stat().st_mtime))
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def occupied(folder: Path) -> int:
+    """Bytes that the store takes on the disk."""
+    total = 0
+    for place in (folder, folder / BLOBS):
+        with contextlib.suppress(OSError), os.scandir(place) as found:
+            for item in found:
+                with contextlib.suppress(OSError):
+                    if item.is_file(follow_symlinks=False):
+                        total += item.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def throw_out(folder: Path, limit: int, keep: Iterable[str] = ()) -> tuple[list[Entry], list[Entry]]:
+    """Removes entries, the longest unused first, until at most ``limit`` bytes are occupied.
+
+    Returns those removed, and those that would have been but are in use. ``keep``: keys to leave.
+    """
+    removed: list[Entry] = []
+    busy: list[Entry] = []
+    kept = set(keep)
+    if not folder.is_dir():
+        return removed, busy
+    with _folder_lock(folder / BLOBS, fcntl.LOCK_EX) as alone:
+        if not alone:
+            return removed, busy  # no locks here: another process may be at work
+        entries = listing(folder)
+        _sweep(folder, entries)
+        total = occupied(folder)
+        for entry in entries:
+            if total <= limit and limit > 0:
+                break
+            if entry.key in kept:
+                continue
+            if not _remove_unused(folder, entry.key):
+                busy.append(entry)
+                continue
+            removed.append(entry)
+            gone = {one.key for one in removed}
+            _sweep(folder, [one for one in entries if one.key not in gone])
+            total = occupied(folder)
+    return removed, busy
+
+
+def _remove_unused(folder: Path, key: str) -> bool:
+    try:
+        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+        remove(folder, key)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _sweep(folder: Path, entries: Iterable[Entry]) -> None:
+    """Removes weights that none of ``entries`` refers to, and graphs without an entry."""
+    entries = list(entries)
+    wanted = {blob.name for entry in entries for blob in entry.blobs}
+    keys = {entry.key for entry in entries}
+    with contextlib.suppress(OSError):
+        for path in (folder / BLOBS).iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+        for path in folder.glob("*.onnx"):
+            if path.stem not in keys:
+                path.unlink(missing_ok=True)
+
+
+def _place(made: Path, target: Path, size: int) -> None:
+    """Moves a weight into place, unless it is there: then what is there stays, for others have mapped it."""
+    try:
+        os.link(made, target)
+    except FileExistsError:
+        if target.stat().st_size == size:
+            return
+        made.replace(target)
+    except OSError:  # a file system without hard links
+        made.replace(target)
+
+
+def _write(folder: Path, entry: Entry) -> None:
+    content: Mapping[str, Any] = {
+        "format": FORMAT,
+        "what": entry.what,
+        "graph": [entry.graph_bytes, entry.graph_sha256],
+        "blobs": [[blob.name, blob.bytes] for blob in entry.blobs],
+        "refused": entry.refused,
+    }
+    write_whole(folder / f"{entry.key}.json", json.dumps(content).encode(), 0o400)
+
+
+def _read(descriptor: int, key: str) -> Entry | None:
+    status = os.fstat(descriptor)
+    if status.st_size > _MOST_BYTES:
+        return None
+    try:
+        content = json.loads(os.pread(descriptor, status.st_size, 0))
+        if content["format"] != FORMAT:
+            return None
+        blobs = tuple(Blob(str(name), int(size)) for name, size in content["blobs"])
+        if any(set(blob.name) - set("0123456789abcdef") or blob.bytes < 0 for blob in blobs):
+            return None
+        size, digest = content["graph"]
+        return Entry(
+            key, str(content["what"]), int(size), str(digest), blobs, str(content["refused"]), status.st_mtime
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    ours = os.fstat(descriptor)
+    return (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+
+
+def _is_whole(folder: Path, entry: Entry) -> bool:
+    """Whether all files are there with their sizes: a shorter one would kill a process that maps it."""
+    try:
+        return all((folder / BLOBS / blob.name).stat().st_size == blob.bytes for blob in entry.blobs)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: Path, how: int) -> Iterator[bool]:
+    """Locks a folder; gives whether that worked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield _lock(descriptor, how)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        return False
+    except OSError as problem:  # some network file systems have no locks
+        log.info("no lock: %s", problem)
+        return False
+    return True

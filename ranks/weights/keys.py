@@ -1,0 +1,96 @@
+"""What prepared weights depend on besides options: the model's content, ONNX Runtime, and the CPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from ranks import session
+from ranks.cache_folder import external_locations, fingerprint, remembered_hash
+from ranks.errors import ModelError
+
+if TYPE_CHECKING:
+    from ranks.session import SessionConfig
+
+FORMAT = 1
+"""Of the store's files; others are not looked at."""
+# Options of a session that do not change its graph or its packed weights.
+_NEUTRAL = frozenset({"session.use_env_allocators", "session.force_spinning_stop"})
+
+
+def key_of(model: bytes | Path, config: SessionConfig) -> str:
+    """The name under which a model's prepared weights lie: equal for equal graphs, weights, options and
+    machines.
+
+    Raises `ModelError` where the model cannot be read.
+    """
+    entries = {key: value for key, value in config.entries.items() if key not in _NEUTRAL}
+    parts = {
+        "format": FORMAT,
+        "model": content_of(model, config),
+        "runtime": runtime(),
+        "cpu": cpu_features(),
+        "provider": config.providers[0],
+        "without": session.CPU_DISABLED,
+        "options": entries,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def content_of(model: bytes | Path, config: SessionConfig) -> str:
+    """A hash of a model and its external data. Raises `ModelError` where they cannot be read."""
+    try:
+        if isinstance(model, Path):
+            return fingerprint(model)
+        digest = hashlib.sha256(model)
+        for name in _external_names(model):
+            if config.folder is None:
+                raise ModelError(f"a model's weight lies in {name!r}, but nothing says in which folder.")
+            known = config.hashes.get(name) or remembered_hash(config.folder / name)
+            digest.update(f"{name} {known}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+    except OSError as problem:
+        raise ModelError(f"{problem.filename} cannot be read: {problem.strerror or problem}.") from None
+
+
+def runtime() -> str:
+    """ONNX Runtime's version and build."""
+    return f"{ort.__version__} {ort.get_build_info()}"
+
+
+@functools.cache
+def cpu_features() -> str:
+    """A hash of what this CPU is and can: packed weights are laid out for its instructions."""
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    found = [platform.machine()]
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in wanted:
+                    found.append(f"{name.strip()}={value.strip()}")
+                elif not line.strip():
+                    break  # the first core speaks for all
+    except OSError:
+        found.append(platform.processor())
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def _external_names(model: bytes) -> list[str]:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from sharding.protobuf import MalformedError, without_weights
+
+    message = onnx.ModelProto()
+    try:
+        message.ParseFromString(without_weights(memoryview(model)))
+    except (MalformedError, DecodeError) as problem:
+        raise ModelError(f"not a whole ONNX model: {problem}.") from None
+    return external_locations(message)

@@ -1,0 +1,198 @@
+"""Makes a model's prepared form: ONNX Runtime's optimised graph, and one file per distinct large weight.
+
+ONNX Runtime itself writes the optimised graph, with weights and their packed forms in one file of external
+data (the session options ``session.optimized_model_external_initializers_*`` and
+``session.save_external_prepacked_constant_initializers``). A weight's entry then has, besides ``location``,
+``offset`` and ``length``, one ``prepacked_N`` for each packed form:
+``OPERATOR+HASH|offset;length;checksum|offset;length;checksum...``. That file is taken apart here, so that
+equal weights of different models become one file.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ranks import session
+from ranks.errors import WeightsError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.session import SessionConfig
+
+LARGE_BYTES = 4096
+"""Weights of this many bytes and more have files of their own; smaller ones stay in the graph."""
+BLOBS = "blobs"
+PAGE = 4096
+"""Parts of a file begin at whole pages: a part that is never read then costs no memory."""
+
+_GRAPH, _DATA = "graph.onnx", "weights.data"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A weight's file: its raw bytes, then its packed forms. ``name`` is the SHA-256 of all of it."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``graph`` is a serialized model that refers to ``blobs``, which lie in the work folder."""
+
+    graph: bytes
+    blobs: tuple[Blob, ...]
+
+
+def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -> Prepared:
+    """Makes the prepared form in the empty folder ``work``; its blobs are files there, by their names.
+
+    Raises `ModelError` where ONNX Runtime refuses the model or cannot write it, `WeightsError` where what it
+    wrote is not as expected, `OSError` where files cannot be written.
+    """
+    import onnx
+
+    options = session.options_for(replace(config, many=False))
+    options.enable_cpu_mem_arena = False  # its memory goes back to the system with the session
+    options.optimized_model_filepath = str(work / _GRAPH)
+    for key, value in (
+        ("session.optimized_model_external_initializers_file_name", _DATA),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE_BYTES)),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(key, value)
+    made = session.create_plain(model, config, what, options)
+    del made
+    gc.collect()
+    graph = onnx.load(str(work / _GRAPH), load_external_data=False)
+    (work / _GRAPH).unlink()
+    blobs = _take_apart(graph, work)
+    (work / _DATA).unlink(missing_ok=True)
+    return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))
+
+
+@dataclass(frozen=True)
+class _Extent:
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A tensor and where ONNX Runtime wrote its bytes and its packed forms."""
+
+    tensor: onnx.TensorProto
+    raw: _Extent
+    packed: tuple[tuple[str, tuple[tuple[_Extent, str], ...]], ...]
+    """Of each form its name, and of each of its buffers the extent and the checksum."""
+
+    @property
+    def end(self) -> int:
+        return max(self.raw.end, *(e.end for _, buffers in self.packed for e, _ in buffers), 0)
+
+
+def _take_apart(graph: onnx.ModelProto, work: Path) -> list[Blob]:
+    weights = [_located(t) for t in _tensors(graph.graph) if t.data_location == t.EXTERNAL]
+    if not weights:
+        return []
+    # From the file's end on, and cutting off what is done: the disk never holds all weights twice.
+    weights.sort(key=lambda weight: weight.end)
+    blobs = []
+    with (work / _DATA).open("r+b") as data:
+        size = data.seek(0, os.SEEK_END)
+        while weights:
+            weight = weights.pop()
+            if weight.end > size:
+                raise WeightsError(
+                    f"{_DATA} ends at byte {size}, but {weight.tensor.name!r} at {weight.end}."
+                )
+            blobs.append(_write_blob(weight, data, work))
+            size = weights[-1].end if weights else 0
+            data.truncate(size)
+    return blobs
+
+
+def _located(tensor: onnx.TensorProto) -> _Weight:
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    if fields.get("location") != _DATA:
+        raise WeightsError(f"{tensor.name!r} was written to {fields.get('location')!r}, not to {_DATA}.")
+    try:
+        raw = _Extent(int(fields.get("offset") or 0), int(fields["length"]))
+        packed = tuple(_form(value) for key, value in fields.items() if key.startswith("prepacked_"))
+    except (KeyError, ValueError):
+        raise WeightsError(
+            f"{tensor.name!r} has external data that cannot be understood: {fields}."
+        ) from None
+    return _Weight(tensor, raw, packed)
+
+
+def _form(value: str) -> tuple[str, tuple[tuple[_Extent, str], ...]]:
+    name, *buffers = value.split("|")
+    found = []
+    for buffer in buffers:
+        start, length, checksum = buffer.split(";")
+        found.append((_Extent(int(start), int(length)), checksum))
+    return name, tuple(found)
+
+
+def _write_blob(weight: _Weight, data: BinaryIO, work: Path) -> Blob:
+    """Writes a weight's own file, and makes the tensor refer to it."""
+    tensor, digest = weight.tensor, hashlib.sha256()
+    temporary = work / "blob"
+    with temporary.open("wb") as blob:
+        _copy(weight.raw, data, blob, digest)
+        del tensor.external_data[:]
+        entries = {"location": "", "offset": "0", "length": str(weight.raw.length)}
+        for index, (name, buffers) in enumerate(weight.packed):
+            parts = [name]
+            for extent, checksum in buffers:
+                padding = bytes(-blob.tell() % PAGE)
+                blob.write(padding)
+                digest.update(padding)
+                parts.append(f"{blob.tell()};{extent.length};{checksum}")
+                _copy(extent, data, blob, digest)
+            entries[f"prepacked_{index}"] = "|".join(parts)
+        size = blob.tell()
+        os.fchmod(blob.fileno(), 0o400)
+    name = digest.hexdigest()
+    entries["location"] = f"{BLOBS}/{name}"
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    temporary.replace(work / name)
+    return Blob(name, size)
+
+
+def _copy(extent: _Extent, source: BinaryIO, target: BinaryIO, digest: hashlib._Hash) -> None:
+    source.seek(extent.start)
+    left = extent.length
+    while left:
+        block = source.read(min(left, _CHUNK))
+        if not block:
+            raise WeightsError(f"{_DATA} ends before byte {extent.end}.")
+        digest.update(block)
+        target.write(block)
+        left -= len(block)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """All tensors of a graph and its subgraphs."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _tensors(inner)

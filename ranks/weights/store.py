@@ -1,0 +1,172 @@
+"""Prepared weights on disk, which all sessions that need them map and so hold in memory once.
+
+ONNX Runtime maps external data (a private mapping, of which a process copies only what it writes: nothing),
+so that sessions of any number of processes share the pages of a file. That covers packed weights if the file
+holds them. So a session's graph is optimised once and written with its packed weights (`prepare`), and every
+session, the first one too, opens what was written.
+
+Nothing stays in memory after the last process: pages of a file are the page cache's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime as ort
+
+from ranks import session
+from ranks.cache_folder import cache_folder, locked
+from ranks.errors import ModelError, ShardrunError, WeightsError
+from ranks.session import SessionConfig
+from ranks.weights import entries
+from ranks.weights.keys import key_of
+from ranks.weights.prepare import prepare
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 20 * 10**9
+"""The default limit, or a tenth of the disk if that is less."""
+
+
+class Store:
+    """A folder of prepared weights, at most ``limit`` bytes (None: no limit).
+
+    ``read_only``: nothing is prepared; what is not there is an error.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self.limit = limit
+        self.read_only = read_only
+        self._opened: dict[str, None] = {}
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """Keys of all entries that were opened here, in order."""
+        return tuple(self._opened)
+
+    def key(self, model: bytes | Path, config: SessionConfig) -> str:
+        """The key of a model's prepared weights. Raises `ModelError` where the model cannot be read."""
+        return key_of(model, config)
+
+    def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
+        """A session over the prepared weights of a model, which are made if they are not there.
+
+        ``what`` names the model in errors. Where weights cannot be kept (no space, a graph that ONNX Runtime
+        cannot write) the session has its own. Raises `ModelError`, and `WeightsError` where the store is
+        read-only and lacks them.
+        """
+        config = replace(config, store=None)
+        try:
+            key = self.key(model, config)
+        except ModelError:
+            if self.read_only:
+                raise
+            return session.create_plain(model, config, what)  # says better what is wrong with the model
+        try:
+            found = self._open_entry(key, config, what)
+            if found is None and not self.read_only:
+                self._make(key, model, config, what)
+                found = self._open_entry(key, config, what)
+        except OSError as problem:
+            log.info("%s: prepared weights in %s cannot be used: %s", what, self.folder, problem)
+            found = None
+        if found is not None:
+            self._opened[key] = None
+            return found
+        if self.read_only:
+            raise WeightsError(f"the prepared weights of {what} ({key}) are not in {self.folder}.")
+        return session.create_plain(model, config, what)
+
+    @contextlib.contextmanager
+    def pin(self, keys: Iterable[str]) -> Iterator[None]:
+        """Holds entries, so that nobody throws them out. Raises `WeightsError` where one is not there."""
+        with contextlib.ExitStack() as stack:
+            for key in keys:
+                taken = entries.take(self.folder, key)
+                if taken is None:
+                    raise WeightsError(f"the prepared weights {key} are not in {self.folder}.")
+                stack.callback(taken[1].close)
+            yield
+
+    def _open_entry(self, key: str, config: SessionConfig, what: str) -> ort.InferenceSession | None:
+        taken = entries.take(self.folder, key)
+        if taken is None:
+            return None
+        entry, pin = taken
+        if entry.refused:
+            return None
+        graph = entries.graph_of(self.folder, entry)
+        opened = None
+        if graph is not None:
+            options = session.options_for(replace(config, folder=self.folder))
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            try:
+                opened = session.create_plain(graph, config, what, options)
+            except ModelError as problem:
+                log.info("%s: %s", self.folder / key, problem)
+        if opened is None:
+            pin.close()
+            if not self.read_only:
+                log.info("the prepared weights of %s (%s) are damaged and are made again", what, key)
+                entries.remove(self.folder, key)
+            return None
+        weakref.finalize(opened, pin.close)
+        return opened
+
+    def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
+        """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
+        entries.make_folders(self.folder)
+        with locked(self.folder / entries.LOCKS / key[:2]):
+            if entries.take(self.folder, key) is not None:
+                return
+            with entries.workplace(self.folder) as work:
+                try:
+                    made = prepare(model, config, what, work)
+                except (ModelError, WeightsError) as problem:
+                    log.info("%s cannot be prepared: %s", what, problem)
+                    entries.refuse(self.folder, key, what, str(problem))
+                    return
+                entries.publish(self.folder, key, what, made, work)
+        if self.limit is not None:
+            entries.throw_out(self.folder, self.limit, keep=[key])
+
+
+def default_store() -> Store | None:
+    """The store in the cache folder; None where ``SHARDRUN_WEIGHTS`` is ``off`` or no folder can be used.
+
+    ``SHARDRUN_CACHE_LIMIT`` gives its size (`limit_of`). Raises `ShardrunError` for other values.
+    """
+    text = os.environ.get("SHARDRUN_WEIGHTS", "").strip().lower()
+    if text not in {"", "on", "off"}:
+        raise ShardrunError(f"SHARDRUN_WEIGHTS must be on or off, but is {text!r}.")
+    if text == "off":
+        return None
+    try:
+        folder = cache_folder() / "weights"
+        entries.make_folders(folder)
+        return Store(folder, limit_of(folder))
+    except OSError as problem:
+        log.info("no prepared weights: %s", problem)
+        return None
+
+
+def limit_of(folder: Path) -> int:
+    """The most bytes that a store may take: ``SHARDRUN_CACHE_LIMIT`` (a number of bytes, or one with KB, MB,
+    GB or TB), else `MOST_BYTES`, or a tenth of the disk if that is less. Raises `ShardrunError`."""
+    text = os.environ.get("SHARDRUN_CACHE_LIMIT", "").strip()
+    if not text:
+        return min(MOST_BYTES, shutil.disk_usage(folder).total // 10)
+    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise ShardrunError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
+    whole, part, unit = found.groups()
+    return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
