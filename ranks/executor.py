@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ranks.part import Part
     from ranks.program import Program
     from ranks.schedule import Schedule
+    from ranks.weights.store import Store
     from sharding.manifest import Manifest
 
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
@@ -118,6 +119,7 @@ def load(
     dims: Mapping[str, Sequence[Dim]] | None = None,
     check: bool = True,
     entries: Mapping[str, str] | None = None,
+    store: Store | None = None,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -130,7 +132,8 @@ def load(
 
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
-    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys.
+    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
+    ``store`` is where they take their weights from, on the CPU, to share them with other processes.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -149,6 +152,8 @@ def load(
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
         entries=entries or {},
+        store=store,
+        hashes=shard.hashes(rank) if check else {},
     )
     try:
         return _load(file, communicator, config, dims, shard.manifest)
