@@ -87,6 +87,27 @@ class Builder:
             results = self._folded(node, results)
         return results
 
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[Value | None],
+        results: Sequence[Value],
+        attributes: Mapping[str, Any],
+        *,
+        at: int | None = None,
+    ) -> None:
+        """Adds a node whose results were made before; ``at``: its place among the body's nodes."""
+        import onnx
+
+        node = onnx.helper.make_node(
+            op_type,
+            [value.name if value is not None else "" for value in inputs],
+            [result.name for result in results],
+            name=self.fresh(op_type),
+            **attributes,
+        )
+        self.nodes.insert(len(self.nodes) if at is None else at, node)
+
     def fresh(self, kind: str) -> str:
         """A name that nothing has yet, from the layer."""
         return self.names.fresh(f"{self.layer}/{kind}" if self.layer else kind)

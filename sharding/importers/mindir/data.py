@@ -89,8 +89,8 @@ class Data:
             resolved = path.resolve()
             if not resolved.is_relative_to(folder.resolve()):
                 raise ModelError(
-                    f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: only files "
-                    "in the model's folder are read."
+                    f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: only "
+                    "files in the model's folder are read."
                 )
             if not path.is_file():
                 raise ModelError(
@@ -104,7 +104,7 @@ class Data:
                     data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, RuntimeError, ValueError) as error:  # links in a circle, too long a name, ...
             raise ModelError(f"{what} lies in {location[:80]!r}, which cannot be read: {error}.") from None
-        if len(data) and data[0] != 1:
+        if data and data[0] != 1:
             raise ModelError(f"{path} has big-endian data: export the model on a little-endian machine.")
         self._files[location] = data
         return data

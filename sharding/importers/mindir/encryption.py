@@ -1,8 +1,8 @@
 """Encrypted MindIR files: AES-GCM and AES-CBC in blocks, as ``mindspore.export(enc_key=...)`` writes them.
 
-Each block: a 4-byte magic number, for GCM a 16-byte tag, then (all numbers uint32, little-endian) the length
-of what follows, the length of the initialisation vector, the vector, the length of the cipher text, the cipher
-text. Learnt from files that MindSpore 2.10 wrote.
+Each block: a 4-byte magic number, for GCM a 16-byte tag, then (all numbers uint32, little-endian) the
+length of what follows, the length of the initialisation vector, the vector, the length of the cipher text,
+the cipher text. Learnt from files that MindSpore 2.10 wrote.
 """
 
 from __future__ import annotations
@@ -78,18 +78,16 @@ def _block(data: memoryview, start: int, method: str, key: Key, path: Path) -> t
     if end > len(data) or cipher_at + 4 + cipher_length != end:
         raise damaged
     vector = bytes(data[position + 8 : cipher_at])
-    return _plain(data[cipher_at + 4 : end], vector, tag, method, key, path), end
+    return _plain(data[cipher_at + 4 : end], vector, tag, method=method, key=key, path=path), end
 
 
-def _plain(cipher: memoryview, vector: bytes, tag: bytes, method: str, key: Key, path: Path) -> bytes:
+def _plain(cipher: memoryview, vector: bytes, tag: bytes, *, method: str, key: Key, path: Path) -> bytes:
     try:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         from cryptography.hazmat.primitives.padding import PKCS7
     except ImportError:
-        raise ModelError(
-            f"{path} is encrypted; to decrypt it, install the package cryptography (pip install cryptography)."
-        ) from None
+        raise ModelError(f"{path} is encrypted; to decrypt it, install the package cryptography.") from None
     wrong = ModelError(f"{path} cannot be decrypted: the key is wrong, or the file is damaged.")
     try:
         algorithm = algorithms.AES(key.secret)

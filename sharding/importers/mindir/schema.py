@@ -1,8 +1,8 @@
 """MindIR's messages, as protobuf classes that are made from the field numbers below.
 
 The numbers and names are facts of the format (``mindspore/core/proto/mind_ir.proto``, proto2); they were
-checked by reading files of MindSpore 2.0 and 2.10. Enumerations are read as plain numbers, so that a value that
-is not known is seen and not dropped.
+checked by reading files of MindSpore 2.0 and 2.10. Enumerations are read as plain numbers, so that a value
+that is not known is seen and not dropped.
 """
 
 from __future__ import annotations

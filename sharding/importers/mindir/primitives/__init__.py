@@ -1,14 +1,12 @@
-"""The primitives of MindSpore that have a conversion, by families."""
+"""The primitives of MindSpore that have a conversion, by families: one module each."""
 
 from __future__ import annotations
 
 import importlib
-
-FAMILIES = ("structure",)
-"""Modules of this package; each registers what it converts."""
+import pkgutil
 
 
 def load() -> None:
     """Imports the families, which fills `base.PRIMITIVES`."""
-    for family in FAMILIES:
-        importlib.import_module(f"{__name__}.{family}")
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)

@@ -29,7 +29,6 @@ from typing import Any, TypeVar, Union
 
 import numpy as np
 
-
 Array = np.ndarray[Any, Any]
 Shape = tuple["int | None", ...]
 
@@ -138,7 +137,7 @@ def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function]
 
 
 def element_type(setting: Any) -> np.dtype[Any]:
-    """The element type that a setting names: a TypeId of version 3, or what version 1 gives already as one."""
+    """The element type that a setting names: MindSpore's number (version 3) or one already (version 1)."""
     from sharding.importers.mindir.values import ValueProblem, dtype_of_id
 
     if isinstance(setting, np.dtype):
@@ -149,3 +148,21 @@ def element_type(setting: Any) -> np.dtype[Any]:
         except ValueProblem as problem:
             raise RefusedError(str(problem)) from None
     raise RefusedError(f"expected an element type, found {setting!r:.80}")
+
+
+def arguments(
+    known: Primitive, operands: Sequence[Any], attributes: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """A primitive's positional arguments and settings: see this module's text."""
+    count = len(operands) if known.operands is None else known.operands
+    if len(operands) < known.needed:
+        raise RefusedError(f"expected {known.needed} operands, found {len(operands)}")
+    positional, rest = list(operands[:count]), list(operands[count:])
+    if len(rest) > len(known.settings):
+        expected = count + len(known.settings)
+        raise RefusedError(f"expected at most {expected} operands and settings, found {len(operands)}")
+    settings = dict(zip(known.settings, rest, strict=False))
+    for name in known.settings[len(rest) :]:
+        if name in attributes:
+            settings[name] = attributes[name]
+    return positional, settings

@@ -1,0 +1,241 @@
+"""A MindIR file to an ONNX model whose weights stay where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.importers.mindir import container, values
+from sharding.importers.mindir.builder import IR_VERSION, OPSET, Builder
+from sharding.importers.mindir.data import Data, Weight
+from sharding.importers.mindir.encryption import Key
+from sharding.importers.mindir.primitives import load
+from sharding.importers.mindir.primitives.base import TensorType, Value
+from sharding.importers.mindir.program import Program
+from sharding.importers.mindir.trace import Tracer
+from sharding.protobuf import INLINE_BYTES
+from sharding.text import counted, shortened
+
+if TYPE_CHECKING:
+    import onnx
+
+_SHOWN = 20
+"""Operations without conversion that an error lists."""
+_LAYERS = 3
+
+
+def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET) -> onnx.ModelProto:
+    """Reads a MindIR file of version 1 or 3 as ONNX.
+
+    The inputs keep their names, open lengths are symbols, and several results are several outputs in order.
+    Weights larger than 4096 bytes are external data: in the MindIR file itself (`IN_MODEL_FILE`) or in its
+    ``data_N`` files; of an encrypted file they are in the message.
+
+    Raises `ModelError`: the file cannot be read, is encrypted without a key, of another version or damaged,
+    or uses operations that have no conversion (all of them are listed, with the layers where they are used).
+    """
+    path = Path(path)
+    try:
+        return _import(path, key, opset)
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply to convert.") from None
+
+
+def _import(path: Path, key: Key | None, opset: int) -> onnx.ModelProto:
+    load()
+    content = container.read(path, key)
+    program = Program(content.model, path)
+    builder = Builder(opset)
+    tracer = Tracer(program, builder)
+    tracer.version = content.version
+    tracer.check_writes()
+    inputs = _inputs(tracer)
+    weights = _weights(tracer, Data(content))
+    outcome = tracer.run_main(inputs)
+    results = list(_flat(tracer.finish(outcome)))
+    _check_refusals(tracer, path)
+    outputs = [_output(builder, item, path) for item in results]
+    if not outputs:
+        raise ModelError(f"{path} gives no tensor.")
+    names = ["output"] if len(outputs) == 1 else [f"output_{number}" for number in range(len(outputs))]
+    return _model(builder, content, inputs, list(zip(names, outputs, strict=True)), weights)
+
+
+def local_name(name: str) -> str:
+    """The name that a user gave: without the graph's prefix and the mark of renamed values."""
+    return name.partition(":")[2].removeprefix("ф") if ":" in name else name
+
+
+def _inputs(tracer: Tracer) -> list[Value]:
+    path = tracer.program.path
+    found = []
+    for item in tracer.program.main.message.input:
+        if len(item.tensor) != 1:
+            kind = item.denotation or "of no type"
+            raise ModelError(
+                f"{path}: its input {local_name(item.name)[:80]!r} is no tensor ({kind[:40]}): export the "
+                "network with tensors as inputs."
+            )
+        try:
+            kind = values.declared(item.tensor[0])
+        except values.ValueProblem as problem:
+            raise ModelError(f"{path}: its input {local_name(item.name)[:80]!r}: {problem}.") from None
+        name = tracer.builder.names.fresh(local_name(item.name) or "input")
+        found.append(Value(name, kind.dtype, kind.shape))
+    return found
+
+
+def _weights(tracer: Tracer, data: Data) -> dict[str, Weight]:
+    """The parameters by the names that they get in ONNX."""
+    weights = {}
+    for tensor in tracer.program.main.message.parameter:
+        weight = data.weight(tensor, local_name(tensor.name))
+        name = tracer.builder.names.fresh(weight.name or "weight")
+        weights[name] = weight
+        tracer.globals[tensor.name] = Value(name, weight.array.dtype, weight.array.shape, weight.array)
+    return weights
+
+
+def _flat(item: Any) -> Iterator[Any]:
+    if isinstance(item, tuple):
+        for part in item:
+            yield from _flat(part)
+    else:
+        yield item
+
+
+def _output(builder: Builder, item: Any, path: Path) -> Value:
+    if isinstance(item, (Value, bool, int, float)):
+        return builder.value(item)
+    raise ModelError(f"{path} gives {type(item).__name__}; expected tensors.")
+
+
+def _check_refusals(tracer: Tracer, path: Path) -> None:
+    """Raises one `ModelError` for all that has no conversion."""
+    refusals = tracer.refusals
+    if not refusals:
+        return
+    lines = []
+    for reason, layers in sorted(refusals.items())[:_SHOWN]:
+        places = ", ".join(shortened(layer or "?", 100) for layer in layers[:_LAYERS])
+        more = f" and {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
+        lines.append(f"{shortened(reason, 400)} (in {places}{more})")
+    if len(refusals) > _SHOWN:
+        lines.append(f"and {len(refusals) - _SHOWN} more")
+    raise ModelError(
+        f"{path} cannot be converted, for {counted(len(refusals), 'reason')}: " + "; ".join(lines) + "."
+    )
+
+
+def _model(
+    builder: Builder,
+    content: container.Container,
+    inputs: list[Value],
+    outputs: list[tuple[str, Value]],
+    weights: Mapping[str, Weight],
+) -> onnx.ModelProto:
+    import onnx
+
+    helper = onnx.helper
+    nodes = list(builder.nodes)
+    infos = []
+    for wanted, value in outputs:
+        name = builder.names.fresh(wanted)
+        nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
+        infos.append(_info(name, TensorType(value.dtype, value.shape)))
+    nodes, used = _live(nodes, [info.name for info in infos])
+    initializers = [item for name, item in builder.initializers.items() if name in used]
+    initializers += [_initializer(name, item) for name, item in weights.items() if name in used]
+    graph = helper.make_graph(
+        nodes,
+        _graph_name(content),
+        [_info(value.name, TensorType(value.dtype, value.shape)) for value in inputs],
+        infos,
+        initializers,
+    )
+    imports = [helper.make_opsetid("", builder.opset)]
+    if any(node.domain == "com.microsoft" for node in _all_nodes(nodes)):
+        imports.append(helper.make_opsetid("com.microsoft", 1))
+    model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="shardrun")
+    helper.set_model_props(
+        model,
+        {
+            "shardrun.source": content.path.name.encode(errors="replace").decode(),
+            "shardrun.source.format": f"MindIR {content.version}",
+            "shardrun.source.producer": f"{content.model.producer_name} {content.model.model_version}",
+        },
+    )
+    return model
+
+
+def _graph_name(content: container.Container) -> str:
+    return content.path.stem.encode(errors="replace").decode() or "model"
+
+
+def _info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
+    import onnx
+
+    shape = kind.shape
+    if shape is not None:
+        named = tuple(f"{name}_{axis}" if n is None else n for axis, n in enumerate(shape))
+        return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), named)
+    return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), None)
+
+
+def _element(dtype: np.dtype[Any]) -> int:
+    import onnx
+
+    return int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def _initializer(name: str, weight: Weight) -> onnx.TensorProto:
+    """A weight: its bytes if they are few or nowhere else, otherwise where they lie."""
+    import onnx
+
+    tensor = onnx.TensorProto(name=name, data_type=_element(weight.array.dtype), dims=weight.array.shape)
+    if weight.location is None or weight.array.nbytes <= INLINE_BYTES:
+        tensor.raw_data = weight.array.tobytes()
+        return tensor
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for entry, value in (
+        ("location", weight.location),
+        ("offset", str(weight.offset)),
+        ("length", str(weight.array.nbytes)),
+    ):
+        tensor.external_data.add(key=entry, value=value)
+    return tensor
+
+
+def _live(nodes: list[Any], outputs: Iterable[str]) -> tuple[list[Any], set[str]]:
+    """The nodes that outputs need, in order, and all that these read."""
+    used = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if used.intersection(node.output):
+            kept.append(node)
+            used.update(_reads(node))
+    return kept[::-1], used
+
+
+def _reads(node: Any) -> set[str]:
+    names = set(node.input)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names.update(output.name for output in attribute.g.output)
+            for inner in attribute.g.node:
+                names |= _reads(inner)
+    return names
+
+
+def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g.node)

@@ -1,0 +1,76 @@
+"""Collectives inside a network: one file per rank, written by MindSpore's automatic or manual parallelism.
+
+They become the collective operators that rank models have (``com.microsoft``), which the ranks' executor
+runs. A file does not say which rank it is for, nor, in ``AllReduce``, how many there are.
+"""
+
+from __future__ import annotations
+
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, RefusedError, TensorType, Value, primitive
+
+DOMAIN = "com.microsoft"
+_REDUCTIONS = {"max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
+
+
+def _group_size(node: Node) -> int:
+    size = node.attributes.get("rank_size", node.attributes.get("split_count", 1))
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 65536:
+        raise RefusedError(f"its group has {size!r:.40} ranks")
+    return size
+
+
+@primitive("AllReduce")
+def all_reduce(b: Builder, node: Node, x: Value) -> Value:
+    """The sum over all ranks."""
+    op = node.attributes.get("op", "sum")
+    if op != "sum":
+        raise RefusedError(f"op {op!r:.40}; only 'sum' has a conversion")
+    return b.op("AllReduce", [x], domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+
+
+@primitive("AllGather")
+def all_gather(b: Builder, node: Node, x: Value) -> Value:
+    """The parts of all ranks, joined on axis 0."""
+    size = _group_size(node)
+    if x.shape == ():
+        raise RefusedError("it joins on axis 0 a tensor that has no axes")
+    shape = None if x.shape is None else (None if x.shape[0] is None else x.shape[0] * size, *x.shape[1:])
+    attributes = {"axis": 0, "group_size": size}
+    return b.op("AllGather", [x], attributes, domain=DOMAIN, types=[TensorType(x.dtype, shape)])
+
+
+def _to_all(b: Builder, x: Value, size: int) -> Value:
+    """Part r of axis 0 goes to rank r; what came from the ranks is joined on axis 0 in their order."""
+    if x.shape is None or not x.shape or x.shape[0] is None or x.shape[0] % size:
+        raise RefusedError(f"axis 0 of its input cannot be cut into {size} known parts")
+    return b.op("AllToAll", [x], {"group_size": size}, domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+
+
+@primitive("ReduceScatter")
+def reduce_scatter(b: Builder, node: Node, x: Value) -> Value:
+    """Each rank's part of axis 0, reduced over all ranks: the parts are exchanged, then reduced here."""
+    op = node.attributes.get("op", "sum")
+    if op not in _REDUCTIONS:
+        raise RefusedError(f"op {op!r:.40}; expected one of {', '.join(_REDUCTIONS)}")
+    size = _group_size(node)
+    parts = _to_all(b, x, size)
+    assert x.shape is not None and x.shape[0] is not None
+    rest = b.shape_of(x)
+    assert isinstance(rest, tuple)
+    split = b.reshape(parts, (size, x.shape[0] // size, *rest[1:]))
+    return b.op(_REDUCTIONS[op], [split, b.const([0])], {"keepdims": 0})
+
+
+@primitive("AlltoAll", "AllToAll")
+def all_to_all(b: Builder, node: Node, x: Value) -> Value:
+    """Parts along one axis go to the ranks, and what came is joined along another."""
+    size = _group_size(node)
+    axes = [node.attributes.get(name) for name in ("split_dim", "concat_dim")]
+    if not all(isinstance(axis, int) for axis in axes):
+        raise RefusedError(f"split_dim and concat_dim are {axes}; expected numbers")
+    split_axis, concat_axis = (b.axis(int(axis or 0), x) for axis in axes)
+    pieces = b.ops("Split", [x], {"axis": split_axis, "num_outputs": size}, outputs=size)
+    joined = b.op("Concat", pieces, {"axis": 0}) if size > 1 else pieces[0]
+    got = b.ops("Split", [_to_all(b, joined, size)], {"axis": 0, "num_outputs": size}, outputs=size)
+    return b.op("Concat", got, {"axis": concat_axis}) if size > 1 else got[0]

@@ -1,0 +1,261 @@
+"""Numbers and tuples of numbers as values: lengths of tensors and what is computed of them.
+
+What is known while converting is computed at once; the rest becomes int64 tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import (
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    element_type,
+    primitive,
+)
+
+_MOST = 1 << 62
+
+
+@primitive("Shape", "TensorShape", "DynamicShape", "shape")
+def shape(b: Builder, node: Node, x: Operand) -> Operand:
+    """The lengths of a tensor: a tuple, or a tensor where the file says so."""
+    found = b.shape_of(b.value(x))
+    if node.result is None:
+        return found
+    return b.ints(found) if isinstance(found, tuple) else found
+
+
+@primitive("Rank", "rank")
+def rank(b: Builder, node: Node, x: Operand) -> Operand:
+    """The number of axes."""
+    value = b.value(x)
+    return value.rank if value.rank is not None else b.op("Size", [b.op("Shape", [value])])
+
+
+@primitive("Size", "size")
+def size(b: Builder, node: Node, x: Operand) -> Operand:
+    """The number of elements."""
+    return b.op("Size", [b.value(x)])
+
+
+def _arithmetic(name: str, python: Callable[[Any, Any], Any], onnx: str) -> None:
+    @primitive(f"Scalar{name}", f"scalar_{name.lower()}")
+    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+        if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
+            result = python(x, y)
+            if isinstance(result, int) and abs(result) > _MOST:
+                raise RefusedError("its result is beyond 64-bit integers")
+            return result
+        like = next((item.dtype for item in (x, y) if isinstance(item, Value)), None)
+        return b.op(onnx, [b.value(x, like), b.value(y, like)])
+
+    convert.__doc__ = f"{onnx} of two numbers."
+
+
+for _name, _python, _onnx in (
+    ("Add", operator.add, "Add"),
+    ("Sub", operator.sub, "Sub"),
+    ("Mul", operator.mul, "Mul"),
+    ("Gt", operator.gt, "Greater"),
+    ("Ge", operator.ge, "GreaterOrEqual"),
+    ("Lt", operator.lt, "Less"),
+    ("Le", operator.le, "LessOrEqual"),
+    ("Eq", operator.eq, "Equal"),
+    ("Max", max, "Max"),
+    ("Min", min, "Min"),
+):
+    _arithmetic(_name, _python, _onnx)
+
+
+@primitive("ScalarDiv", "scalar_div")
+def scalar_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """True division, as floating point."""
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+        return x / y
+    return b.op("Div", [b.cast(x, np.float32), b.cast(y, np.float32)])
+
+
+def _floored(b: Builder, x: Value, y: Value) -> Value:
+    """Division of integers that rounds down; ONNX's rounds towards zero."""
+    quotient = b.op("Div", [x, y])
+    rest = b.op("Sub", [x, b.op("Mul", [quotient, y])])
+    uneven = b.op("Not", [b.op("Equal", [rest, b.const(0, x.dtype)])])
+    signs = b.op("Xor", [b.op("Less", [rest, b.const(0, x.dtype)]), b.op("Less", [y, b.const(0, x.dtype)])])
+    return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, signs]), x.dtype)])
+
+
+@primitive("ScalarFloorDiv", "scalar_floordiv", "scalar_floor_div")
+def scalar_floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Division that rounds down."""
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+        return x // y
+    one, other = b.value(x), b.value(y)
+    if one.dtype.kind == "i" and other.dtype == one.dtype:
+        return _floored(b, one, other)
+    return b.op("Floor", [b.op("Div", [b.cast(one, np.float32), b.cast(other, np.float32)])])
+
+
+@primitive("ScalarMod", "scalar_mod")
+def scalar_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """The rest of that division, with the divisor's sign."""
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+        return x % y
+    return b.op("Mod", [b.value(x), b.value(y)])
+
+
+@primitive("ScalarUsub", "ScalarSub1", "scalar_usub")
+def scalar_usub(b: Builder, node: Node, x: Operand) -> Operand:
+    """The negative number."""
+    return -x if isinstance(x, (int, float)) else b.op("Neg", [b.value(x)])
+
+
+@primitive("ScalarUadd", "scalar_uadd")
+def scalar_uadd(b: Builder, node: Node, x: Operand) -> Operand:
+    """The number itself."""
+    return x
+
+
+def _truth(b: Builder, x: Operand) -> Value | bool:
+    return b.cast(x, np.bool_) if isinstance(x, Value) else bool(x)
+
+
+@primitive("bool_not", "ScalarNot")
+def bool_not(b: Builder, node: Node, x: Operand) -> Operand:
+    """Not."""
+    truth = _truth(b, x)
+    return not truth if isinstance(truth, bool) else b.op("Not", [truth])
+
+
+@primitive("BoolAnd", "bool_and", "ScalarAnd")
+def bool_and(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Both."""
+    one, other = _truth(b, x), _truth(b, y)
+    if isinstance(one, bool):
+        return other if one else False
+    if isinstance(other, bool):
+        return one if other else False
+    return b.op("And", [one, other])
+
+
+@primitive("BoolOr", "bool_or", "ScalarOr")
+def bool_or(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """At least one."""
+    one, other = _truth(b, x), _truth(b, y)
+    if isinstance(one, bool):
+        return True if one else other
+    if isinstance(other, bool):
+        return True if other else one
+    return b.op("Or", [one, other])
+
+
+@primitive("BoolEq", "bool_eq")
+def bool_eq(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Whether two truths are the same."""
+    one, other = _truth(b, x), _truth(b, y)
+    if isinstance(one, bool) and isinstance(other, bool):
+        return one == other
+    return b.op("Equal", [b.value(one), b.value(other)])
+
+
+@primitive("ScalarCast", "scalar_cast", "ScalarBool", "scalar_bool", "TensorToScalar", settings=("dtype",))
+def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+    """A number of another type."""
+    kind = np.dtype(np.bool_) if "ool" in node.op_type else None if dtype is None else element_type(dtype)
+    if isinstance(x, (bool, int, float)):
+        if kind is None:
+            return x
+        return bool(x) if kind.kind == "b" else int(x) if kind.kind in "iu" else float(x)
+    value = b.value(x)
+    if value.rank == 1 and not value.sequence:
+        value = b.squeeze(value, [0])
+    return value if kind is None else b.cast(value, kind)
+
+
+@primitive("ScalarToTensor", "scalar_to_tensor", settings=("dtype",))
+def scalar_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+    """A number as a tensor without axes."""
+    return b.cast(x, element_type(dtype)) if dtype is not None else b.value(x)
+
+
+@primitive("TupleToTensor", "ListToTensor", "tuple_to_tensor", settings=("dtype",))
+def tuple_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+    """Numbers as a tensor with one axis."""
+    kind = element_type(dtype) if dtype is not None else None
+    if isinstance(x, tuple) and any(isinstance(item, float) for item in x):
+        if not all(isinstance(item, (int, float)) for item in x):
+            raise RefusedError("numbers that are known and such that are not, in one tuple")
+        return b.const(np.array(x, kind or np.float32))
+    return b.ints(x) if kind is None else b.cast(b.ints(x), kind)
+
+
+@primitive("TensorToTuple", "TensorToList")
+def tensor_to_tuple(b: Builder, node: Node, x: Operand) -> Operand:
+    """A tensor of integers with one axis as a tuple."""
+    known = b.known_ints(x)
+    if known is not None:
+        return known
+    value = b.ints(x)
+    length = value.shape[0] if value.shape is not None else None
+    if length is None or length > 64:
+        return Value(value.name, value.dtype, value.shape, sequence=True)
+    return tuple(b.op("Gather", [value, b.const(index, np.int64)], {"axis": 0}) for index in range(length))
+
+
+def _whole(b: Builder, x: Operand) -> Value:
+    value = b.ints(x)
+    return Value(value.name, value.dtype, value.shape, value.constant, sequence=True)
+
+
+@primitive("sequence_len", "SequenceLen", "tuple_len", "list_len")
+def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
+    """How many items a tuple has."""
+    if isinstance(x, tuple):
+        return len(x)
+    return b.op("Size", [b.value(x)])
+
+
+@primitive("SequenceAdd", "tuple_add", "list_add")
+def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Two tuples joined."""
+    if isinstance(x, tuple) and isinstance(y, tuple):
+        return (*x, *y)
+    joined = b.op("Concat", [_whole(b, x), _whole(b, y)], {"axis": 0})
+    joined.sequence = True
+    return joined
+
+
+@primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice")
+def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
+    """Part of a tuple."""
+    if not 2 <= len(bounds) <= 3:
+        raise RefusedError(
+            f"expected a tuple and where its part begins and ends, found {1 + len(bounds)} inputs"
+        )
+    start, stop, step = (*bounds, 1)[:3]
+    if isinstance(x, tuple):
+        known = [b.known_ints(item) if item is not None else None for item in (start, stop, step)]
+        if all(item is None or len(item) == 1 for item in known):
+            first, last, stride = (None if item is None else item[0] for item in known)
+            return x[first:last:stride]
+    first_value, last_value = b.ints(0 if start is None else start), b.ints(_MOST if stop is None else stop)
+    stride_value = b.ints(1 if step is None else step)
+    found = b.op("Slice", [_whole(b, x), first_value, last_value, b.const([0]), stride_value])
+    found.sequence = True
+    return found
+
+
+@primitive("tuple_equal", "list_equal", "TupleEqual", "ListEqual")
+def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Whether two tuples of integers are the same."""
+    one, other = b.known_ints(x), b.known_ints(y)
+    if one is None or other is None:
+        raise RefusedError("its tuples are not known before it runs")
+    return one == other

@@ -1,0 +1,89 @@
+"""The primitives that say how a program is put together: tuples, closures, choices, order of effects.
+
+They are evaluated while the program is followed, and add at most a choice to the ONNX graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value
+from sharding.importers.mindir.trace import Branch, Choice, Closure, Done, Tracer
+
+
+def _first(tracer: Tracer, operands: list[Any]) -> Any:
+    if not operands:
+        raise RefusedError("it has no inputs")
+    return operands[0]
+
+
+def _partial(tracer: Tracer, operands: list[Any]) -> Any:
+    if not operands or not isinstance(operands[0], Closure):
+        raise RefusedError("its first input is no graph")
+    return Closure(operands[0].graph, (*operands[0].arguments, *operands[1:]))
+
+
+def _switch(tracer: Tracer, operands: list[Any]) -> Any:
+    if len(operands) != 3:
+        raise RefusedError(f"expected 3 inputs, found {len(operands)}")
+    return choice(tracer, operands[0], operands[1], operands[2])
+
+
+def choice(tracer: Tracer, condition: Operand, then: Any, otherwise: Any) -> Any:
+    """One of two by a condition; at once where that is known."""
+    value = tracer.builder.cast(condition, np.bool_)
+    if value.constant is not None and value.constant.size == 1:
+        return then if bool(value.constant.reshape(())) else otherwise
+    if isinstance(then, (Closure, Choice)) or isinstance(otherwise, (Closure, Choice)):
+        return Choice(value, then, otherwise)
+    return tracer.finish(Branch(value, Done(then), Done(otherwise)))
+
+
+def _switch_layer(tracer: Tracer, operands: list[Any]) -> Any:
+    if len(operands) != 2 or not isinstance(operands[1], tuple) or not operands[1]:
+        raise RefusedError("expected an index and a tuple of graphs")
+    b, graphs = tracer.builder, operands[1]
+    index = b.cast(operands[0], np.int64)
+    result = graphs[-1]
+    for number in range(len(graphs) - 2, -1, -1):
+        here = b.op("Or", [b.op("Equal", [index, number]), b.op("Equal", [index, number - len(graphs)])])
+        result = choice(tracer, here, graphs[number], result)
+    return result
+
+
+def _item(tracer: Tracer, operands: list[Any]) -> Any:
+    if len(operands) != 2:
+        raise RefusedError(f"expected a tuple and an index, found {len(operands)} inputs")
+    whole, b = operands[0], tracer.builder
+    if isinstance(whole, Value) and whole.sequence:
+        found = b.op("Gather", [whole, b.cast(operands[1], np.int64)], {"axis": 0})
+        return b.squeeze(found, [0]) if found.rank == 1 else found
+    index = b.known_ints(operands[1])
+    if not isinstance(whole, tuple) or index is None or len(index) != 1:
+        raise RefusedError("expected a tuple and an index that is known before it runs")
+    if not -len(whole) <= index[0] < len(whole):
+        raise RefusedError(f"item {index[0]} of a tuple of {len(whole)}")
+    return whole[index[0]]
+
+
+STRUCTURE = {
+    "Load": _first,
+    "Depend": _first,
+    "UpdateState": lambda tracer, operands: None,
+    "MakeTuple": lambda tracer, operands: tuple(operands),
+    "make_list": lambda tracer, operands: tuple(operands),
+    "MakeList": lambda tracer, operands: tuple(operands),
+    "TupleGetItem": _item,
+    "tuple_getitem": _item,
+    "list_getitem": _item,
+    "ListGetItem": _item,
+    "RealTupleGetItem": _item,
+    "Partial": _partial,
+    "Switch": _switch,
+    "switch": _switch,
+    "SwitchLayer": _switch_layer,
+    "switch_layer": _switch_layer,
+}
+"""Primitives that say how a program is put together."""

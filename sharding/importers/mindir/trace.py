@@ -1,0 +1,390 @@
+"""Follows a MindIR program from its inputs, and adds what it computes to an ONNX graph.
+
+A graph is evaluated from its result backwards, so what nothing needs is never converted. Calls are followed
+(inlined). A call of what ``Switch`` gives becomes an ``If``, a graph that tail calls lead back to a ``Loop``
+(`control`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.importers.mindir import values
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import (
+    PRIMITIVES,
+    Node,
+    RefusedError,
+    TensorType,
+    Value,
+    arguments,
+)
+from sharding.importers.mindir.program import Graph, Prim, Program
+
+MAX_NODES = 200_000
+"""Uses of primitives in all, calls followed: small files can name huge programs."""
+MAX_CALLS = 48
+"""Calls within calls; each also nests messages, of which protobuf allows 100."""
+_WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
+_PROBLEMS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    ModelError,
+)
+"""What a conversion raises where operands and settings are not what the primitive takes."""
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A graph with its first arguments."""
+
+    graph: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What ``Switch`` gives: one of two, decided when it runs."""
+
+    condition: Value
+    then: Any
+    otherwise: Any
+
+
+@dataclass(frozen=True)
+class Done:
+    """A graph's result is this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A graph's result is that of another one."""
+
+    graph: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A graph's result is that of one of two ways to go on."""
+
+    condition: Value
+    then: Outcome
+    otherwise: Outcome
+
+
+Outcome = Done | Tail | Branch
+
+
+@dataclass
+class Frame:
+    """One call of a graph: what its names stand for."""
+
+    graph: Graph
+    known: dict[str, Any]
+
+
+class Tracer:
+    """Evaluates graphs. ``refusals`` collects what has no conversion: reason to layers."""
+
+    def __init__(self, program: Program, builder: Builder) -> None:
+        self.program = program
+        self.builder = builder
+        self.refusals: dict[str, list[str]] = {}
+        self.globals: dict[str, Any] = {}
+        """What names stand for everywhere: the weights."""
+        self.active: set[str] = set()
+        """Graphs that are being followed: a call of one of these is a loop's, or recursion."""
+        self.count = 0
+        self._depth = 0
+        self._constants: dict[str, Any] = {}
+        self._attributes: dict[str, dict[str, Any]] = {}
+
+    # Graphs
+
+    def run(self, name: str, arguments: Sequence[Any]) -> Outcome:
+        """One graph up to its result."""
+        graph = self.program.graphs[name]
+        if len(arguments) != len(graph.inputs):
+            raise self.invalid(
+                f"graph {name[:80]!r} takes {len(graph.inputs)} arguments, but gets {len(arguments)}"
+            )
+        return self.outcome(Frame(graph, dict(zip(graph.inputs, arguments, strict=True))))
+
+    def run_main(self, inputs: Sequence[Any]) -> Outcome:
+        """The main graph up to its result."""
+        graph = self.program.main
+        with self.inside(graph.name):
+            return self.outcome(Frame(graph, dict(zip(graph.inputs, inputs, strict=True))))
+
+    def outcome(self, frame: Frame) -> Outcome:
+        """The result of a frame, calls at its end not yet followed."""
+        name, node = self.program.result_node(frame.graph)
+        if node is None or self.program.prim_of(node) is not None:
+            return Done(self.evaluated(frame, name))
+        callee = self.program.callee(node)
+        if callee in self.program.graphs:
+            return Tail(callee, tuple(self.evaluate_all(frame, node.input)))
+        closure, *arguments = self.evaluate_all(frame, [callee, *node.input])
+        return self.applied(closure, tuple(arguments))
+
+    def applied(self, callee: Any, arguments: tuple[Any, ...]) -> Outcome:
+        """The call of a closure."""
+        if isinstance(callee, Closure):
+            return Tail(callee.graph, (*callee.arguments, *arguments))
+        if isinstance(callee, Choice):
+            then, otherwise = self.applied(callee.then, arguments), self.applied(callee.otherwise, arguments)
+            return Branch(callee.condition, then, otherwise)
+        raise self.invalid("a node calls what is no graph")
+
+    def evaluated(self, frame: Frame, name: str) -> Any:
+        """What one name stands for."""
+        return self.evaluate_all(frame, [name])[0]
+
+    def evaluate_all(self, frame: Frame, names: Iterable[str]) -> list[Any]:
+        """What names stand for; the nodes that they need are evaluated in order, without recursion."""
+        wanted = list(names)
+        waiting = [(name, False) for name in reversed(wanted)]
+        open_nodes: set[str] = set()
+        while waiting:
+            name, ready = waiting.pop()
+            node = frame.graph.nodes.get(name)
+            if node is None or name in frame.known:
+                continue
+            if ready:
+                open_nodes.discard(name)
+                frame.known[name] = self._node(frame, node)
+                continue
+            if name in open_nodes:
+                raise self.invalid(f"node {name[:80]!r} needs its own result")
+            open_nodes.add(name)
+            waiting.append((name, True))
+            waiting.extend((item, False) for item in reversed(self._needed(frame, node)))
+        return [self._lookup(frame, name) for name in wanted]
+
+    def _needed(self, frame: Frame, node: Any) -> list[str]:
+        prim = self.program.prim_of(node)
+        if prim is None:
+            callee = self.program.callee(node)
+            names = list(node.input) if callee in self.program.graphs else [callee, *node.input]
+        elif prim.op_type in {"Depend", "Load"}:
+            names = list(node.input[:1])
+        else:
+            names = [] if prim.op_type == "UpdateState" else list(node.input)
+        return [name for name in names if name not in frame.known]
+
+    def _lookup(self, frame: Frame, name: str) -> Any:
+        if name in frame.known:
+            return frame.known[name]
+        if name in self.globals:
+            return self.globals[name]
+        if name in self.program.constants:
+            return self._constant(name)
+        if name in self.program.graphs:
+            return Closure(name)
+        raise self.invalid(f"graph {frame.graph.name[:80]!r} reads {name[:80]!r}, which nothing gives")
+
+    def _constant(self, name: str) -> Any:
+        if name not in self._constants:
+            node = self.program.constants[name]
+            try:
+                items = [values.attribute(item) for item in node.attribute if item.name == "value"]
+            except values.ValueProblem as problem:
+                raise self.invalid(f"constant {name[:80]!r}: {problem}") from None
+            if len(items) != 1:
+                raise self.invalid(f"constant {name[:80]!r} has {len(items)} values; expected one")
+            self._constants[name] = self._operand(items[0])
+        return self._constants[name]
+
+    def _operand(self, item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            return self.builder.const(item)
+        if isinstance(item, tuple):
+            return tuple(self._operand(inner) for inner in item)
+        return item
+
+    # Nodes
+
+    def _node(self, frame: Frame, node: Any) -> Any:
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise ModelError(
+                f"{self.program.path} computes more than {MAX_NODES} operations when its graphs are "
+                "followed: too many to convert."
+            )
+        prim = self.program.prim_of(node)
+        names = _used(node, prim)
+        operands = [self._lookup(frame, name) for name in names]
+        if prim is None:
+            callee = self.program.callee(node)
+            if callee in self.program.graphs:
+                return self.finish(Tail(callee, tuple(operands)))
+            return self.finish(self.applied(self._lookup(frame, callee), tuple(operands)))
+        self.builder.layer = node.domain[:200] or prim.op_type
+        types = self._types(node)
+        from sharding.importers.mindir.structure import STRUCTURE
+
+        structural = STRUCTURE.get(prim.op_type)
+        try:
+            if structural is not None:
+                return structural(self, operands)
+            return self._primitive(node, prim, operands, types)
+        except RefusedError as refused:
+            self.refuse(f"{prim.op_type}: {refused}", node.domain)
+        except _PROBLEMS as problem:
+            what = " ".join(str(problem).split())[:200]
+            self.refuse(
+                f"{prim.op_type}: its operands or settings are not what it takes "
+                f"({type(problem).__name__}: {what})",
+                node.domain,
+            )
+        return self._placeholder(types)
+
+    def _primitive(
+        self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]
+    ) -> Any:
+        known = PRIMITIVES.get(prim.op_type)
+        if known is None:
+            self.refuse(f"{prim.op_type}: no conversion", node.domain)
+            return self._placeholder(types)
+        attributes = self._attributes_of(prim)
+        positional, settings = arguments(known, operands, attributes)
+        context = Node(prim.op_type, node.domain, attributes, tuple(types), self.version)
+        result = known.convert(self.builder, context, *positional, **settings)
+        return self.settled(result, types)
+
+    version = 3
+
+    def _attributes_of(self, prim: Prim) -> dict[str, Any]:
+        key = prim.message.name
+        if key not in self._attributes:
+            found = {}
+            for item in prim.message.attribute:
+                try:
+                    found[item.name] = values.attribute(item)
+                except values.ValueProblem:  # of no use to an operation, such as a graph
+                    continue
+            self._attributes[key] = found
+        return self._attributes[key]
+
+    def _types(self, node: Any) -> tuple[TensorType | None, ...]:
+        for item in node.attribute:
+            if item.name == "shape":
+                try:
+                    return values.result_types(item)
+                except values.ValueProblem as problem:
+                    raise self.invalid(f"the result of node {node.name[:80]!r}: {problem}") from None
+        return ()
+
+    def settled(self, result: Any, types: Sequence[TensorType | None]) -> Any:
+        """A result with the element types and lengths that the file declares."""
+        if isinstance(result, (list, tuple)):
+            given = list(types) + [None] * (len(result) - len(types))
+            return tuple(self._settled(item, kind) for item, kind in zip(result, given, strict=False))
+        return self._settled(result, types[0] if len(types) == 1 else None)
+
+    def _settled(self, result: Any, kind: TensorType | None) -> Any:
+        if kind is None or result is None or isinstance(result, (tuple, list)):
+            return result
+        value = self.builder.cast(self.builder.value(result, kind.dtype), kind.dtype)
+        if kind.shape is None or value.sequence:
+            return value
+        if value.shape is None:
+            value.shape = kind.shape
+        elif len(value.shape) != len(kind.shape) or any(
+            a is not None and b is not None and a != b for a, b in zip(value.shape, kind.shape, strict=True)
+        ):
+            raise RefusedError(
+                f"its result has the shape {_shown(value.shape)}, but the file says {_shown(kind.shape)}"
+            )
+        else:
+            value.shape = tuple(b if a is None else a for a, b in zip(value.shape, kind.shape, strict=True))
+        return value
+
+    def _placeholder(self, types: Sequence[TensorType | None]) -> Any:
+        """What stands for the result of an operation without conversion, so that all of them are found."""
+        made = [
+            Value(self.builder.fresh("unknown"), kind.dtype, kind.shape) if kind else None for kind in types
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def refuse(self, reason: str, layer: str) -> None:
+        """Notes that something has no conversion."""
+        layers = self.refusals.setdefault(reason, [])
+        if layer not in layers and len(layers) < 1000:
+            layers.append(layer)
+
+    def invalid(self, what: str) -> ModelError:
+        """The error for a file that contradicts itself."""
+        return ModelError(f"{self.program.path} is not a valid MindIR file: {what}.")
+
+    def finish(self, outcome: Outcome) -> Any:
+        """The value of an outcome, all calls followed."""
+        from sharding.importers.mindir.control import follow
+
+        with self.nested():
+            return follow(self, outcome)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """One call or body deeper. Raises `ModelError` where that is too deep."""
+        if self._depth >= MAX_CALLS:
+            raise ModelError(
+                f"{self.program.path} has calls or branches nested more than {MAX_CALLS} deep: too deep for "
+                "ONNX."
+            )
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def inside(self, graph: str) -> Iterator[None]:
+        """While a graph is evaluated."""
+        new = graph not in self.active
+        self.active.add(graph)
+        try:
+            yield
+        finally:
+            if new:
+                self.active.discard(graph)
+
+    def check_writes(self) -> None:
+        """Notes operations that change weights: what reads them later would need the new value."""
+        for graph in {id(item): item for item in (self.program.main, *self.program.graphs.values())}.values():
+            for node in graph.nodes.values():
+                prim = self.program.prim_of(node)
+                if prim is None:
+                    continue
+                if (
+                    prim.op_type.startswith(_WRITING)
+                    or self._attributes_of(prim).get("side_effect_mem") is True
+                ):
+                    self.refuse(
+                        f"{prim.op_type}: it changes a parameter while it runs, which ONNX has no way to say",
+                        node.domain,
+                    )
+
+
+def _used(node: Any, prim: Prim | None) -> list[str]:
+    if prim is not None and prim.op_type in {"Depend", "Load"}:
+        return list(node.input[:1])
+    return [] if prim is not None and prim.op_type == "UpdateState" else list(node.input)
+
+
+def _shown(shape: Sequence[int | None] | None) -> str:
+    return "?" if shape is None else "[" + ", ".join("?" if n is None else str(n) for n in shape) + "]"
