@@ -28,8 +28,11 @@ if TYPE_CHECKING:
         ModelParallelRunner,
         ModelType,
         RunnerConfig,
+        SharedModel,
         Tensor,
         TensorMeta,
+        attach,
+        share_weights,
     )
 
 __all__ = [
@@ -46,8 +49,11 @@ __all__ = [
     "ModelParallelRunner",
     "ModelType",
     "RunnerConfig",
+    "SharedModel",
     "Tensor",
     "TensorMeta",
+    "attach",
+    "share_weights",
 ]
 
 

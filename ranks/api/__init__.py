@@ -6,6 +6,7 @@ from ranks.api.context import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceIn
 from ranks.api.group import ModelGroup, ModelGroupFlag
 from ranks.api.model import Model
 from ranks.api.runner import ModelParallelRunner, RunnerConfig
+from ranks.api.shared import SharedModel, attach, share_weights
 from ranks.api.tensor import Tensor, TensorMeta
 from ranks.api.types import DataType, Format, ModelType
 
@@ -23,6 +24,9 @@ __all__ = [
     "ModelParallelRunner",
     "ModelType",
     "RunnerConfig",
+    "SharedModel",
     "Tensor",
     "TensorMeta",
+    "attach",
+    "share_weights",
 ]

@@ -18,12 +18,14 @@ from ranks.api.notice import warn_once
 from ranks.api.targets import Placement, place
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError
+from ranks.weights.request import Attach, Share
 
 if TYPE_CHECKING:
     from ranks.api.membership import Sharing
     from ranks.collectives.base import Communicator
     from ranks.executor import RankModel
     from ranks.identity import Identity
+    from ranks.weights.store import Store
 
 MOST_THREADS = 1024
 
@@ -39,6 +41,8 @@ class Recipe:
     identity: Identity | None
     entries: Mapping[str, str] = field(default_factory=dict)
     """Further options of the sessions, by ONNX Runtime's keys."""
+    store: Store | None = None
+    """Where the sessions find their weights prepared; None: as the number of ranks and the size decide."""
 
     def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         """Loads the model; ``dims`` are other shapes than the file's, by input name."""
@@ -54,6 +58,7 @@ class Recipe:
                 device_id=self.placement.device_id,
                 dims=dims,
                 entries=self.entries,
+                store=self.store,
             )
 
     def _group(self) -> Communicator | None:
@@ -91,6 +96,8 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     config_path: str,
     config_dict: object,
     sharing: Sharing | None = None,
+    *,
+    request: Share | Attach | None = None,
 ) -> Built:
     """Reads the configuration, decides device and group, and loads the model.
 
@@ -104,9 +111,28 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
             from ranks.api.group import options_of
 
             recipe = replace(recipe, entries={**recipe.entries, **options_of(sharing)})
+        request = request or options.sharing
+        if request is not None:
+            return _together(recipe, request)
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
+
+
+def _together(recipe: Recipe, request: Share | Attach) -> Built:
+    """The model as the owner of its weights, or over those of another process."""
+    from ranks.weights import sharing
+
+    def load(store: Store) -> RankModel:
+        return replace(recipe, store=store).load()
+
+    use = sharing.Use(recipe.path, recipe.placement.in_words)
+    if isinstance(request, Share):
+        model, shared = sharing.share(request, use, load)
+    else:
+        model, shared = sharing.attach(request, use, load)
+    # Other shapes make another model of it: that one finds its weights in the store as any other does.
+    return Built(recipe.load, model, shared=shared)
 
 
 def plan(path: str, model_type: ModelType, context: Context, options: config.Options) -> Recipe:

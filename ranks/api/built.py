@@ -13,6 +13,7 @@ from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
+    from ranks.weights.sharing import SharedWeights
 
 Dims = Mapping[str, Sequence[int | str | None]]
 Loader = Callable[[Dims | None], "RankModel"]
@@ -23,9 +24,15 @@ class Built:
     """A loaded model with what `Model` needs at hand on every prediction."""
 
     def __init__(
-        self, load: Loader, model: RankModel, in_file: list[tuple[int | None, ...]] | None = None
+        self,
+        load: Loader,
+        model: RankModel,
+        in_file: list[tuple[int | None, ...]] | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
         self._load = load
+        self.shared = shared
+        """Of a model that shares its weights, or is attached to another process's."""
         self.model = model
         self.run = model.run
         self.inputs = model.inputs
@@ -71,6 +78,8 @@ class Built:
             if type(error) is ModelError:
                 raise ModelError(f"the graph does not allow {asked}: {error}") from error
             raise
+        if model is not self:
+            model.shared, self.shared = self.shared, None
         return model
 
     def _check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -116,11 +125,16 @@ class Built:
 
             metadata = onnx.load(self.model.path, load_external_data=False).metadata_props
             return json.dumps({entry.key: entry.value for entry in metadata}) if metadata else ""
+        if key == "shareable_weight_mem_handle" and self.shared is not None:
+            return str(self.shared.given)
         return ""
 
     def close(self) -> None:
-        """Frees the model."""
+        """Frees the model, and ends its part in shared weights."""
         self.model.close()
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            shared.close()
 
 
 def _differ(fixed: Sequence[int | None], shape: Sequence[int]) -> bool:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ranks.api import share_options
 from ranks.api.check import check_sections
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
+from ranks.weights.request import Attach, Share
 
 Sections = dict[str, dict[str, str]]
 
@@ -26,6 +28,7 @@ MOST_WAITING = 1_000_000
 KNOWN: Mapping[str, Mapping[str, bool]] = {
     "ascend_context": {
         "rank_table_file": True,
+        **dict.fromkeys(share_options.KEYS, True),
         **dict.fromkeys(
             (
                 "profiling_config_file",
@@ -54,9 +57,13 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
             False,
         ),
     },
-    "gpu_context": dict.fromkeys(
-        ("input_shape", "dynamic_dims", "opt_dims", "precision_mode", "dump_ops", "dump_dir"), False
-    ),
+    "gpu_context": {
+        **dict.fromkeys(share_options.KEYS, True),
+        **dict.fromkeys(
+            ("input_shape", "dynamic_dims", "opt_dims", "precision_mode", "dump_ops", "dump_dir"), False
+        ),
+    },
+    "cpu_context": dict.fromkeys(share_options.KEYS, True),
     "ms_cache": {
         "serialize_path": True,
         **dict.fromkeys(("cache_model_path", "vocab_size", "device_cache_size"), False),
@@ -94,6 +101,8 @@ class Options:
     engine_cache: str = ""
     queue_limit: int | None = None
     """Of `ModelParallelRunner`: how many predictions may wait for a worker; None for its default."""
+    sharing: Share | Attach | None = None
+    """Whether the model is the owner of shared weights, or attaches to them."""
 
 
 def load(config_path: str, config_dict: object = None) -> Options:
@@ -104,13 +113,18 @@ def load(config_path: str, config_dict: object = None) -> Options:
     """
     sections = read_file(config_path) if config_path else {}
     origin = dict.fromkeys(sections, config_path)
+    sharing = share_options.in_sections(_all_folded(sections), config_path)
     if config_dict is not None and config_dict != {}:
+        here: share_options.Given = []
+        if isinstance(config_dict, dict):
+            config_dict, here = share_options.take_short(config_dict)
         check_sections("config_dict", config_dict)
         assert isinstance(config_dict, dict)
+        sharing = here + share_options.in_sections(_all_folded(config_dict), "config_dict") or sharing
         for section, entries in config_dict.items():
             sections.setdefault(section, {}).update(entries)
             origin.setdefault(section, "config_dict")
-    sections = {section: _folded(section, entries) for section, entries in sections.items()}
+    sections = _all_folded(sections)
     _check(sections, origin)
     table = sections.get("ascend_context", {}).get("rank_table_file", "").strip()
     named = config_dict.get("ascend_context", {}) if isinstance(config_dict, dict) else {}
@@ -119,6 +133,7 @@ def load(config_path: str, config_dict: object = None) -> Options:
         rank_table_file=table if given else _beside(table, config_path),
         engine_cache=sections.get("ms_cache", {}).get("serialize_path", "").strip(),
         queue_limit=_queue_limit(sections.get("parallel_runner", {}).get("queue_limit")),
+        sharing=share_options.choose(sharing),
     )
 
 
@@ -152,6 +167,10 @@ def read_file(config_path: str) -> Sections:
     except (configparser.Error, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise _malformed(f"{config_path} is not made of [section] and key=value lines: {reason}") from error
+
+
+def _all_folded(sections: Mapping[str, Mapping[str, str]]) -> Sections:
+    return {section: _folded(section, entries) for section, entries in sections.items()}
 
 
 def _folded(section: str, entries: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from ranks.api.notice import deprecated
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, result_tensor
 from ranks.api.types import ModelType, from_numpy
 from ranks.errors import ShardrunError
+from ranks.weights.request import Attach, Share
 
 __all__ = ["Model", "ModelType"]
 
@@ -30,6 +31,9 @@ class Model:
     Built from a rank model or a slice folder inside a started rank, it is this rank's part of the group's
     model, and every rank makes the same calls.
     """
+
+    _request: Share | Attach | None = None
+    """What to share or attach to, where the configuration does not say it (`ranks.api.shared`)."""
 
     def __init__(self) -> None:
         self.model_path_ = ""
@@ -91,7 +95,9 @@ class Model:
                 "here: decrypt the file first."
             )
         sharing = membership.of(self, model_path)
-        built = build(model_path, model_type, context, config_path, config_dict, sharing)
+        built = build(
+            model_path, model_type, context, config_path, config_dict, sharing, request=self._request
+        )
         previous, self.model_path_ = self._built, model_path
         self._adopt(built)
         if previous is not None:

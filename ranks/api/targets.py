@@ -32,6 +32,13 @@ class Placement:
     options: tuple[dict[str, str], ...] = ({},)
     device_id: int = 0
 
+    @property
+    def in_words(self) -> str:
+        """The device and what runs on it."""
+        if self.providers[0] == CPU:
+            return "the CPU"
+        return f"{self.providers[0].removesuffix('ExecutionProvider')} device {self.device_id}"
+
 
 def place(context: Context, engine_cache: str = "") -> Placement:
     """Where a model of ``context`` runs; ``engine_cache`` is a folder for TensorRT's engines.

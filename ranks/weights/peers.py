@@ -1,0 +1,155 @@
+"""Which processes may attach to shared weights: those listed, and descendants of one process.
+
+A process is its number and its start time (proc(5), /proc/PID/stat), since the kernel gives numbers again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ranks.errors import WeightsError
+
+LARGEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
+MOST_PIDS = 1024
+
+
+class Status(NamedTuple):
+    """Of a running process: its parent's number, and its start in clock ticks since the host started."""
+
+    parent: int
+    start: int
+
+
+def status(pid: int) -> Status | None:
+    """The status of process ``pid``; None where no such process runs (one that only waits for its parent to
+    notice its end does not)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        # The command's name stands in parentheses and may itself hold any character.
+        fields = text[text.rindex(b")") + 1 :].split()
+        return None if fields[0] in {b"Z", b"X", b"x"} else Status(int(fields[1]), int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def parse_pids(text: str, what: str) -> tuple[int, ...]:
+    """The process ids in ``text``, separated by commas, ``[...]`` around them or not; each once.
+
+    Raises `WeightsError` that says what ``what`` should be.
+    """
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    parts = [part.strip() for part in inner.split(",")]
+    if not parts[-1]:  # a comma at the end is no mistake
+        parts.pop()
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and len(part) <= 7 and 0 < int(part) <= LARGEST_PID):
+            raise WeightsError(
+                f"{what} must be process ids from 1 to {LARGEST_PID} separated by commas, like '1234, 1235', "
+                f"but holds {part[:80]!r}."
+            )
+    if not 0 < len(parts) <= MOST_PIDS:
+        raise WeightsError(f"{what} must list 1 to {MOST_PIDS} process ids, but lists {len(parts)}.")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+@dataclass(frozen=True)
+class Guests:
+    """Who may attach, besides the owner itself."""
+
+    listed: Mapping[int, int] = field(default_factory=dict)
+    """Start times by process id."""
+    family: tuple[int, int] | None = None
+    """Process id and start time of the process whose descendants may attach."""
+
+    def refusal(self, pid: int) -> str | None:
+        """Why the process that the kernel names as a connection's other end may not attach; None: it may."""
+        if pid == os.getpid():
+            return None
+        if pid <= 0:
+            return "the process runs in a PID namespace that the owner cannot see"
+        now = status(pid)
+        if now is None:
+            return f"process {pid} has ended"
+        start = self.listed.get(pid)
+        if start == now.start:
+            return None
+        if self.family is not None and _descends(pid, self.family):
+            return None
+        if start is not None:
+            return (
+                f"process {pid} is not the one that the owner listed: that one has ended, and its number was "
+                "given to another process"
+            )
+        return f"process {pid} is not among those that may attach ({self._told()})"
+
+    def _told(self) -> str:
+        parts = []
+        if self.listed:
+            shown = ", ".join(map(str, list(self.listed)[:8])) + (", ..." if len(self.listed) > 8 else "")
+            parts.append(f"the listed process{'es' if len(self.listed) > 1 else ''} {shown}")
+        if self.family is not None:
+            parts.append(f"descendants of process {self.family[0]}")
+        return " and ".join(parts) or "none but the owner"
+
+
+def guests(pids: Iterable[int], what: str, family: int | None = None) -> Guests:
+    """`Guests` of the running processes ``pids`` and the descendants of process ``family``, which must be
+    this process or a process that it descends from.
+
+    Raises `WeightsError` for a process that does not run now or is another user's.
+    """
+    listed = {}
+    for pid in pids:
+        now = status(pid)
+        if now is None:
+            raise WeightsError(
+                f"{what} lists process {pid}, which does not run: list processes that have started already, "
+                "by what get_model_info('current_pid') gives in each."
+            )
+        user = _user(pid)
+        if user is not None and user != os.getuid():
+            raise WeightsError(
+                f"{what} lists process {pid}, which runs as user {user}, but only processes of this user "
+                f"({os.getuid()}) can share weights with this one."
+            )
+        listed[pid] = now.start
+    if family is None:
+        return Guests(listed)
+    now = status(family)
+    if now is None or not (family == os.getpid() or _descends(os.getpid(), (family, now.start))):
+        raise WeightsError(
+            f"family must be this process ({os.getpid()}) or one that it descends from, but is {family}."
+        )
+    return Guests(listed, (family, now.start))
+
+
+def _user(pid: int) -> int | None:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+def _descends(pid: int, ancestor: tuple[int, int]) -> bool:
+    """Whether the process ``pid`` has the running process ``ancestor`` (id, start) above it.
+
+    A parent that ends meanwhile hands its children to another process, and its number to whoever comes next:
+    each step counts only if the child still has this parent once the parent's own status was read.
+    """
+    child = status(pid)
+    for _ in range(LARGEST_PID):
+        if child is None or child.parent <= 0:
+            return False
+        parent = status(child.parent)
+        if parent is None or parent.start > child.start or status(pid) != child:
+            return False
+        if (child.parent, parent.start) == ancestor:
+            return True
+        pid, child = child.parent, parent
+    return False

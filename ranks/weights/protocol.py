@@ -1,0 +1,169 @@
+"""How an owner of shared weights and a process that attaches talk.
+
+On a connection of an abstract Unix socket that keeps packets apart (SOCK_SEQPACKET, unix(7)), JSON in each:
+
+    owner     {"refused": sentence}    or {"protocol": ..., "nonce": N1}
+    attacher  {"nonce": N2, "proof": of knowing the key}
+    owner     {"refused": sentence}    or {"proof": ..., "facts": ..., "parts": ...} + descriptors
+    attacher  {"fetch": true}          any time later, any number of times
+    owner     {"refused": sentence}    or {"parts": ...} + descriptors
+
+Whatever may be long travels as a sealed memory file, so every packet is small. The attacher sends no
+descriptors: the owner receives without room for any, and the kernel drops what comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ranks.errors import WeightsError
+
+PROTOCOL = "shardrun-weights-1"
+LARGEST_PACKET = 4096
+MOST_DESCRIPTORS = 200  # of one packet; the kernel's limit (SCM_MAX_FD) is 253
+LARGEST_DESCRIPTION = 256 << 20
+
+Part = tuple[dict[str, Any], list[int]]
+"""A description and descriptors that belong to it."""
+
+trace: Callable[[str], None] | None = None
+"""Called with the name of each step that is done: tests stop processes there."""
+
+
+def step(name: str) -> None:
+    """Marks a step of the protocol as done."""
+    if trace is not None:
+        trace(name)
+
+
+class Packet(NamedTuple):
+    """One packet; ``data`` is None where it was not a JSON object. The descriptors are the receiver's."""
+
+    data: dict[str, Any] | None
+    descriptors: list[int]
+
+
+def credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process and user id of the other end, as the kernel noted them when it connected or listened."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
+
+
+def send(peer: socket.socket, data: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Sends one packet; raises `OSError`, also where there is no room and ``peer`` does not wait."""
+    raw = json.dumps(data).encode()
+    if descriptors:
+        socket.send_fds(peer, [raw], list(descriptors), socket.MSG_NOSIGNAL)
+    else:
+        peer.send(raw, socket.MSG_NOSIGNAL)
+
+
+def receive(peer: socket.socket, descriptors: int = 0) -> Packet | None:
+    """One packet with up to so many descriptors; None at the end of the connection.
+
+    Raises `BlockingIOError` or `TimeoutError` where ``peer`` has none in time.
+    """
+    try:
+        raw, found, flags = _receive(peer, descriptors)
+    except ConnectionResetError:  # it closed without reading all; what it had sent before is still there
+        try:
+            raw, found, flags = _receive(peer, descriptors)
+        except ConnectionError:
+            return None
+    except (BlockingIOError, TimeoutError):
+        raise
+    except OSError:
+        return None
+    if not raw and not found:
+        return None
+    data = None
+    if not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        with contextlib.suppress(ValueError, RecursionError):
+            data = json.loads(raw)
+    return Packet(data if isinstance(data, dict) else None, found)
+
+
+def _receive(peer: socket.socket, descriptors: int) -> tuple[bytes, list[int], int]:
+    if not descriptors:
+        raw, _, flags, _ = peer.recvmsg(LARGEST_PACKET)
+        return raw, [], flags
+    raw, found, flags, _ = socket.recv_fds(peer, LARGEST_PACKET, descriptors, socket.MSG_CMSG_CLOEXEC)
+    return raw, list(found), flags
+
+
+def pack(parts: Mapping[str, Part]) -> tuple[list[list[Any]], list[int], list[int]]:
+    """The parts for a packet: what to say about them, the descriptors to send, and which to close after."""
+    told: list[list[Any]] = []
+    descriptors: list[int] = []
+    made: list[int] = []
+    for name, (description, attached) in parts.items():
+        made.append(_memory_file(json.dumps(description).encode()))
+        descriptors += [made[-1], *attached]
+        told.append([name, len(attached)])
+    if len(descriptors) >= MOST_DESCRIPTORS:
+        close_all(made)
+        raise WeightsError(f"{len(descriptors)} descriptors do not fit into one packet.")
+    return told, descriptors, made
+
+
+def unpack(told: object, descriptors: list[int]) -> dict[str, Part]:
+    """The parts of a packet, by `pack`; takes their descriptors off the front of ``descriptors``.
+
+    Raises `WeightsError` where they do not fit what was told of them.
+    """
+    parts: dict[str, Part] = {}
+    try:
+        if not isinstance(told, list):
+            raise TypeError
+        for name, count in told:
+            if not (isinstance(name, str) and type(count) is int and 0 <= count < len(descriptors)):
+                raise ValueError
+            description = json.loads(_read_all(descriptors[0]))
+            if not isinstance(description, dict):
+                raise TypeError
+            parts[name] = (description, descriptors[1 : count + 1])
+            close_all(descriptors[:1])
+            del descriptors[: count + 1]
+    except (ValueError, TypeError, RecursionError, OSError):
+        for _, attached in parts.values():
+            close_all(attached)
+        raise WeightsError("the owner of the weights sent parts that do not fit together.") from None
+    return parts
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("shardrun-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _read_all(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size > LARGEST_DESCRIPTION:
+        raise ValueError(size)
+    content = b""
+    while len(content) < size and (chunk := os.pread(descriptor, size - len(content), len(content))):
+        content += chunk
+    return content
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Closes all of them, those that are closed already too."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,204 @@
+"""One copy of a model's weights for several processes: the owner's model, and those attached to it.
+
+The copy is the prepared weights in the store (`ranks.weights.store`), whose files every process maps. What
+passes between the processes is who may use them, and whether what they are for is the same in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ranks.errors import ModelError, WeightsError
+from ranks.weights import client, peers
+from ranks.weights.client import Connection
+from ranks.weights.handle import address, new_handle
+from ranks.weights.protocol import Part, close_all, step
+from ranks.weights.request import Attach, Share
+from ranks.weights.server import Offer, Server
+
+if TYPE_CHECKING:
+    from ranks.executor import RankModel
+    from ranks.weights.store import Store
+
+
+VARIABLES = "variables"
+"""The part with the variable weights."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the weights are for: the same in the owner and in every process that attaches."""
+
+    path: Path
+    """The model, a slice folder, or a pattern of rank models."""
+    device: str
+    """In words, like "CPU"."""
+
+
+class SharedWeights:
+    """Held by a model as long as it shares its weights or is attached; let go of, it ends."""
+
+    def __init__(self, given: int | str, end: Callable[[], None], close: Callable[[], None]) -> None:
+        """``end`` ends it from anywhere, a finalizer too; ``close`` does and waits until it has ended."""
+        self.given = given
+        self._close = close
+        self._finalizer = weakref.finalize(self, end)
+
+    def close(self) -> None:
+        """Ends it. Safe to call twice."""
+        if self._finalizer.detach() is not None:
+            self._close()
+
+
+def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple[RankModel, SharedWeights]:
+    """The model, loaded by ``load`` over a store, and shared with those whom ``request`` names.
+
+    Raises `WeightsError` where weights cannot be shared here, and what ``load`` raises.
+    """
+    guests = peers.guests(request.pids, request.what, request.family)
+    store = _store()
+    where = address(request.name if request.name is not None else new_handle())
+    facts = _facts(use)
+    # The address is taken before the model is loaded: who has the name waits, and a name taken twice is
+    # noticed at once.
+    server = Server(where, guests)
+    kept = contextlib.ExitStack()
+    try:
+        step("listening")
+        model = load(store)
+        step("built")
+        kept.enter_context(store.pin(store.opened))
+        server.serve(
+            Offer(facts, os.open(store.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), _parts(model))
+        )
+        step("serving")
+    except BaseException:
+        server.close()
+        kept.close()
+        raise
+    pid = os.getpid()
+
+    def end(wait: bool = False) -> None:
+        server.close(wait)
+        if os.getpid() == pid:  # a forked child has no part in it
+            kept.close()
+
+    return model, SharedWeights(where.given, end, lambda: end(True))
+
+
+def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tuple[RankModel, SharedWeights]:
+    """The model, loaded by ``load`` over the weights of the owner that ``request`` names.
+
+    Raises `WeightsError` where there is no such owner, it refuses this process, or its weights are for
+    something else; and what ``load`` raises.
+    """
+    from ranks.collectives import default_timeout
+    from ranks.weights.store import Store
+
+    facts = _facts(use)
+    seconds = default_timeout() if request.timeout is None else request.timeout
+    connection = client.connect(address(request.given), seconds, wait=request.wait)
+    try:
+        _check(connection, facts, use)
+        store = Store(Path(f"/proc/self/fd/{connection.folder}"), None, read_only=True)
+        model = load(store)
+        step("loaded")
+        _take_variables(model, connection)
+    except BaseException:
+        close_all([number for _, numbers in connection.parts.values() for number in numbers])
+        connection.close()
+        raise
+    return model, SharedWeights(request.given, connection.close, connection.close)
+
+
+def _store() -> Store:
+    from ranks.weights.kept import KeptStore
+    from ranks.weights.store import default_store
+
+    store = default_store()
+    if store is None:
+        raise WeightsError(
+            "weights cannot be shared without the store of prepared weights: SHARDRUN_WEIGHTS is off, or "
+            "there is no cache folder that can be used (set SHARDRUN_CACHE to one)."
+        )
+    return KeptStore(store.folder, store.limit)
+
+
+def _facts(use: Use) -> dict[str, str]:
+    """What must be the same in owner and attached process."""
+    from ranks.weights import keys
+
+    return {
+        "model": _content(use.path),
+        "device": use.device,
+        "runtime": keys.runtime(),
+        "processor": keys.cpu_features(),
+    }
+
+
+def _content(path: Path) -> str:
+    """A hash of the model's content, of a slice folder or a pattern that of all its files."""
+    from ranks import pattern
+    from ranks.cache_folder import fingerprint, remembered_hash
+    from sharding.manifest import FILE_NAME
+
+    try:
+        if pattern.is_pattern(path):
+            found = [f"{rank} {fingerprint(file)}" for rank, file in sorted(pattern.files(path).items())]
+            return hashlib.sha256("\n".join(found).encode()).hexdigest()
+        if path.is_dir():  # its manifest has the hashes of all files
+            return remembered_hash(path / FILE_NAME)
+        return fingerprint(path)
+    except OSError as error:
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror or error}.") from None
+
+
+def _parts(model: RankModel) -> dict[str, Callable[[], Part]]:
+    """What a process is given besides the store."""
+    weights = getattr(model, "weights", None)
+    return {} if weights is None else {VARIABLES: weights.export}
+
+
+def _take_variables(model: RankModel, connection: Connection) -> None:
+    """Lets the model follow the owner's variable weights, where it has such."""
+    part = connection.parts.pop(VARIABLES, None)
+    weights = getattr(model, "weights", None)
+    if weights is None or part is None:
+        if part is not None:
+            close_all(part[1])
+        return
+
+    def fetch() -> Part:
+        return connection.fetch()[VARIABLES]
+
+    weights.attach(*part, fetch)
+
+
+def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
+    """Raises `WeightsError` where the owner's weights are for something else."""
+    theirs = {key: str(connection.facts.get(key))[:200] for key in facts}
+    who = f"process {connection.owner}, which shares the weights,"
+    if theirs["model"] != facts["model"]:
+        raise WeightsError(
+            f"{who} has another model: the hash of its content begins with {theirs['model'][:12]}, that of "
+            f"{use.path} with {facts['model'][:12]}. Build the same file in both."
+        )
+    if theirs["device"] != facts["device"]:
+        raise WeightsError(
+            f"{who} runs it on {theirs['device']}, but this process on {facts['device']}: give both the same "
+            "target."
+        )
+    if theirs["runtime"] != facts["runtime"]:
+        raise WeightsError(
+            f"{who} has ONNX Runtime {theirs['runtime']}, but this process has {facts['runtime']}, and "
+            "weights prepared by one release do not fit another: use the same in both."
+        )
+    if theirs["processor"] != facts["processor"]:
+        raise WeightsError(f"{who} prepared them for another processor than this process sees.")
