@@ -56,8 +56,9 @@ class PredictError(ShardrunError):
 class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
-    ``inputs`` and ``outputs`` are the model's `TensorSpec`s; ``stats`` has one `RankStats` per rank;
-    ``communication_seconds`` is what rank 0 spent in collectives so far.
+    ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
+    ``stats`` has one `RankStats` per rank; ``communication_seconds`` is what rank 0 spent in collectives so
+    far.
     """
 
     def __init__(self, job: Job, timeout: float, model: Path) -> None:
@@ -72,6 +73,7 @@ class Group:
             job.wait_for(lambda: len(job.ready) == job.world_size, timeout, "The ranks were not ready")
             self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
             self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
+            self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
             self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
             self._closer()
@@ -91,9 +93,10 @@ class Group:
         if not self._closer.alive:
             raise LaunchError("This group is closed: start another one.")
         self._job.check_owner()
-        arrays = order_feeds(self.inputs, feeds)
-        _check_symbols(self.inputs, arrays)
-        tensors = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
+        specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
+        arrays = order_feeds(specs, feeds)
+        _check_symbols(specs, arrays)
+        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         with self._lock:
             return self._ask(tensors)
 

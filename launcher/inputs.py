@@ -39,17 +39,19 @@ def make_inputs(
     *,
     dims: Mapping[str, int] | None = None,
     seed: int | None = None,
+    optional: Sequence[Spec] = (),
 ) -> tuple[Arrays, list[str]]:
     """The array of every input, and the names of those which no source gave.
 
     ``sources``: ``FILE.npz``, ``NAME=FILE``, or ``FILE`` for a model of one input. Inputs without a source
     are ones or, with a seed, random: standard normal for floats, 0 or 1 for integers. A symbolic dimension
-    has the length in ``dims``, else that of the arrays which were given, else 1. Raises `ConfigError`.
+    has the length in ``dims``, else that of the arrays which were given, else 1. Inputs in ``optional`` have
+    a default in the model: there is an array only of those that a source gives. Raises `ConfigError`.
     """
     known = dict(dims or {})
-    by_name = {spec.name: spec for spec in specs}
-    _check_dims(specs, known)
-    files = _assign(by_name, list(sources))
+    by_name = {spec.name: spec for spec in (*specs, *optional)}
+    _check_dims([*specs, *optional], known)
+    files = _assign(by_name, list(sources), [spec.name for spec in specs])
     arrays: Arrays = {}
     # Raw files come last: the shapes of the others say what symbolic dimensions are.
     for name, (path, member) in sorted(files.items(), key=lambda item: _is_raw(item[1][0])):
@@ -64,7 +66,7 @@ def make_inputs(
     made = [spec.name for spec in specs if spec.name not in arrays]
     for name in made:
         arrays[name] = _make(by_name[name], known, random)
-    return {spec.name: arrays[spec.name] for spec in specs}, made
+    return {name: arrays[name] for name in by_name if name in arrays}, made
 
 
 def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
@@ -119,7 +121,9 @@ def _check_dims(specs: Sequence[Spec], dims: Mapping[str, int]) -> None:
             )
 
 
-def _assign(by_name: Mapping[str, Spec], sources: list[str]) -> dict[str, tuple[Path, str | None]]:
+def _assign(
+    by_name: Mapping[str, Spec], sources: list[str], required: Sequence[str]
+) -> dict[str, tuple[Path, str | None]]:
     """For each input that has one: its file and, in an ``.npz``, the member's name."""
     files: dict[str, tuple[Path, str | None]] = {}
     names = ", ".join(by_name)
@@ -135,8 +139,8 @@ def _assign(by_name: Mapping[str, Spec], sources: list[str]) -> dict[str, tuple[
                 )
         elif Path(source).suffix.lower() == ".npz":
             found = [(member, Path(source), member) for member in _members(Path(source))]
-        elif len(by_name) == 1:
-            found = [(next(iter(by_name)), Path(source), None)]
+        elif len(required) == 1:
+            found = [(required[0], Path(source), None)]
         else:
             raise ConfigError(f"--input {source}: expected NAME=FILE, for the model has the inputs {names}")
         for name, path, member in found:

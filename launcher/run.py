@@ -147,7 +147,9 @@ def read_inputs(job: Job, manifest: Manifest) -> Arrays:
     """The job's input arrays, as the manifest describes inputs."""
     from launcher.inputs import make_inputs
 
-    feeds, made = make_inputs(manifest.inputs, job.inputs, dims=job.dims, seed=job.seed)
+    feeds, made = make_inputs(
+        manifest.inputs, job.inputs, dims=job.dims, seed=job.seed, optional=manifest.optional_inputs
+    )
     if made and job.inputs:
         kind = "ones" if job.seed is None else "random numbers"
         log.warning("no --input gives %s: %s are used", ", ".join(made), kind)

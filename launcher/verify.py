@@ -116,15 +116,10 @@ def check(comparisons: Sequence[Comparison], model: Path) -> None:
 def read_signature(model: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The element types of a model's inputs and of its outputs by name, read without its weights; raises
     `ConfigError`."""
-    import mmap
-
-    import onnx
-
-    from sharding.protobuf import without_weights
+    from sharding.protobuf import parse_without_weights
 
     try:
-        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            graph = onnx.ModelProto.FromString(without_weights(memoryview(data).toreadonly())).graph
+        graph = parse_without_weights(model).graph
     # Protobuf's errors derive from Exception alone.
     except Exception as problem:
         reason = getattr(problem, "strerror", None) or "it is not an ONNX model, or cut short"
@@ -151,14 +146,18 @@ def run_reference(
 
     import onnxruntime  # isort: skip
 
+    from ranks.imported import as_onnx
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(as_onnx(model)), options, providers=["CPUExecutionProvider"]
+        )
         names = [output.name for output in session.get_outputs()]
-        inputs = {i.name for i in session.get_inputs()}
+        inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
         arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
     # ONNX Runtime's errors derive from Exception alone.
     except Exception as problem:

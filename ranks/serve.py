@@ -66,6 +66,7 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
 def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, Any]:
     return {
         "inputs": [_spec(item) for item in model.inputs],
+        "optional_inputs": [_spec(item) for item in model.optional_inputs],
         "outputs": [_spec(item) for item in model.outputs],
         "stats": dataclasses.asdict(model.stats),
         "collectives": collectives,

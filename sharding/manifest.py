@@ -112,6 +112,8 @@ class Manifest:
     created_by: str = "shardrun"
     reason: str = ""
     """Why strategy ``auto`` chose this one; the file may leave it out."""
+    optional_inputs: tuple[TensorEntry, ...] = ()
+    """Inputs that have a default in the model; the file may leave them out."""
 
     def __post_init__(self) -> None:
         if self.mesh is _NO_MESH:
@@ -134,6 +136,7 @@ class Manifest:
             "weights",
             "collectives",
             "inputs",
+            *(["optional_inputs"] if self.optional_inputs else []),
             "outputs",
             "whole",
         )
@@ -201,6 +204,9 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         batch=_batch(root["batch"]),
         created_by=root.text("created_by"),
         reason=root.text("reason") if "reason" in root.mapping() else "",
+        optional_inputs=tuple(_tensor(item) for item in root["optional_inputs"].items())
+        if "optional_inputs" in root.mapping()
+        else (),
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):
@@ -309,7 +315,7 @@ def _batch(item: Field) -> BatchAxes:
 def _check_batch(root: Field, manifest: Manifest) -> None:
     """The axes to cut are axes of the model's inputs and outputs."""
     for key, axes, entries in (
-        ("inputs", manifest.batch.inputs, manifest.inputs),
+        ("inputs", manifest.batch.inputs, (*manifest.inputs, *manifest.optional_inputs)),
         ("outputs", manifest.batch.outputs, manifest.outputs),
     ):
         ranks = {entry.name: len(entry.shape) for entry in entries}

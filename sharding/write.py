@@ -112,6 +112,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
     }
     graph = plan.source.model.graph
     fed = [value for value in graph.inputs if value.name not in plan.source.defaults]
+    optional = [value for value in graph.inputs if value.name in plan.source.defaults]
     return Manifest(
         source=plan.source.file,
         world_size=plan.world_size,
@@ -122,6 +123,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
             for item in plan.collectives
         ),
         inputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(fed)),
+        optional_inputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(optional)),
         outputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(graph.outputs)),
         whole=dict(sorted(plan.whole.items())),
         strategy=plan.strategy,
