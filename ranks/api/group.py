@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ranks import pattern
 from ranks.api import membership
@@ -13,9 +15,12 @@ from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
 from ranks.api.model import Model
-from ranks.api.notice import warn_user
+from ranks.api.notice import warn_once, warn_user
 from ranks.api.types import ModelType
 from ranks.errors import ShardrunError
+
+if TYPE_CHECKING:
+    from ranks.api.build import Recipe
 
 __all__ = ["ModelGroup", "ModelGroupFlag"]
 
@@ -193,11 +198,29 @@ class ModelGroup:
         return measure(Job(recipe.path, recipe.threads or default_threads(), shapes))
 
 
-def options_of(sharing: Sharing | None) -> Mapping[str, str]:
-    """The options of the sessions of a group's model, by ONNX Runtime's keys."""
-    if sharing is None or not sharing.workspace:
-        return {}
+def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
+    """The recipe of a group's model, with which it shares what the group shares."""
     from ranks import arena
+    from ranks.api.targets import CPU
+    from ranks.weights.store import default_store
 
-    arena.register(_FIRST)
-    return arena.WORKSPACE_ONLY
+    if recipe.placement.providers[0] != CPU:
+        warn_once(
+            "group:device",
+            "Models of a ModelGroup share weights and workspace on the CPU; elsewhere each has its own.",
+        )
+        return recipe
+    if sharing.workspace:
+        arena.register(_FIRST)
+        recipe = replace(recipe, entries={**recipe.entries, **arena.WORKSPACE_ONLY})
+    if sharing.weights:
+        store = default_store()
+        if store is None:
+            warn_once(
+                "group:store",
+                "The models of a ModelGroup do not share weights, for which the store of prepared weights is "
+                "needed: SHARDRUN_WEIGHTS is off, or there is no cache folder that can be used (set "
+                "SHARDRUN_CACHE to one).",
+            )
+        recipe = replace(recipe, store=recipe.store or store)
+    return recipe

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Of the store's files; others are not looked at."""
 # Options of a session that do not change its graph or its packed weights.
-_NEUTRAL = frozenset({"session.use_env_allocators", "session.force_spinning_stop"})
+_NEUTRAL = frozenset(
+    {
+        "session.use_env_allocators",
+        "session.use_device_allocator_for_initializers",
+        "session.force_spinning_stop",
+    }
+)
 
 
 def key_of(model: bytes | Path, config: SessionConfig) -> str:
