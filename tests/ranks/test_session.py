@@ -73,7 +73,7 @@ def test_reasons_have_no_status_code_or_source_line() -> None:
 
 
 def test_options_of_sessions_that_take_turns(capfd: pytest.CaptureFixture[str]) -> None:
-    options = session._options(SessionConfig(threads=3, many=True, folder=Path("/tmp")))
+    options = session.options_for(SessionConfig(threads=3, many=True, folder=Path("/tmp")))
     assert options.intra_op_num_threads == 3
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
     assert options.get_session_config_entry("session.use_env_allocators") == "1"
