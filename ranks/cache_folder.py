@@ -75,7 +75,9 @@ def fingerprint(model: Path) -> str:
     for name, found in zip(names, before, strict=True):
         # What is missing is left to the reader, whose message says which weight needs it.
         content = hash_file(absolute.parent / name) if found else "missing"
-        digest.update(f"{content} {name}\n".encode(errors="surrogateescape"))
+        # The model may have any name; those of its external data stand in it.
+        shown = "" if name == absolute.name else name
+        digest.update(f"{content} {shown}\n".encode(errors="surrogateescape"))
     _write_memo(absolute, "model", names, before, digest.hexdigest())
     return digest.hexdigest()
 
