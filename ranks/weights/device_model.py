@@ -287,9 +287,10 @@ def _check(tensor: object, size: object) -> None:
     """Raises `WeightsError` unless a tensor of a description lies within the block."""
     right = (
         isinstance(tensor, dict)
-        and isinstance(size, int)
+        and type(size) is int
         and isinstance(tensor.get("name"), str)
-        and tensor.get("type") in dlpack.TYPES
+        and type(tensor.get("type")) is int
+        and tensor["type"] in dlpack.TYPES
         and isinstance(tensor.get("shape"), list)
         and len(tensor["shape"]) <= dlpack.MOST_AXES
         and all(type(length) is int and 0 <= length < 1 << 48 for length in tensor["shape"])
