@@ -108,9 +108,9 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     try:
         recipe = plan(path, model_type, context, options)
         if sharing is not None:
-            from ranks.api.group import options_of
+            from ranks.api.group import joined
 
-            recipe = replace(recipe, entries={**recipe.entries, **options_of(sharing)})
+            recipe = joined(recipe, sharing)
         request = request or options.sharing
         if request is not None:
             return _together(recipe, request)
