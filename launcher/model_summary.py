@@ -56,11 +56,12 @@ class ModelSummary:
 
 
 def summarize(path: Path) -> ModelSummary:
-    """Reads a model without its external data. Raises `ModelError` for a file that is no ONNX model."""
+    """Reads a model without its external data. Raises `ModelError` for a file that is no model."""
     from ranks.cut import all_nodes
     from ranks.model_file import find, read
+    from sharding.importers import import_model, is_imported
 
-    model = read(find(path).path)
+    model = import_model(path) if is_imported(path) else read(find(path).path)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
     nodes = Counter(

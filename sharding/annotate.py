@@ -19,6 +19,7 @@ from sharding.demands import first_output
 from sharding.device_specs import write_spec
 from sharding.errors import OutputError
 from sharding.folder import replace_file
+from sharding.importers.sniff import is_imported
 from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
@@ -56,6 +57,11 @@ def annotate(plan: Plan, output: str | Path) -> None:
         raise OutputError(f"{output} cannot be written: its folder does not exist.")
     if output.exists() and output.samefile(source):
         raise OutputError(f"{output} is the model itself: give the annotated copy another name.")
+    if is_imported(source):
+        raise OutputError(
+            f"{source} is no ONNX file, so no copy of it can be annotated: convert it first, with `shardrun "
+            "convert`."
+        )
     proto = read_stripped(source)
     for name in _locations(proto):
         if output.exists() and (source.parent / name).exists() and output.samefile(source.parent / name):

@@ -46,11 +46,15 @@ def without_weights(data: memoryview) -> bytes:
 def parse_without_weights(path: Path) -> onnx.ModelProto:
     """The message of a model file that is not empty, as `without_weights` leaves it; nothing is checked.
 
-    Raises `OSError`, `MalformedError`, and protobuf's own error (which has another module in each of its
-    implementations).
+    A file of another format than ONNX is imported. Raises `OSError`, `ModelError` (`MalformedError` where the
+    framing is broken), and protobuf's own error (which has another module in each of its implementations).
     """
     import onnx
 
+    from sharding.importers import import_model, is_imported
+
+    if is_imported(path):
+        return import_model(path)
     model = onnx.ModelProto()
     with (
         path.open("rb") as file,

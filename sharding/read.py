@@ -11,6 +11,7 @@ from sharding.constants import constants_to_initializers, load_inner_weights, lo
 from sharding.control_flow import fold_branches, lift_weights
 from sharding.errors import ModelError
 from sharding.functions import inline_functions
+from sharding.importers import import_model, is_imported
 from sharding.manifest import FileEntry, sha256_of
 from sharding.packed_products import take_apart
 from sharding.protobuf import MalformedError, without_weights
@@ -38,7 +39,7 @@ class Source:
 
 
 def read_model(path: str | Path) -> Source:
-    """Reads an ONNX file; weights stay in their files.
+    """Reads an ONNX file, or one that is turned into it (`sharding.importers`); weights stay in their files.
 
     Raises `ModelError`: the path is missing, a folder, empty, truncated or not ONNX; the graph is invalid; or
     external data does not lie inside the model's folder with the length that its shape needs.
@@ -75,9 +76,11 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
             size = path.stat().st_size
             if size == 0:
                 raise ModelError(f"{path} is empty; expected an ONNX model.")
+            if is_imported(path):
+                return _checked(import_model(path), path), _entry(path, size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
                 stripped = without_weights(data)
-            digest = sha256_of(path)
+            entry = _entry(path, size)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; expected an ONNX file.") from None
     except MalformedError as error:
@@ -89,14 +92,22 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
         proto.ParseFromString(stripped)
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+    return _checked(proto, path), entry
+
+
+def _entry(path: Path, size: int) -> FileEntry:
+    name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
+    return FileEntry(name, size, sha256_of(path))
+
+
+def _checked(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     try:
         check(proto, path)
         proto = inline_functions(proto, path)
         check_nodes(proto, path)
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not an ONNX file: it holds text that is not UTF-8.") from None
-    name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
-    return proto, FileEntry(name, size, digest)
+    return proto
 
 
 def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:

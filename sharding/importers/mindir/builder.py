@@ -262,7 +262,7 @@ class Builder:
         value = self.value(x)
         if value.dtype == wanted:
             return value
-        if value.constant is not None and value.constant.size <= FOLDED and wanted.kind in "iubf":
+        if value.constant is not None and _may_fold(value.constant) and wanted.kind in "iubf":
             with np.errstate(all="ignore"):
                 return self.const(value.constant.astype(wanted))
         return self.op("Cast", [value], {"to": onnx.helper.np_dtype_to_tensor_dtype(wanted)})
@@ -363,6 +363,13 @@ _SHAPE_WORK = frozenset(
 )  # fmt: skip
 
 
+def _may_fold(array: Array) -> bool:
+    """Whether a constant may be replaced by what is computed of it: weights keep their names."""
+    return (
+        array.dtype.kind in "iub" and array.size <= FOLDED if array.size > 1 else array.dtype.kind in "iubf"
+    )
+
+
 def _is_small(op_type: str, values: Sequence[Value | None], results: Sequence[Value]) -> bool:
     """Whether a node computes with few constants alone, as shapes are."""
     if op_type not in _SHAPE_WORK:
@@ -370,7 +377,7 @@ def _is_small(op_type: str, values: Sequence[Value | None], results: Sequence[Va
     for value in values:
         if value is None:
             continue
-        if value.constant is None or value.constant.size > FOLDED or value.dtype.kind not in "iubf":
+        if value.constant is None or not _may_fold(value.constant):
             return False
     return all(
         item.shape is not None

@@ -16,6 +16,8 @@ from sharding.errors import ModelError
 GCM, CBC = "AES-GCM", "AES-CBC"
 _MAGIC = {0x7F3A5ED8: GCM, 0x7F3A5ED9: CBC}
 _TAG_BYTES = 16
+GCM_VECTOR = 12
+"""Bytes of the vector that AES-GCM uses; the file has 16."""
 _KEY_LENGTHS = (16, 24, 32)
 
 
@@ -92,8 +94,8 @@ def _plain(cipher: memoryview, vector: bytes, tag: bytes, *, method: str, key: K
     try:
         algorithm = algorithms.AES(key.secret)
         if method == GCM:
-            decryptor = Cipher(algorithm, modes.GCM(vector, tag)).decryptor()
-            return decryptor.update(cipher) + decryptor.finalize()
+            checked = Cipher(algorithm, modes.GCM(vector[:GCM_VECTOR], tag)).decryptor()
+            return checked.update(cipher) + checked.finalize()
         decryptor = Cipher(algorithm, modes.CBC(vector)).decryptor()
         padded = decryptor.update(cipher) + decryptor.finalize()
         unpadder = PKCS7(128).unpadder()

@@ -24,7 +24,7 @@ from sharding.importers.mindir.primitives.base import (
 _MOST = 1 << 62
 
 
-@primitive("Shape", "TensorShape", "DynamicShape", "shape")
+@primitive("Shape", "shape")
 def shape(b: Builder, node: Node, x: Operand) -> Operand:
     """The lengths of a tensor: a tuple, or a tensor where the file says so."""
     found = b.shape_of(b.value(x))
@@ -40,7 +40,7 @@ def rank(b: Builder, node: Node, x: Operand) -> Operand:
     return value.rank if value.rank is not None else b.op("Size", [b.op("Shape", [value])])
 
 
-@primitive("Size", "size")
+@primitive("size")
 def size(b: Builder, node: Node, x: Operand) -> Operand:
     """The number of elements."""
     return b.op("Size", [b.value(x)])

@@ -1,0 +1,128 @@
+"""Models of other formats than ONNX, converted into the cache folder: what a rank loads is always ONNX.
+
+    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many
+    converted/KEY.lock       held while KEY is being made
+
+KEY is a hash of the model's content, its data files' and the importer's code. Everything in it may be deleted
+at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ranks.errors import ModelError
+from sharding.importers.sniff import is_imported
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
+
+_COMPLETE = "complete.json"
+
+
+def as_onnx(path: str | Path) -> Path:
+    """The model as an ONNX file: the path itself, or of another format a conversion in the cache.
+
+    Raises `ModelError` where it cannot be converted, or the cache folder not be written.
+    """
+    path = Path(path)
+    if not is_imported(path):
+        return path
+    from ranks.cache_folder import cache_folder, locked
+
+    folder = cache_folder() / "converted"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = folder / _key(path)
+        with locked(place.with_suffix(".lock")):
+            if not (found := _complete(place, path)):
+                found = _convert(path, place)
+        return found
+    except OSError as problem:
+        raise ModelError(
+            f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
+            "free some space, or set SHARDRUN_CACHE to a folder that can be written."
+        ) from None
+
+
+@contextlib.contextmanager
+def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
+    """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
+    from sharding.importers import import_model
+    from sharding.importers.write import write_onnx
+
+    model = import_model(path, key=key)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="shardrun-"))
+    except OSError as problem:
+        raise ModelError(
+            f"No temporary folder can be made for {path}: {problem.strerror or problem}."
+        ) from None
+    try:
+        output = folder / _name(Path(path))
+        write_onnx(model, Path(path), output)
+        yield output
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _key(path: Path) -> str:
+    from ranks.cache_folder import fingerprint
+
+    parts = {"model": fingerprint(path), "importer": _importer()}
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)[:40]
+    return f"{stem}-{digest}"
+
+
+def _importer() -> str:
+    """A hash of the importers' code: another version of it may convert otherwise."""
+    import sharding.importers
+
+    digest = hashlib.sha256()
+    root = Path(sharding.importers.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        status = file.stat()
+        digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _name(path: Path) -> str:
+    return f"{path.stem or 'model'}.onnx"
+
+
+def _complete(place: Path, path: Path) -> Path | None:
+    """The conversion in this place, if it is there with all its files at their sizes."""
+    try:
+        sizes = json.loads((place / _COMPLETE).read_bytes())
+        for name, size in sizes.items():
+            if (place / name).stat().st_size != size:
+                return None
+    except (OSError, ValueError, AttributeError):
+        return None
+    found = place / _name(path)
+    return found if found.is_file() else None
+
+
+def _convert(path: Path, place: Path) -> Path:
+    from sharding.importers import import_model
+    from sharding.importers.write import write_onnx
+
+    model = import_model(path)
+    work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
+    try:
+        files = write_onnx(model, path, work / _name(path))
+        sizes = {file.name: file.stat().st_size for file in files}
+        (work / _COMPLETE).write_text(json.dumps(sizes))
+        shutil.rmtree(place, ignore_errors=True)
+        work.rename(place)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return place / _name(path)

@@ -1,0 +1,117 @@
+"""Writes an imported model as an ONNX file; its weights stream from where they lie."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from sharding.errors import ModelError, OutputError
+from sharding.folder import replace_file
+from sharding.protobuf import IN_MODEL_FILE
+
+if TYPE_CHECKING:
+    import onnx
+
+INLINE_MOST = 64 << 20
+"""Weights up to this many bytes in all are in the ONNX file itself, more in a file beside it."""
+ALIGNMENT = 4096
+CHUNK = 8 << 20
+
+Progress = Callable[[int, int], None]
+
+
+def write_onnx(
+    model: onnx.ModelProto, source: Path, output: Path, progress: Progress | None = None
+) -> list[Path]:
+    """Writes a model that `importers.import_model` read from ``source``; returns the files written.
+
+    Many weights go to ``output`` with ``.data`` appended to its name. A file appears whole or not at all. The
+    model is changed: it then says where its weights are now. Raises `OutputError` where nothing can be
+    written, `ModelError` where the source changed meanwhile.
+    """
+    external = [item for item in model.graph.initializer if item.data_location == item.EXTERNAL]
+    total = sum(_place(item)[2] for item in external)
+    for item in external:
+        if _file(source, _place(item)[0]).resolve() == output.resolve():
+            raise OutputError(f"{output} holds weights of the model itself: choose another name.")
+    if output.is_dir():
+        raise OutputError(f"{output} is a folder: give the name of an ONNX file.")
+    written: list[Path] = []
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            read = _Reader(stack, source)
+            if total > INLINE_MOST:
+                data = output.with_name(output.name + ".data")
+                replace_file(data, lambda file: _write_data(file, external, read, data.name, progress))
+                written.append(data)
+            else:
+                for item in external:
+                    item.raw_data = b"".join(read.chunks(item))
+                    del item.external_data[:]
+                    item.ClearField("data_location")
+            message = model.SerializeToString(deterministic=True)
+            replace_file(output, lambda file: _write_all(file, message))
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
+    return [output, *written]
+
+
+def _write_all(file: BinaryIO, message: bytes) -> None:
+    file.write(message)
+
+
+def _write_data(
+    file: BinaryIO,
+    external: list[onnx.TensorProto],
+    read: _Reader,
+    name: str,
+    progress: Progress | None,
+) -> None:
+    done, total = 0, sum(_place(item)[2] for item in external)
+    for item in external:
+        start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+        file.seek(start)
+        for chunk in read.chunks(item):
+            file.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+        length = file.tell() - start
+        del item.external_data[:]
+        for key, value in (("location", name), ("offset", str(start)), ("length", str(length))):
+            item.external_data.add(key=key, value=value)
+
+
+def _place(item: onnx.TensorProto) -> tuple[str, int, int]:
+    entries = {entry.key: entry.value for entry in item.external_data}
+    return entries["location"], int(entries["offset"]), int(entries["length"])
+
+
+def _file(source: Path, location: str) -> Path:
+    return source if location == IN_MODEL_FILE else source.parent / location
+
+
+class _Reader:
+    """The bytes of weights, from files that stay open while the stack is."""
+
+    def __init__(self, stack: ExitStack, source: Path) -> None:
+        self._stack = stack
+        self._source = source
+        self._files: dict[str, mmap.mmap] = {}
+
+    def chunks(self, item: onnx.TensorProto) -> Iterator[bytes]:
+        """A weight's bytes in pieces. Raises `ModelError` where the file is shorter than it was."""
+        location, offset, length = _place(item)
+        data = self._files.get(location)
+        if data is None:
+            file = self._stack.enter_context(_file(self._source, location).open("rb"))
+            data = self._stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._files[location] = data
+        if offset + length > len(data):
+            raise ModelError(f"{_file(self._source, location)} changed while it was read.")
+        for start in range(offset, offset + length, CHUNK):
+            yield data[start : min(start + CHUNK, offset + length)]
