@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, model_file, pattern
+from ranks import devices, imported, model_file, pattern
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.identity import identify
@@ -141,6 +141,7 @@ def load(
     if pattern.is_pattern(path):
         communicator = communicator or _join(providers[0])
         path = pattern.resolve(path, communicator.rank, communicator.size)
+    path = imported.as_onnx(path)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
         communicator = _join(providers[0])

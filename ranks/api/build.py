@@ -98,14 +98,17 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     sharing: Sharing | None = None,
     *,
     request: Share | Attach | None = None,
+    key: tuple[bytes, str] | None = None,
 ) -> Built:
     """Reads the configuration, decides device and group, and loads the model.
 
-    ``sharing``: what the model shares with the others of its `ModelGroup`. Raises `TypeError` for a
-    ``config_dict`` of other types, else errors that are both `ShardrunError` and `RuntimeError`.
+    ``sharing``: what the model shares with the others of its `ModelGroup`; ``key``: of an encrypted file, and
+    how it is encrypted. Raises `TypeError` for a ``config_dict`` of other types, else errors that are both `ShardrunError` and `RuntimeError`.
     """
     options = config.load(config_path, config_dict)
     try:
+        if key is not None:
+            return _decrypted(path, model_type, context, options, key)
         recipe = plan(path, model_type, context, options)
         if sharing is not None:
             from ranks.api.group import joined
@@ -117,6 +120,27 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
+
+
+def _decrypted(
+    path: str, model_type: ModelType, context: Context, options: config.Options, key: tuple[bytes, str]
+) -> Built:
+    """The model of an encrypted file, which is plain on disk only while it is loaded."""
+    from ranks import imported
+    from sharding.importers.mindir.encryption import Key
+
+    if content_of(path) != "mindir_encrypted":
+        raise ModelError(f"{path} is no encrypted MindIR file, but dec_key was given: leave it out.")
+    if options.sharing is not None:
+        raise ModelError(f"{path} is encrypted, so its weights are not shared with other processes.")
+
+    def load(dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
+        with imported.decrypted(path, Key(*key)) as file:
+            model = plan(str(file), model_type, context, options).load(dims)
+            _ = model.stats  # reads the file
+            return model
+
+    return Built(load, load())
 
 
 def _together(recipe: Recipe, request: Share | Attach) -> Built:
@@ -149,7 +173,9 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         threads = default_threads(identity.local_size or identity.world_size)
     placement = place(context, options.engine_cache)
     cores = tuple(context.cpu.thread_affinity_core_list)
-    return Recipe(Path(path).absolute(), placement, threads, cores, identity)
+    from ranks.imported import as_onnx
+
+    return Recipe(as_onnx(path).absolute(), placement, threads, cores, identity)
 
 
 def _one_file(path: Path) -> Path:
@@ -167,16 +193,10 @@ def _check_content(path: Path, model_type: ModelType) -> None:
     mindspore_lite scripts have no other type to give, so for them that is no mistake.
     """
     content = content_of(path)
-    if content in {"mindir", "mindir_lite"}:
-        title = "a MindIR file" if content == "mindir" else "a MindSpore Lite file (.ms)"
-        raise ModelError(
-            f"{path} is {title}, which cannot be read yet: export the model to ONNX, "
-            "for example with mindspore.export(..., file_format='ONNX')."
-        )
     if content == "unknown":
         size = path.stat().st_size
         raise ModelError(
-            f"{path} is no model: its {size} bytes are not those of an ONNX file."
+            f"{path} is no model: its {size} bytes are neither those of an ONNX file nor MindIR's."
             if size
             else f"{path} is an empty file, not a model."
         )

@@ -65,9 +65,11 @@ class Model:
         dec_mode: str = "AES-GCM",
         dec_num_parallel: int = 0,
     ) -> None:
-        """Loads a model: an ONNX file, a rank model, a slice folder, or this rank's of ``rank_{}_m.onnx``.
+        """Loads a model: an ONNX or MindIR file, a rank model, a slice folder, or this rank's of
+        ``rank_{}_m.onnx``.
 
-        The file's content decides its format; ``model_type`` says what the script expects. ``context``
+        The file's content decides its format; ``model_type`` says what the script expects. ``dec_key`` and
+        ``dec_mode`` (AES-GCM or AES-CBC) are of an encrypted MindIR file. ``context``
         defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.api.config` says; the
         dictionary wins.
 
@@ -90,14 +92,11 @@ class Model:
             check_isinstance("dec_num_parallel", dec_num_parallel, int)
             if dec_mode == "":
                 raise ValueError("dec_mode must not be empty string!")
-            raise runtime_error(
-                "build_from_file failed! Error is dec_key was given, but encrypted models cannot be read "
-                "here: decrypt the file first."
-            )
         sharing = membership.of(self, model_path)
         built = build(
-            model_path, model_type, context, config_path, config_dict, sharing, request=self._request
-        )
+            model_path, model_type, context, config_path, config_dict, sharing, request=self._request,
+            key=(dec_key, dec_mode) if dec_key else None,
+        )  # fmt: skip
         previous, self.model_path_ = self._built, model_path
         self._adopt(built)
         if previous is not None:

@@ -295,15 +295,13 @@ def test_building_again_replaces_the_model_only_if_it_works(tmp_path: Path) -> N
     ("content", "message"),
     [
         (b"", "is an empty file, not a model."),
-        (b"no model at all\n", "is no model: its 16 bytes are not those of an ONNX file."),
-        (b"\x00\x01\x02\x03MSL2\x00\x00", "is a MindSpore Lite file (.ms), which cannot be read yet"),
-        (
-            b"\x0a\x050.1.0\x12\x04MIND",
-            "is a MindIR file, which cannot be read yet: export the model to ONNX",
-        ),
+        (b"no model at all\n", "is no model: its 16 bytes are neither those of an ONNX file nor MindIR's."),
+        (b"\x00\x01\x02\x03MSL2\x00\x00", "is a MindSpore Lite file (.ms), whose operators"),
+        (b"\x0a\x050.1.0\x12\x04MIND", "is MindIR of version 0"),
+        (b"\xd8\x5e\x3a\x7f" + b"\x00" * 60, "is encrypted (AES-GCM): give its key"),
         (b"\x08\x08", "graph"),
         (b"\x08\x08\x3a\xff\xff\xff\xff\x0f", ""),
-        (b"\xff" * 64, "is no model: its 64 bytes are not those of an ONNX file."),
+        (b"\xff" * 64, "is no model: its 64 bytes are neither those of an ONNX file nor MindIR's."),
     ],
 )
 def test_files_that_are_no_onnx_models(tmp_path: Path, content: bytes, message: str) -> None:
@@ -352,7 +350,7 @@ def test_encrypted_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dec_mode must not be empty string!"):
         built(path, dec_key=b"k", dec_mode="")
     with pytest.raises(
-        RuntimeError, match="build_from_file failed! Error is dec_key was given, but encrypted"
+        RuntimeError, match="is no encrypted MindIR file, but dec_key was given"
     ):
         built(path, dec_key=b"k")
 
