@@ -1,28 +1,37 @@
-"""Mixtures of experts: each rank holds its part of the inner axis of every expert, and all of the router.
+"""Mixtures of experts: each rank holds its part of the inner axis of every expert, or some whole experts.
 
-Whichever experts a token is sent to, every rank then has the same share of its work, and what the ranks
-compute sums to the output. (Whole experts on different ranks cannot be had from these operators: each
-chooses among the experts that it is given.)
+With parts of the inner axis, every rank has the same share of a token's work, whichever experts the token is
+sent to, and what the ranks compute sums to the output. Whole experts on different ranks sum to it, too, but
+save memory alone: the operator always computes ``k`` experts for a token, of those that it is given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sharding.placement import PARTIAL, Placement, Split
+import numpy as np
+
+from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, dim, option, shape_of, summable
 
 MICROSOFT = "com.microsoft"
 INTERLEAVED, ONE_AFTER_THE_OTHER = 1, 2
 """Values of ``swiglu_fusion``: how gate and value lie in the rows of the first weight."""
+NOT_CHOSEN = -1e30
+"""A score beside which any chosen expert's is infinite: its exponential is zero."""
 
 
 @rule("MoE", domain=MICROSOFT)
 def mixture(node: NodeView) -> list[Option]:
     """Weights [experts, inner, hidden] twice (fc1, fc3) and [experts, hidden, inner] (fc2)."""
-    return _inner(node, first=(2, 3, 6, 7), second=(4,), bias=5) + _tokens(node)
+    return [
+        *_inner(node, first=(2, 3, 6, 7), second=(4,), bias=5),
+        *_whole_experts(node, range(2, 8), kept=(5,)),
+        *_tokens(node),
+    ]
 
 
 @rule("QMoE", domain=MICROSOFT)
@@ -33,7 +42,11 @@ def quantized_mixture(node: NodeView) -> list[Option]:
         shape = shape_of(node, index)
         if shape is not None and len(shape) == 3:
             second.append(index)
-    return _inner(node, first=(2, 3, 4, 8, 9, 10, 11, 13), second=tuple(second), bias=7) + _tokens(node)
+    return [
+        *_inner(node, first=(2, 3, 4, 8, 9, 10, 11, 13), second=tuple(second), bias=7),
+        *_whole_experts(node, range(2, 14), kept=(7, *({6, 12} - set(second)))),
+        *_tokens(node),
+    ]
 
 
 def _inner(node: NodeView, *, first: tuple[int, ...], second: tuple[int, ...], bias: int) -> list[Option]:
@@ -63,6 +76,117 @@ def _bias_once(index: int, e: Emitter, values: Values) -> list[Any]:
     if e.rank == 0:
         return e.copy(values)
     return e.copy([None if i == index else value for i, value in enumerate(values)])
+
+
+def _whole_experts(node: NodeView, weights: range, kept: tuple[int, ...]) -> list[Option]:
+    """Experts by rank. In float32 alone, for the weights of the chosen ones pass through a logarithm.
+
+    ``kept``: small weights that ranks hold whole, as with parts of the inner axis: their bytes shall not
+    decide for whole experts, which cost more time.
+    """
+    scores, shape = node.shapes[1], node.shapes[0]
+    experts, hidden = dim(scores, 1), dim(shape, -1)
+    others = any(not absent(node, index) for index in range(weights.stop, len(node.shapes)))
+    known = isinstance(experts, int) and isinstance(hidden, int) and shape is not None
+    if others or not known or not node.divisible(experts) or node.attributes.get("use_sparse_mixer", 0):
+        return []
+    if any(node.dtypes[index] != np.float32 for index in (0, 1)):
+        return []
+    parts: dict[int, Placement] = {}
+    for index in weights:
+        if not absent(node, index):
+            if dim(shape_of(node, index), 0) != experts:
+                return []
+            parts[index] = REPLICATED if index in kept else Split(0)
+    assert isinstance(experts, int) and isinstance(hidden, int) and shape is not None
+    chosen = int(node.attributes.get("k", 1))
+    normalized = int(node.attributes.get("normalize_routing_weights", 0))
+    emit = partial(
+        _own_experts,
+        experts,
+        hidden if len(shape) != 2 else None,
+        partial(_routed, experts, chosen, normalized, node.op_type == "QMoE"),
+        chosen,
+        [index for index in kept if index in parts],
+    )
+    return [option(node, parts, PARTIAL, emit, divides_work=False)]
+
+
+def _own_experts(  # noqa: PLR0917 - what the rule binds, then what `Emit` takes
+    experts: int,
+    hidden: int | None,
+    routed: Callable[[Emitter, Any], Any],
+    chosen: int,
+    whole: Sequence[int],
+    e: Emitter,
+    values: Values,
+) -> list[Any]:
+    """The rank's experts, weighted as all experts together would be.
+
+    The operator weights the best ``k`` by their softmax. Given the logarithms of the weights that the rank's
+    experts have in the whole, it makes weights with the sum 1 of them, which their sum then scales back. A
+    token that is sent to other ranks alone has the sum 0.
+    """
+    count = experts // e.world
+    x, scores, *weights = [
+        _cut(e, value, 0, count) if index in whole else value for index, value in enumerate(values)
+    ]
+    own = _cut(e, routed(e, scores), 1, count)
+    (sums,) = e.op("MatMul", [own, e.constant(np.ones((count, 1), np.float32))])
+    (is_chosen,) = e.op("Greater", [own, e.constant(np.zeros((), np.float32))])
+    (logarithms,) = e.op("Log", [own])
+    (local,) = e.op("Where", [is_chosen, logarithms, e.constant(np.array(NOT_CHOSEN, np.float32))])
+    rows = x
+    if hidden is not None:
+        (rows,) = e.op("Reshape", [x, e.constant(np.array([-1, hidden]))])
+    (mixed,) = e.copy([rows, local, *weights], k=min(chosen, count), normalize_routing_weights=0)
+    (scaled,) = e.op("Mul", [mixed, sums])
+    if hidden is None:
+        return [scaled]
+    (shape,) = e.op("Shape", [x])
+    return e.op("Reshape", [scaled, shape])
+
+
+def _cut(e: Emitter, value: Any, axis: int, count: int) -> Any:
+    """The ``count`` entries of an axis that are this rank's."""
+    limits = {"starts": e.rank * count, "ends": (e.rank + 1) * count, "axes": axis}
+    if e.version < 10:
+        return e.op("Slice", [value], **{name: [limit] for name, limit in limits.items()})[0]  # type: ignore[arg-type]
+    return e.op("Slice", [value, *(e.constant(np.array([limit])) for limit in limits.values())])[0]
+
+
+def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the scores
+    experts: int, chosen: int, normalized: int, quantized: bool, e: Emitter, scores: Any
+) -> Any:
+    """The weight of each expert for each token, [tokens, experts], zero where it is not chosen.
+
+    The operator itself computes them, with experts of which each returns its own unit vector: so they are
+    right also where scores are equal, and operators and backends differ in whom they choose, or by what
+    they divide (on the CPU, QMoE always by the sum of the chosen).
+    """
+    (shape,) = e.op("Shape", [scores])
+    (nothing,) = e.op("ConstantOfShape", [shape])
+    # Older releases of QMoE know swiglu alone, which takes two rows for each inner unit.
+    kind, rows = (np.uint8, 2) if quantized else (np.float32, 1)
+    first = e.constant(np.zeros((experts, rows, experts), kind))
+    second = e.constant(np.zeros((experts, experts, 1), kind))
+    units = e.constant(np.eye(experts, dtype=np.float32))
+    weights = [first, None, second, units]
+    attributes: dict[str, Any] = {"activation_type": "relu"}
+    if quantized:
+        scale = e.constant(np.zeros((experts, rows), np.float32))
+        scales = e.constant(np.zeros((experts, experts), np.float32))
+        weights = [first, scale, None, second, scales, units]
+        attributes = {"activation_type": "swiglu", "swiglu_fusion": INTERLEAVED, "expert_weight_bits": 8}
+    (routed,) = e.op(
+        "QMoE" if quantized else "MoE",
+        [nothing, scores, *weights],
+        domain=MICROSOFT,
+        k=chosen,
+        normalize_routing_weights=normalized,
+        **attributes,
+    )
+    return routed
 
 
 def _tokens(node: NodeView) -> list[Option]:

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
+from sharding.options import SliceOptions
 from tests.releases import INSTALLED
 from tests.sharding import lockstep
 
@@ -301,3 +302,37 @@ def test_fewer_pairs_than_ranks(tmp_path: Path) -> None:
     manifest = sharding.slice_model(path, 8, tmp_path / "slices")
     assert Counter(item.op for item in manifest.collectives)["AllReduce"] == 2 * LAYERS
     lockstep.assert_same(tmp_path / "slices", path, _llama_feeds(2, 3))
+
+
+def _mixture(path: Path, inner: int) -> Path:
+    """Two layers with a router and eight experts, of which each token takes two."""
+    net = Net()
+    x = net.input("x", TensorProto.FLOAT, "batch", "sequence", 16)
+    rows = net.constant(np.array([-1, 8]))
+    for norm in (0, 1):
+        scores = net.op("Reshape", net.linear(x, 16, 8), rows, domain="")
+        fc1, b1 = net.weight(8, inner, 16, scale=0.3), net.weight(8, inner)
+        fc2, b2 = net.weight(8, 16, inner, scale=0.3), net.weight(8, 16)
+        chosen = {"k": 2, "activation_type": "silu", "normalize_routing_weights": norm}
+        x = net.op("Add", x, net.op("MoE", x, scores, fc1, b1, fc2, b2, **chosen), domain="")
+    net.output(x, "y", TensorProto.FLOAT, "batch", "sequence", 16)
+    return net.save(path)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(("inner", "steered"), [(7, False), (64, True), (64, False)])
+def test_whole_experts_where_the_inner_axis_does_not_divide_or_as_steered(
+    tmp_path: Path, ranks: int, inner: int, steered: bool
+) -> None:
+    path = _mixture(tmp_path / "model.onnx", inner)
+    options = None
+    if steered:
+        (tmp_path / "plan.yaml").write_text("w2: split:0\nw7: split:0\n")
+        options = SliceOptions(steering=tmp_path / "plan.yaml")
+    manifest = sharding.slice_model(path, ranks, tmp_path / "out", options=options)
+    first, second = (manifest.weights[name].placement for name in ("w2", "w4"))
+    assert (first, second) == (("split:1", "split:2") if inner == 64 and not steered else ("split:0",) * 2)
+    assert lockstep.collectives(tmp_path / "out").count("AllReduce") == 2
+    for batch, sequence in ((2, 5), (1, 1)):
+        x = np.random.default_rng(batch).standard_normal((batch, sequence, 16)).astype(np.float32)
+        lockstep.assert_same(tmp_path / "out", path, {"x": x})

@@ -131,7 +131,26 @@ def _experts() -> list[Case]:
     ]
     attributes = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}
     doubled = [unit(experts, 2 * inner, hidden), unit(experts, 2 * inner)]
-    return [*cases, _ms("MoE", [x, scores, *doubled, fc2, b2], attributes)]
+    return [*cases, _ms("MoE", [x, scores, *doubled, fc2, b2], attributes), *_whole_experts()]
+
+
+def _whole_experts() -> list[Case]:
+    """Neither tokens nor the inner axis divide: only experts do. More of them are chosen than a rank has,
+    scores are equal, and tokens are sent to one rank alone."""
+    tokens, hidden, inner, experts = 13, 8, 7, 12
+    x, scores = f32(tokens, hidden), f32(tokens, experts)
+    scores[:3] = 0
+    scores[3, :2], scores[4, -2:] = 40, 40
+    fc1, fc2 = unit(experts, inner, hidden), unit(experts, hidden, inner)
+    b1, b2 = unit(experts, inner), unit(experts, hidden)
+    cases = [
+        _ms("MoE", [x, scores, fc1, b1, fc2, b2], {"k": k, "normalize_routing_weights": norm, **kind})
+        for k in (1, 2, 5)
+        for norm in (0, 1)
+        for kind in ({"activation_type": "relu"}, {"activation_type": "silu"})
+    ]
+    long = f32(13, 1, hidden)
+    return [*cases, _ms("MoE", [long, scores, fc1, None, fc2], {"k": 3, "activation_type": "gelu"})]
 
 
 def _quantized_experts() -> list[Case]:
@@ -163,6 +182,16 @@ def _quantized_experts() -> list[Case]:
         doubled = [u8(experts, 2 * inner, hidden // pack), positive(experts, 2 * inner) / 50]
         needs = "1.24" if bits == 4 else ""  # before, its sums were not those of the weights
         cases.append(_ms("QMoE", [x, scores, *doubled, None, fc2, s2], swiglu, rtol=1e-4, needs=needs))
+    # Only the experts divide.
+    tokens, inner, experts = 13, 50, 12
+    x, scores = f32(tokens, hidden), f32(tokens, experts)
+    scores[:3] = 0
+    fc1, fc2 = u8(experts, inner, hidden), u8(experts, hidden, inner)
+    s1, s2 = positive(experts, inner) / 50, positive(experts, hidden) / 50
+    for k, normalized in ((1, 0), (2, 1), (5, 0)):
+        whole = {"k": k, "activation_type": "relu", "expert_weight_bits": 8}
+        whole |= {"normalize_routing_weights": normalized}
+        cases.append(_ms("QMoE", [x, scores, fc1, s1, None, fc2, s2], whole, rtol=1e-4, needs=relu))
     return cases
 
 

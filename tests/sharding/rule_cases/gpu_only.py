@@ -147,9 +147,10 @@ GROUP_NORM = (
 
 _ROUTED = """
   probabilities = Softmax<axis = -1>(scores)
-  two = Constant<value = int64[1] {2}>()
-  best, places = TopK(probabilities, two)
   first = Constant<value_ints = [0]>()
+  number = Constant<value_int: int = @k>()
+  count = Unsqueeze(number, first)
+  best, places = TopK(probabilities, count)
   second = Constant<value_ints = [1]>()
   least = ReduceMin(best, second)
   chosen = GreaterOrEqual(probabilities, least)
