@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
-from sharding.importers.sniff import Format, format_of, is_imported
+from sharding.importers.sniff import OPSETS, Format, format_of, is_imported
 
 if TYPE_CHECKING:
     import onnx
@@ -24,8 +24,6 @@ IMPORTERS: dict[Format, str] = {
     "mindir_lite": "sharding.importers.mindir.convert",
 }
 """Format -> the module whose ``import_model(path, key=..., opset=...)`` reads it."""
-OPSETS = range(18, 23)
-"""Versions of ONNX's operators that importers can write."""
 
 
 def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSETS[0]) -> onnx.ModelProto:
@@ -38,6 +36,8 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET
     if opset not in OPSETS:
         raise ModelError(f"opset {opset} cannot be written; expected {OPSETS[0]} to {OPSETS[-1]}.")
     found = format_of(path)
+    if found == "onnx":
+        raise ModelError(f"{path} is an ONNX file already.")
     if found not in IMPORTERS:
         raise ModelError(f"{path} is of no format that can be turned into ONNX; expected a MindIR file.")
     model: onnx.ModelProto = importlib.import_module(IMPORTERS[found]).import_model(

@@ -14,6 +14,8 @@ Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lit
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
 # The first 4 bytes of an encrypted MindIR file (AES-GCM, AES-CBC).
 ENCRYPTED = (b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f")
+OPSETS = range(18, 23)
+"""Versions of ONNX's operators that importers can write."""
 _ONNX_OPSET_IMPORT, _PRODUCER, _MINDSPORE = 8, 2, b"MindSpore"
 
 
@@ -21,9 +23,9 @@ def format_of(path: str | Path) -> Format:
     """Decides by content: a magic number, or the first field of a protobuf message.
 
     ONNX and MindIR are both protobuf messages and both have ``ir_version`` as field 1: a number in ONNX
-    (onnx.proto), a string in MindIR (mind_ir.proto). In version 0 of MindIR it was a number, too; such a file
-    is by MindSpore and has no ``opset_import``, which ONNX demands. Raises `ModelError` for a file that cannot
-    be read.
+    (onnx.proto), a string in MindIR (mind_ir.proto). In version 0 of MindIR it was a number, too; such a
+    file is by MindSpore and has no ``opset_import``, which ONNX demands. Raises `ModelError` for a file that
+    cannot be read.
     """
     path = Path(path)
     try:

@@ -150,11 +150,25 @@ def element_type(setting: Any) -> np.dtype[Any]:
     raise RefusedError(f"expected an element type, found {setting!r:.80}")
 
 
+def _tensors(operands: Sequence[Any], settings: int) -> int:
+    """Of a primitive with any number of operands: how many there are before the settings at the end."""
+    count = len(operands)
+    while count > max(1, len(operands) - settings) and not _holds_tensor(operands[count - 1]):
+        count -= 1
+    return count
+
+
+def _holds_tensor(operand: Any) -> bool:
+    if isinstance(operand, tuple):
+        return any(_holds_tensor(item) for item in operand)
+    return isinstance(operand, Value)
+
+
 def arguments(
     known: Primitive, operands: Sequence[Any], attributes: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """A primitive's positional arguments and settings: see this module's text."""
-    count = len(operands) if known.operands is None else known.operands
+    count = _tensors(operands, len(known.settings)) if known.operands is None else known.operands
     if len(operands) < known.needed:
         raise RefusedError(f"expected {known.needed} operands, found {len(operands)}")
     positional, rest = list(operands[:count]), list(operands[count:])
