@@ -10,6 +10,7 @@ Everything in it may be deleted at any time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,6 +18,7 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,14 +49,25 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock file ``path``, made if need be; waits for whoever holds it. Raises `OSError`."""
+def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
+    """Holds the lock file ``path``, made if need be; waits for whoever holds it, at most ``seconds``.
+
+    Raises `OSError`, `TimeoutError` among them.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as problem:  # some network file systems have no locks: then two may work at once
-            log.info("cannot lock %s: %s", path, problem)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
+            except BlockingIOError:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, f"locked for {seconds} seconds", str(path)) from None
+                time.sleep(0.02)
+                continue
+            except OSError as problem:  # some network file systems have no locks: then two may work at once
+                log.info("cannot lock %s: %s", path, problem)
+            break
         yield
     finally:
         os.close(descriptor)
@@ -93,6 +106,17 @@ def remembered_hash(path: Path) -> str:
     return found
 
 
+def size_of_files(model: Path) -> int:
+    """Bytes of a model file, and of its external data if its `fingerprint` is remembered."""
+    absolute = Path(os.path.abspath(model))  # noqa: PTH100 - as above
+    try:
+        files = json.loads(_memo(absolute, "model").read_bytes())["files"]
+        return sum(int(found[0]) for _, found in files)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, ShardrunError):
+        found = _stamp(absolute)
+        return found[0] if found else 0
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes. Raises `OSError`."""
     return sha256_of(path)
@@ -108,8 +132,15 @@ def external_locations(message: onnx.ModelProto) -> list[str]:
     from sharding.protobuf import IN_MODEL_FILE
 
     # A hostile model could name any file, even one without end; its reader refuses what is not in the folder.
-    names = {name for name in _locations(message) if name != IN_MODEL_FILE}
+    found = (text for key, text in _external_entries(message) if key == "location")
+    names = {name for name in found if name != IN_MODEL_FILE}
     return sorted(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
+
+
+def external_lengths(message: onnx.ModelProto) -> list[int]:
+    """The bytes that each tensor of a model has in external data, where it says."""
+    found = (text for key, text in _external_entries(message) if key == "length")
+    return [int(text) for text in found if text.isascii() and text.isdigit()]
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -179,11 +210,11 @@ def _external_files(model: Path) -> list[str]:
     return external_locations(proto)
 
 
-def _locations(message: Any) -> Iterator[str]:
-    """``location`` of every tensor with external data anywhere in a protobuf message."""
+def _external_entries(message: Any) -> Iterator[tuple[str, str]]:
+    """The entries of every tensor with external data anywhere in a protobuf message."""
     for field, value in message.ListFields():
         if field.name == "external_data":
-            yield from (entry.value for entry in value if entry.key == "location")
+            yield from ((entry.key, entry.value) for entry in value)
         elif field.message_type is not None:
             for item in value if hasattr(value, "add") else [value]:
-                yield from _locations(item)
+                yield from _external_entries(item)

@@ -15,6 +15,7 @@ thrown out.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,18 +23,20 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks.cache_folder import write_whole
 from ranks.weights.keys import FORMAT
 from ranks.weights.prepare import BLOBS, Blob, Prepared
 
 log = logging.getLogger(__name__)
 
 LOCKS, WORK = "locks", "work"
+REFUSED_SECONDS = 86400.0
+"""How long nobody tries again to prepare what could not be prepared: the reason may have been passing."""
 _MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
 
 
@@ -73,8 +76,13 @@ class Pin:
 
 
 def make_folders(folder: Path) -> None:
-    """Makes the store's folders. Raises `OSError`."""
+    """Makes the store's folders. Raises `OSError`, also where others could put weights in."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(
+            errno.EPERM, "the folder belongs to another user, or others may write", str(folder)
+        )
     for name in (BLOBS, LOCKS, WORK):
         (folder / name).mkdir(exist_ok=True, mode=0o700)
 
@@ -85,7 +93,7 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     Raises `OSError` where it cannot be read.
     """
     try:
-        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     pin = Pin(descriptor)
@@ -94,6 +102,8 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not _is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
         return None
+    if entry.refused:
+        return None if time.time() - entry.used > REFUSED_SECONDS else (entry, pin)
     with contextlib.suppress(OSError):
         os.utime(descriptor)
     return entry, pin
@@ -128,14 +138,14 @@ def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -
     with _folder_lock(folder / BLOBS, fcntl.LOCK_SH):
         for blob in prepared.blobs:
             _place(work / blob.name, folder / BLOBS / blob.name, blob.bytes)
-        write_whole(folder / f"{key}.onnx", prepared.graph, 0o400)
+        _replace(folder / f"{key}.onnx", prepared.graph, work)
         digest = hashlib.sha256(prepared.graph).hexdigest()
-        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs))
+        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs), work)
 
 
-def refuse(folder: Path, key: str, what: str, reason: str) -> None:
-    """Notes that a model cannot be prepared, so that nobody tries again. Raises `OSError`."""
-    _write(folder, Entry(key, what, refused=reason or "unknown"))
+def refuse(folder: Path, key: str, what: str, reason: str, work: Path) -> None:
+    """Notes that a model cannot be prepared (`REFUSED_SECONDS`). Raises `OSError`."""
+    _write(folder, Entry(key, what, refused=reason or "unknown"), work)
 
 
 def remove(folder: Path, key: str) -> None:
@@ -239,7 +249,7 @@ def _place(made: Path, target: Path, size: int) -> None:
         made.replace(target)
 
 
-def _write(folder: Path, entry: Entry) -> None:
+def _write(folder: Path, entry: Entry, work: Path) -> None:
     content: Mapping[str, Any] = {
         "format": FORMAT,
         "what": entry.what,
@@ -247,7 +257,16 @@ def _write(folder: Path, entry: Entry) -> None:
         "blobs": [[blob.name, blob.bytes] for blob in entry.blobs],
         "refused": entry.refused,
     }
-    write_whole(folder / f"{entry.key}.json", json.dumps(content).encode(), 0o400)
+    _replace(folder / f"{entry.key}.json", json.dumps(content).encode(), work)
+
+
+def _replace(target: Path, content: bytes, work: Path) -> None:
+    """Writes a file whole or not at all; half of one is left in ``work``, which somebody empties."""
+    temporary = work / "file"
+    with temporary.open("wb") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), 0o400)
+    temporary.replace(target)
 
 
 def _read(descriptor: int, key: str) -> Entry | None:

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from ranks import session
-from ranks.cache_folder import external_locations, fingerprint, remembered_hash
+from ranks.cache_folder import (
+    external_lengths,
+    external_locations,
+    fingerprint,
+    remembered_hash,
+    size_of_files,
+)
 from ranks.errors import ModelError
 
 if TYPE_CHECKING:
+    import onnx
+
     from ranks.session import SessionConfig
 
 FORMAT = 1
@@ -55,7 +63,7 @@ def content_of(model: bytes | Path, config: SessionConfig) -> str:
         if isinstance(model, Path):
             return fingerprint(model)
         digest = hashlib.sha256(model)
-        for name in _external_names(model):
+        for name in external_locations(_parsed(model)):
             if config.folder is None:
                 raise ModelError(f"a model's weight lies in {name!r}, but nothing says in which folder.")
             known = config.hashes.get(name) or remembered_hash(config.folder / name)
@@ -63,6 +71,16 @@ def content_of(model: bytes | Path, config: SessionConfig) -> str:
         return digest.hexdigest()
     except OSError as problem:
         raise ModelError(f"{problem.filename} cannot be read: {problem.strerror or problem}.") from None
+
+
+def size_of(model: bytes | Path) -> int:
+    """Bytes of a model's weights, as far as that is known without reading them; 0 where it cannot be read."""
+    if isinstance(model, Path):
+        return size_of_files(model)
+    try:
+        return len(model) + sum(external_lengths(_parsed(model)))
+    except ModelError:
+        return 0
 
 
 def runtime() -> str:
@@ -88,7 +106,7 @@ def cpu_features() -> str:
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
-def _external_names(model: bytes) -> list[str]:
+def _parsed(model: bytes) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -99,4 +117,4 @@ def _external_names(model: bytes) -> list[str]:
         message.ParseFromString(without_weights(memoryview(model)))
     except (MalformedError, DecodeError) as problem:
         raise ModelError(f"not a whole ONNX model: {problem}.") from None
-    return external_locations(message)
+    return message

@@ -11,6 +11,7 @@ Nothing stays in memory after the last process: pages of a file are the page cac
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -27,11 +28,13 @@ from ranks.cache_folder import cache_folder, locked
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig
 from ranks.weights import entries
-from ranks.weights.keys import key_of
-from ranks.weights.prepare import prepare
+from ranks.weights.keys import key_of, size_of
+from ranks.weights.prepare import give_back_memory, prepare
 
 log = logging.getLogger(__name__)
 
+WAIT_SECONDS = 300.0
+"""How long a process waits for another one that prepares the same; then it goes on with its own weights."""
 MOST_BYTES = 20 * 10**9
 """The default limit, or a tenth of the disk if that is less."""
 
@@ -105,7 +108,7 @@ class Store:
         if entry.refused:
             return None
         graph = entries.graph_of(self.folder, entry)
-        opened = None
+        opened: ort.InferenceSession | None = None
         if graph is not None:
             options = session.options_for(replace(config, folder=self.folder))
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -120,12 +123,14 @@ class Store:
                 entries.remove(self.folder, key)
             return None
         weakref.finalize(opened, pin.close)
+        give_back_memory()
         return opened
 
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
         entries.make_folders(self.folder)
-        with locked(self.folder / entries.LOCKS / key[:2]):
+        self._demand_space(model)
+        with locked(self.folder / entries.LOCKS / key[:2], WAIT_SECONDS):
             if entries.take(self.folder, key) is not None:
                 return
             with entries.workplace(self.folder) as work:
@@ -133,11 +138,20 @@ class Store:
                     made = prepare(model, config, what, work)
                 except (ModelError, WeightsError) as problem:
                     log.info("%s cannot be prepared: %s", what, problem)
-                    entries.refuse(self.folder, key, what, str(problem))
+                    entries.refuse(self.folder, key, what, str(problem), work)
                     return
                 entries.publish(self.folder, key, what, made, work)
         if self.limit is not None:
             entries.throw_out(self.folder, self.limit, keep=[key])
+
+    def _demand_space(self, model: bytes | Path) -> None:
+        """Raises `OSError` where a model's prepared weights cannot fit: they take up to twice its size, and
+        while they are made twice that."""
+        expected = 2 * size_of(model)
+        if self.limit is not None and expected > self.limit:
+            raise OSError(errno.EDQUOT, f"{expected} bytes may be needed, and {self.limit} is the limit")
+        if 2 * expected > (free := shutil.disk_usage(self.folder).free):
+            raise OSError(errno.ENOSPC, f"{2 * expected} bytes may be needed, and {free} are free")
 
 
 def default_store() -> Store | None:
