@@ -1,0 +1,254 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    axes_of,
+    computable,
+    element_type,
+    floating,
+    integer,
+    known_rank,
+    number,
+    promoted,
+    scalar,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+APPROXIMATE = ("none", "tanh")
+
+
+@primitive("ReLU", "ReLUV3")
+def relu(b: Builder, node: Node, x: Value) -> Value:
+    """max(x, 0)"""
+    return b.op("Relu", [computable(b, x)])
+
+
+@primitive("ReLU6")
+def relu6(b: Builder, node: Node, x: Value) -> Value:
+    """Between 0 and 6."""
+    return _clip(b, x, 0.0, 6.0)
+
+
+def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
+    wide = computable(b, x)
+    return b.op("Clip", [wide, scalar(b, low, wide), scalar(b, high, wide)])
+
+
+@primitive("Hardtanh", settings=("min_val", "max_val"))
+def hardtanh(b: Builder, node: Node, x: Value, *, min_val: Operand = -1, max_val: Operand = 1) -> Value:
+    """Between two bounds."""
+    return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
+
+
+@primitive("Sigmoid")
+def sigmoid(b: Builder, node: Node, x: Value) -> Value:
+    """1 / (1 + exp(-x))"""
+    return b.op("Sigmoid", [floating(b, x)])
+
+
+@primitive("HSigmoid")
+def hard_sigmoid(b: Builder, node: Node, x: Value) -> Value:
+    """relu6(x + 3) / 6"""
+    return b.op("HardSigmoid", [floating(b, x)], {"alpha": 1 / 6, "beta": 0.5})
+
+
+@primitive("HSwish")
+def hard_swish(b: Builder, node: Node, x: Value) -> Value:
+    """x relu6(x + 3) / 6"""
+    wide = floating(b, x)
+    return b.op("Mul", [wide, b.op("HardSigmoid", [wide], {"alpha": 1 / 6, "beta": 0.5})])
+
+
+@primitive("SiLU")
+def silu(b: Builder, node: Node, x: Value) -> Value:
+    """x sigmoid(x)"""
+    wide = floating(b, x)
+    return b.op("Mul", [wide, b.op("Sigmoid", [wide])])
+
+
+@primitive("GeLU")
+def gelu(b: Builder, node: Node, x: Value) -> Value:
+    """The tanh form."""
+    wide = floating(b, x)
+    cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), scalar(b, 0.044715, wide)])
+    inner = b.op("Mul", [b.op("Add", [wide, cube]), scalar(b, np.sqrt(2 / np.pi), wide)])
+    raised = b.op("Add", [b.op("Tanh", [inner]), scalar(b, 1, wide)])
+    return b.op("Mul", [b.op("Mul", [wide, scalar(b, 0.5, wide)]), raised])
+
+
+@primitive("GeluExt", "NpuGelu", settings=("approximate",))
+def gelu_ext(b: Builder, node: Node, x: Value, *, approximate: Operand = "none") -> Value:
+    """x times the normal distribution's integral up to x, by erf or by tanh."""
+    if text(approximate, "approximate", APPROXIMATE) == "tanh":
+        return gelu(b, node, x)
+    wide = floating(b, x)
+    part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
+    product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
+    return b.op("Mul", [product, scalar(b, 0.5, wide)])
+
+
+@primitive("FastGeLU")
+def fast_gelu(b: Builder, node: Node, x: Value) -> Value:
+    """x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)."""
+    wide = floating(b, x)
+    return b.op("Mul", [wide, b.op("Sigmoid", [b.op("Mul", [wide, scalar(b, 1.702, wide)])])])
+
+
+def _halves(b: Builder, x: Value, axis: Operand) -> list[Value]:
+    place = integer(b, axis, "axis")
+    return b.ops("Split", [floating(b, x)], {"axis": place, "num_outputs": 2}, outputs=2)
+
+
+@primitive("GLU", settings=("axis",))
+def glu(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
+    """The first half times the sigmoid of the second."""
+    first, second = _halves(b, x, axis)
+    return b.op("Mul", [first, b.op("Sigmoid", [second])])
+
+
+@primitive("Swiglu", settings=("dim",))
+def swiglu(b: Builder, node: Node, x: Value, *, dim: Operand = -1) -> Value:
+    """The SiLU of the first half times the second."""
+    first, second = _halves(b, x, dim)
+    return b.op("Mul", [silu(b, node, first), second])
+
+
+@primitive("Elu", "EluExt", settings=("alpha",))
+def elu(b: Builder, node: Node, x: Value, *, alpha: Operand = 1.0) -> Value:
+    """x, below 0 alpha (exp(x) - 1)."""
+    return b.op("Elu", [floating(b, x)], {"alpha": float(number(alpha, "alpha"))})
+
+
+@primitive("CeLU", settings=("alpha",))
+def celu(b: Builder, node: Node, x: Value, *, alpha: Operand = 1.0) -> Value:
+    """x, below 0 alpha (exp(x / alpha) - 1)."""
+    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(number(alpha, "alpha"))})
+
+
+@primitive("SeLU", "SeLUExt")
+def selu(b: Builder, node: Node, x: Value) -> Value:
+    """The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017)."""
+    constants = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+    return b.op("Selu", [floating(b, x)], constants)
+
+
+@primitive("PReLU")
+def prelu(b: Builder, node: Node, x: Value, slope: Value) -> Value:
+    """x, below 0 times a slope: one, or one for each place along axis 1."""
+    wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
+    rank = known_rank(wide)
+    if slopes.rank == 1 and rank > 2:
+        slopes = b.op("Reshape", [slopes, b.ints((-1, *[1] * (rank - 2)))])
+    return b.op("PRelu", [wide, slopes])
+
+
+@primitive("LeakyReLUExt", "LeakyReLU", settings=("negative_slope",))
+def leaky_relu(b: Builder, node: Node, x: Value, *, negative_slope: Operand = 0.01) -> Value:
+    """x, below 0 times a slope."""
+    return b.op("LeakyRelu", [floating(b, x)], {"alpha": float(number(negative_slope, "negative_slope"))})
+
+
+@primitive("Softplus", "SoftplusExt", settings=("beta", "threshold"))
+def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
+    """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
+    wide = floating(b, x)
+    scale = number(beta, "beta")
+    inner = b.op("Mul", [wide, scalar(b, scale, wide)]) if scale != 1 else wide
+    found = b.op("Softplus", [inner])
+    if scale != 1:
+        found = b.op("Div", [found, scalar(b, scale, wide)])
+    limit = 20 if threshold is None and node.op_type == "SoftplusExt" else threshold
+    if limit is None:
+        return found
+    return b.op("Where", [b.op("Greater", [inner, scalar(b, number(limit, "threshold"), wide)]), wide, found])
+
+
+@primitive("Softsign")
+def softsign(b: Builder, node: Node, x: Value) -> Value:
+    """x / (1 + |x|)"""
+    return b.op("Softsign", [floating(b, x)])
+
+
+@primitive("SoftShrink", settings=("lambd",))
+def soft_shrink(b: Builder, node: Node, x: Value, *, lambd: Operand = 0.5) -> Value:
+    """Nearer to 0 by lambd, and 0 where that is beyond it."""
+    margin = float(number(lambd, "lambd"))
+    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin})
+
+
+@primitive("HShrink", settings=("lambd",))
+def hard_shrink(b: Builder, node: Node, x: Value, *, lambd: Operand = 0.5) -> Value:
+    """0 where |x| is at most lambd."""
+    return b.op("Shrink", [floating(b, x)], {"lambd": float(number(lambd, "lambd")), "bias": 0.0})
+
+
+@primitive("Threshold", settings=("threshold", "value"))
+def threshold_(b: Builder, node: Node, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
+    """x where it is above a threshold, else a value."""
+    wide = computable(b, x)
+    above = b.op("Greater", [wide, scalar(b, number(threshold, "threshold"), wide)])
+    return b.op("Where", [above, wide, scalar(b, number(value, "value"), wide)])
+
+
+@primitive("LogSigmoid")
+def log_sigmoid(b: Builder, node: Node, x: Value) -> Value:
+    """log(1 / (1 + exp(-x)))"""
+    wide = floating(b, x)
+    return b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
+
+
+@primitive("Mish", "MishExt")
+def mish(b: Builder, node: Node, x: Value) -> Value:
+    """x tanh(log(1 + exp(x)))"""
+    wide = floating(b, x)
+    return b.op("Mul", [wide, b.op("Tanh", [b.op("Softplus", [wide])])])
+
+
+def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
+    """A softmax along one axis or, flattened, along several neighbours."""
+    wide = floating(b, x)
+    axes = axes_of(b, axis, wide)
+    if wide.rank == 0:
+        return b.reshape(b.op(op_type, [b.reshape(wide, (1,))], {"axis": 0}), ())
+    if axes is None:
+        raise RefusedError("it needs an operand whose number of axes is known")
+    if len(axes) == 1:
+        return b.op(op_type, [wide], {"axis": axes[0]})
+    rank = known_rank(wide)
+    kept = [axis for axis in range(rank) if axis not in axes]
+    order = [*kept, *axes]
+    turned = b.transpose(wide, order)
+    shape = b.shape_of(turned)
+    assert isinstance(shape, tuple)
+    flat = b.op(op_type, [b.reshape(turned, (*shape[: len(kept)], -1))], {"axis": -1})
+    return b.transpose(b.reshape(flat, shape), [order.index(axis) for axis in range(rank)])
+
+
+@primitive("Softmax", settings=("axis",))
+def softmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
+    """exp(x) / sum of exp(x) along axes."""
+    return _along(b, "Softmax", x, axis)
+
+
+@primitive("LogSoftmax", settings=("axis",))
+def log_softmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
+    """The logarithm of the softmax."""
+    return _along(b, "LogSoftmax", x, axis)
+
+
+@primitive("LogSoftmaxExt", settings=("dim", "dtype"))
+def log_softmax_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, dtype: Operand = None) -> Value:
+    """The same, computed in another element type if one is given; without an axis, along 0 for 0, 1 and 3
+    axes, else 1."""
+    wide = b.cast(x, element_type(dtype, x.dtype))
+    axis = dim if dim is not None else 0 if known_rank(x) in {0, 1, 3} else 1
+    return _along(b, "LogSoftmax", wide, axis)

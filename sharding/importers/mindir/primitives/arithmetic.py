@@ -1,0 +1,306 @@
+"""Arithmetic of two and more tensors and numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    BOOL,
+    FLOAT32,
+    computable,
+    floating,
+    is_float,
+    number,
+    promoted,
+    scalar,
+    tensors,
+    text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharding.importers.mindir.builder import Builder
+
+ROUNDING = ("floor", "trunc")
+
+
+def binary(b: Builder, node: Node, op_type: str, x: Operand, y: Operand) -> Value:
+    """An operator of ONNX's on two operands in their common type."""
+    first, second = common(b, node, x, y)
+    return b.op(op_type, [first, second])
+
+
+def common(b: Builder, node: Node, x: Operand, y: Operand) -> list[Value]:
+    """Both in the type to compute in; a floating-point result decides where both operands are integers."""
+    pair = [computable(b, item) for item in promoted(b, x, y)]
+    if node.result is not None and is_float(node.result.dtype) and not is_float(pair[0].dtype):
+        wanted = node.result.dtype if node.result.dtype.kind == "f" else FLOAT32
+        return [b.cast(item, wanted) for item in pair]
+    return pair
+
+
+def _simple(op_type: str, *names: str) -> None:
+    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+        return binary(b, node, op_type, x, y)
+
+    convert.__doc__ = f"ONNX's {op_type} on the common type."
+    primitive(*names)(convert)
+
+
+_simple("Add", "Add", "AddV2")
+_simple("Sub", "Sub")
+_simple("Mul", "Mul", "Muls")
+_simple("Max", "Maximum")
+_simple("Min", "Minimum")
+
+
+def _true_division(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    first, second = (floating(b, item) for item in common(b, node, x, y))
+    return b.op("Div", [first, second])
+
+
+@primitive("Div", "RealDiv", "Divs")
+def div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """A true division; of integers with an integer result, one that rounds down as the CPU kernel does."""
+    if node.result is not None and not is_float(node.result.dtype):
+        return floor_div(b, node, x, y)
+    return _true_division(b, node, x, y)
+
+
+@primitive("DivMod", "DivMods", settings=("rounding_mode",))
+def div_mod(b: Builder, node: Node, x: Operand, y: Operand, *, rounding_mode: Operand = None) -> Value:
+    """A division that rounds down, towards zero, or not at all."""
+    if rounding_mode is None:
+        return _true_division(b, node, x, y)
+    kind = text(rounding_mode, "rounding_mode", ROUNDING)
+    return floor_div(b, node, x, y) if kind == "floor" else truncate_div(b, node, x, y)
+
+
+@primitive("FloorDiv", "FloorDivScalar")
+def floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """Rounded down."""
+    first, second = common(b, node, x, y)
+    if is_float(first.dtype):
+        return b.op("Floor", [b.op("Div", [first, second])])
+    # Integer division of ONNX's rounds towards zero: one less where the remainder has the other sign.
+    quotient = b.op("Div", [first, second])
+    remainder = b.op("Sub", [first, b.op("Mul", [quotient, second])])
+    uneven = b.op("Not", [b.op("Equal", [remainder, scalar(b, 0, first)])])
+    opposite = b.op(
+        "Xor", [b.op("Less", [remainder, scalar(b, 0, first)]), b.op("Less", [second, scalar(b, 0, first)])]
+    )
+    return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, opposite]), first.dtype)])
+
+
+@primitive("TruncateDiv")
+def truncate_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """Rounded towards zero."""
+    first, second = common(b, node, x, y)
+    quotient = b.op("Div", [first, second])
+    return truncated(b, quotient) if is_float(quotient.dtype) else quotient
+
+
+def truncated(b: Builder, x: Value) -> Value:
+    """Floating-point numbers without their fractions."""
+    return b.op("Mul", [b.op("Sign", [x]), b.op("Floor", [b.op("Abs", [x])])])
+
+
+@primitive("FloorMod", "RemainderTensorTensor", "RemainderTensorScalar", "RemainderScalarTensor")
+def floor_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """The remainder with the divisor's sign."""
+    first, second = common(b, node, x, y)
+    if not is_float(first.dtype):
+        return b.op("Mod", [first, second])
+    remainder = b.op("Mod", [first, second], {"fmod": 1})
+    uneven = b.op("Not", [b.op("Equal", [remainder, scalar(b, 0, first)])])
+    opposite = b.op(
+        "Xor", [b.op("Less", [remainder, scalar(b, 0, first)]), b.op("Less", [second, scalar(b, 0, first)])]
+    )
+    return b.op("Where", [b.op("And", [uneven, opposite]), b.op("Add", [remainder, second]), remainder])
+
+
+@primitive("Mod", "TruncateMod", "FmodTensor", "FmodScalar")
+def truncate_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """The remainder with the dividend's sign."""
+    first, second = common(b, node, x, y)
+    return b.op("Mod", [first, second], {"fmod": 1})
+
+
+@primitive("Pow", "PowTensorScalar", "PowScalarTensor")
+def power(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """A power, computed in floating point where the file says that the result is one."""
+    first, second = common(b, node, x, y)
+    return b.op("Pow", [first, second])
+
+
+@primitive("AddExt", "AddScalar", settings=("alpha",))
+def add_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
+    """x + alpha y"""
+    return _scaled(b, node, "Add", x, y, alpha)
+
+
+@primitive("SubExt", "SubScalar", settings=("alpha",))
+def sub_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
+    """x - alpha y"""
+    return _scaled(b, node, "Sub", x, y, alpha)
+
+
+def _scaled(b: Builder, node: Node, op_type: str, x: Operand, y: Operand, alpha: Operand) -> Value:
+    first, second = common(b, node, x, y)
+    if isinstance(alpha, Value) or number(alpha, "alpha") != 1:
+        second = b.op("Mul", [second, b.cast(b.value(alpha), second.dtype)])
+    return b.op(op_type, [first, second])
+
+
+@primitive("DivNoNan")
+def div_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """A division that gives 0 where the divisor is 0."""
+    first, second = common(b, node, x, y)
+    zero = b.op("Equal", [second, scalar(b, 0, second)])
+    safe = b.op("Where", [zero, scalar(b, 1, second), second])
+    return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, safe])])
+
+
+@primitive("MulNoNan")
+def mul_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """A product that is 0 where the second factor is, whatever the first."""
+    first, second = common(b, node, x, y)
+    zero = b.op("Equal", [second, scalar(b, 0, second)])
+    return b.op("Where", [zero, scalar(b, 0, first), b.op("Mul", [first, second])])
+
+
+@primitive("Xdivy")
+def xdivy(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """x / y, 0 where x is."""
+    first, second = common(b, node, x, y)
+    zero = b.op("Equal", [first, scalar(b, 0, first)])
+    return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, second])])
+
+
+@primitive("Xlogy", "XLogYScalarOther", "XLogYScalarSelf")
+def xlogy(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """x log y, 0 where x is."""
+    first, second = (floating(b, item) for item in common(b, node, x, y))
+    zero = b.op("Equal", [first, scalar(b, 0, first)])
+    product = b.op("Mul", [first, b.op("Log", [second])])
+    return b.op("Where", [zero, scalar(b, 0, first), product])
+
+
+@primitive("SquaredDifference")
+def squared_difference(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """(x - y) squared."""
+    difference = binary(b, node, "Sub", x, y)
+    return b.op("Mul", [difference, difference])
+
+
+@primitive("Hypot")
+def hypot(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """The hypotenuse, scaled by the longer side so that squares stay in range."""
+    first, second = (b.op("Abs", [floating(b, item)]) for item in common(b, node, x, y))
+    longer, shorter = b.op("Max", [first, second]), b.op("Min", [first, second])
+    safe = b.op("Where", [b.op("Equal", [longer, scalar(b, 0, longer)]), scalar(b, 1, longer), longer])
+    ratio = b.op("Div", [shorter, safe])
+    root = b.op("Sqrt", [b.op("Add", [b.op("Mul", [ratio, ratio]), scalar(b, 1, ratio)])])
+    return b.op("Mul", [longer, root])
+
+
+@primitive("Atan2", "Atan2Ext")
+def atan2(b: Builder, node: Node, y: Operand, x: Operand) -> Value:
+    """The angle of the point (x, y), in radians from -pi to pi."""
+    first, second = (floating(b, item) for item in common(b, node, y, x))
+    zero, pi = scalar(b, 0, first), scalar(b, np.pi, first)
+    axis = b.op("Equal", [second, zero])
+    angle = b.op("Atan", [b.op("Div", [first, b.op("Where", [axis, scalar(b, 1, first), second])])])
+    below = b.op("Less", [first, zero])
+    turned = b.op("Add", [angle, b.op("Where", [below, b.op("Neg", [pi]), pi])])
+    angle = b.op("Where", [b.op("Less", [second, zero]), turned, angle])
+    upright = b.op("Mul", [b.op("Sign", [first]), scalar(b, np.pi / 2, first)])
+    return b.op("Where", [axis, upright, angle])
+
+
+@primitive("AddN", "AccumulateNV2")
+def add_n(b: Builder, node: Node, *items: Operand) -> Value:
+    """The sum of all."""
+    found = tensors(items[0] if len(items) == 1 else items)
+    total = found[0]
+    for item in found[1:]:
+        total = binary(b, node, "Add", total, item)
+    return total
+
+
+def _combined(b: Builder, node: Node, x: Operand, inner: Callable[..., Value], value: Operand) -> Value:
+    """x + value * (a combination of two others)."""
+    change = inner()
+    if isinstance(value, Value) or number(value, "value") != 1:
+        change = binary(b, node, "Mul", change, value)
+    return binary(b, node, "Add", x, change)
+
+
+@primitive("Addcmul", "AddcmulExt")
+def addcmul(b: Builder, node: Node, x: Operand, y: Operand, z: Operand, value: Operand = 1) -> Value:
+    """x + value y z"""
+    return _combined(b, node, x, lambda: binary(b, node, "Mul", y, z), value)
+
+
+@primitive("Addcdiv", "AddcdivExt")
+def addcdiv(b: Builder, node: Node, x: Operand, y: Operand, z: Operand, value: Operand = 1) -> Value:
+    """x + value y / z"""
+    return _combined(b, node, x, lambda: _true_division(b, node, y, z), value)
+
+
+@primitive("Lerp", "LerpScalar")
+def lerp(b: Builder, node: Node, start: Operand, end: Operand, weight: Operand) -> Value:
+    """start + weight (end - start)"""
+    change = binary(b, node, "Mul", binary(b, node, "Sub", end, start), weight)
+    return binary(b, node, "Add", start, change)
+
+
+def _log_add(b: Builder, node: Node, x: Operand, y: Operand, base: float) -> Value:
+    first, second = (floating(b, item) for item in common(b, node, x, y))
+    larger = b.op("Max", [first, second])
+    distance = b.op("Neg", [b.op("Abs", [b.op("Sub", [first, second])])])
+    scale = scalar(b, np.log(base), distance)
+    raised = b.op("Exp", [b.op("Mul", [distance, scale])])
+    rest = b.op("Div", [b.op("Log", [b.op("Add", [raised, scalar(b, 1, raised)])]), scale])
+    return b.op("Add", [larger, rest])
+
+
+@primitive("LogAddExp")
+def log_add_exp(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """log(exp x + exp y), without overflow."""
+    return _log_add(b, node, x, y, np.e)
+
+
+@primitive("LogAddExp2")
+def log_add_exp2(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """log2(2^x + 2^y), without overflow."""
+    return _log_add(b, node, x, y, 2.0)
+
+
+_BITS = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}
+
+
+def _bitwise(logical: str, *names: str) -> None:
+    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+        first, second = promoted(b, x, y)
+        if is_float(first.dtype):
+            raise RefusedError(f"bits of {first.dtype} cannot be combined")
+        return b.op(logical if first.dtype == BOOL else _BITS[logical], [first, second])
+
+    convert.__doc__ = f"ONNX's {_BITS[logical]}; of truth values, {logical}."
+    primitive(*names)(convert)
+
+
+_bitwise("And", "BitwiseAnd", "BitwiseAndTensor", "BitwiseAndScalar")
+_bitwise("Or", "BitwiseOr", "BitwiseOrTensor", "BitwiseOrScalar")
+_bitwise("Xor", "BitwiseXor", "BitwiseXorTensor", "BitwiseXorScalar")
+
+
+@primitive("Invert", "BitwiseNot")
+def invert(b: Builder, node: Node, x: Value) -> Value:
+    """Every bit turned; of truth values, the opposite."""
+    return b.op("Not" if x.dtype == BOOL else "BitwiseNot", [x])

@@ -1,0 +1,218 @@
+"""Comparisons, logic, and choices between values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    BOOL,
+    computable,
+    floating,
+    is_float,
+    known_rank,
+    number,
+    promoted,
+    result_type,
+    scalar,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+def compare(b: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+    """A comparison of ONNX's in the operands' common type."""
+    first, second = promoted(b, x, y)
+    return b.op(op_type, [computable(b, first), computable(b, second)])
+
+
+def _comparison(op_type: str, *names: str) -> None:
+    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+        return compare(b, op_type, x, y)
+
+    convert.__doc__ = f"ONNX's {op_type} on the common type."
+    primitive(*names)(convert)
+
+
+_comparison("Equal", "Equal", "EqScalar")
+_comparison("Greater", "Greater")
+_comparison("GreaterOrEqual", "GreaterEqual", "GreaterEqualScalar")
+_comparison("Less", "Less", "LessScalar")
+_comparison("LessOrEqual", "LessEqual")
+
+
+@primitive("NotEqual")
+def not_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """Where two differ."""
+    return b.op("Not", [compare(b, "Equal", x, y)])
+
+
+@primitive("EqualExt")
+def equal_ext(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """Whether two tensors are equal in every element."""
+    same = b.cast(compare(b, "Equal", x, y), np.int32)
+    return b.cast(b.op("ReduceMin", [same], {"keepdims": 0}), BOOL)
+
+
+def _logic(op_type: str, name: str) -> None:
+    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+        return b.op(op_type, [b.cast(x, BOOL), b.cast(y, BOOL)])
+
+    convert.__doc__ = f"ONNX's {op_type} of truth values; numbers are true where they are not 0."
+    primitive(name)(convert)
+
+
+_logic("And", "LogicalAnd")
+_logic("Or", "LogicalOr")
+_logic("Xor", "LogicalXor")
+
+
+@primitive("LogicalNot")
+def logical_not(b: Builder, node: Node, x: Operand) -> Value:
+    """The opposite."""
+    return b.op("Not", [b.cast(x, BOOL)])
+
+
+@primitive("IsClose", settings=("rtol", "atol", "equal_nan"))
+def is_close(
+    b: Builder,
+    node: Node,
+    x: Value,
+    y: Value,
+    *,
+    rtol: Operand = 1e-5,
+    atol: Operand = 1e-8,
+    equal_nan: Operand = False,
+) -> Value:
+    """Where |x - y| <= atol + rtol |y|, or both are the same infinity, or, if wanted, no numbers."""
+    first, second = (floating(b, item) for item in promoted(b, x, y))
+    slack = b.op("Mul", [b.op("Abs", [second]), scalar(b, number(rtol, "rtol"), second)])
+    bound = b.op("Add", [slack, scalar(b, number(atol, "atol"), second)])
+    close = b.op("LessOrEqual", [b.op("Abs", [b.op("Sub", [first, second])]), bound])
+    infinite = b.op("Equal", [b.op("Abs", [second]), scalar(b, np.inf, second)])
+    close = b.op("And", [close, b.op("Not", [infinite])])
+    close = b.op("Or", [close, b.op("Equal", [first, second])])
+    if number(equal_nan, "equal_nan"):
+        close = b.op("Or", [close, b.op("And", [b.op("IsNaN", [first]), b.op("IsNaN", [second])])])
+    return close
+
+
+@primitive("ApproximateEqual", settings=("tolerance",))
+def approximate_equal(b: Builder, node: Node, x: Value, y: Value, *, tolerance: Operand = 1e-5) -> Value:
+    """Where |x - y| is below a bound."""
+    first, second = promoted(b, x, y)
+    distance = b.op("Abs", [b.op("Sub", [computable(b, first), computable(b, second)])])
+    return b.op("Less", [distance, scalar(b, number(tolerance, "tolerance"), distance)])
+
+
+@primitive("Heaviside")
+def heaviside(b: Builder, node: Node, x: Value, values: Value) -> Value:
+    """0 below 0, 1 above, and the second operand at 0."""
+    first, second = (computable(b, item) for item in promoted(b, x, values))
+    zero, one = scalar(b, 0, first), scalar(b, 1, first)
+    sides = b.op("Where", [b.op("Greater", [first, zero]), one, zero])
+    return b.op("Where", [b.op("Equal", [first, zero]), second, sides])
+
+
+@primitive("Fmax")
+def fmax(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """The larger; what is no number gives way."""
+    return _skipping_nan(b, "Max", x, y)
+
+
+@primitive("Fmin")
+def fmin(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """The smaller; what is no number gives way."""
+    return _skipping_nan(b, "Min", x, y)
+
+
+def _skipping_nan(b: Builder, op_type: str, x: Value, y: Value) -> Value:
+    first, second = (computable(b, item) for item in promoted(b, x, y))
+    if not is_float(first.dtype):
+        return b.op(op_type, [first, second])
+    one = b.op("Where", [b.op("IsNaN", [first]), second, first])
+    other = b.op("Where", [b.op("IsNaN", [second]), first, second])
+    return b.op(op_type, [one, other])
+
+
+@primitive("LeftShift")
+def left_shift(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """Bits moved up: a product with a power of two, which wraps around as the shift does."""
+    first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
+    return b.op("Mul", [first, _two_to(b, second)])
+
+
+@primitive("RightShift")
+def right_shift(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """Bits moved down; the sign stays."""
+    first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
+    divisor = _two_to(b, second)
+    rest = b.op("Mod", [first, divisor])
+    return b.op("Div", [b.op("Sub", [first, rest]), divisor])
+
+
+def _two_to(b: Builder, power: Value) -> Value:
+    """2 to an integer power, from a table: exact where floating point is not."""
+    table = b.const((np.uint64(1) << np.arange(64, dtype=np.uint64)).view(np.int64))
+    return b.op("Gather", [table, power], {"axis": 0})
+
+
+@primitive("Select", "SelectV2")
+def select(b: Builder, node: Node, condition: Operand, x: Operand, y: Operand) -> Value:
+    """The second operand where the first is true, else the third.
+
+    MindSpore's Select lets a condition of fewer axes choose whole rows; SelectV2 broadcasts.
+    """
+    first, second = promoted(b, x, y)
+    chosen = b.cast(condition, BOOL)
+    if node.op_type == "Select" and chosen.shape is not None and first.shape is not None:
+        missing = len(first.shape) - len(chosen.shape)
+        if chosen.rank and missing > 0 and first.shape[: len(chosen.shape)] == chosen.shape:
+            chosen = b.unsqueeze(chosen, range(len(chosen.shape), len(first.shape)))
+    return b.op("Where", [chosen, first, second])
+
+
+@primitive("MaskedFill", "MaskedFillScalar")
+def masked_fill(b: Builder, node: Node, x: Value, mask: Value, value: Operand) -> Value:
+    """One number where the mask is true."""
+    filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
+    return b.op("Where", [b.cast(mask, BOOL), filler, x])
+
+
+@primitive("MaskedSelect")
+def masked_select(b: Builder, node: Node, x: Value, mask: Value) -> Value:
+    """The elements where the mask is true, in row-major order."""
+    chosen = b.cast(mask, BOOL)
+    if x.shape is None or x.shape != chosen.shape or None in x.shape:
+        shape = b.op("Shape", [b.op("Or", [b.op("Equal", [x, x]), chosen])])
+        x, chosen = b.op("Expand", [x, shape]), b.op("Expand", [chosen, shape])
+    if known_rank(x) == 0:
+        raise RefusedError("it needs at least one axis")
+    flat = b.op("Reshape", [chosen, b.const([-1], np.int64)])
+    return b.op("Compress", [x, flat])
+
+
+@primitive("BoolNot")
+def bool_not(b: Builder, node: Node, x: Operand) -> Operand:
+    """The opposite of one truth value."""
+    return not x if isinstance(x, bool) else b.op("Not", [b.cast(x, BOOL)])
+
+
+@primitive("CheckValid")
+def check_valid(b: Builder, node: Node, boxes: Value, image: Value) -> Value:
+    """Which boxes (x0, y0, x1, y1) lie within an image of (height, width, ratio)."""
+    first, meta = (b.cast(item, np.float32) for item in (boxes, image))
+    height, width, ratio = (b.op("Gather", [meta, b.const([i], np.int64)], {"axis": 0}) for i in range(3))
+    left_top = b.op("Slice", [first, b.ints((0,)), b.ints((2,)), b.ints((1,))])
+    right_bottom = b.op("Slice", [first, b.ints((2,)), b.ints((4,)), b.ints((1,))])
+    corner = b.op("Mul", [b.op("Concat", [width, height], {"axis": 0}), ratio])
+    corner = b.op("Sub", [corner, scalar(b, 1, corner)])
+    inside = b.op("And", [
+        b.op("GreaterOrEqual", [left_top, scalar(b, 0, left_top)]),
+        b.op("LessOrEqual", [right_bottom, corner]),
+    ])  # fmt: skip
+    counted = b.op("ReduceMin", [b.cast(inside, np.int32), b.ints((1,))], {"keepdims": 0})
+    return b.cast(counted, result_type(node, BOOL))

@@ -1,0 +1,390 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.matmul import FORMATS
+from sharding.importers.mindir.primitives.operands import (
+    computable,
+    integer,
+    integers,
+    known_rank,
+    promoted,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+PAD_MODES = ("pad", "same", "valid")
+"""In the order of version 3's numbers."""
+
+
+def last(found: Sequence[int], count: int, what: str) -> list[int]:
+    """The numbers for the spatial axes: of a list with the other two axes in front, or of one for all."""
+    items = list(found)
+    if len(items) == 1:
+        items *= count
+    elif len(items) == count + 2:
+        items = items[2:]
+    if len(items) != count:
+        raise RefusedError(f"{what} must have {count} numbers, found {list(found)}")
+    return items
+
+
+def paired(found: Sequence[int], count: int, what: str) -> list[int]:
+    """ONNX's order, all the fronts and then all the ends, of MindSpore's, front and end of each axis; or of
+    one number for each axis, or for all."""
+    items = list(found)
+    if len(items) == 1:
+        return items * (2 * count)
+    if len(items) == count and count > 1:
+        return items * 2
+    if len(items) != 2 * count:
+        raise RefusedError(f"{what} must have {2 * count} numbers, found {items}")
+    return items[0::2] + items[1::2]
+
+
+def same_pads(
+    b: Builder, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> dict[str, Any]:
+    """Attributes for padding that keeps ceil(length / stride); the odd place goes to the end."""
+    lengths = x.shape[2:] if x.shape is not None else (None,) * len(kernel)
+    if any(length is None for length in lengths):
+        return {"auto_pad": "SAME_UPPER"}
+    fronts, ends = [], []
+    for length, size, step, gap in zip(lengths, kernel, strides, dilations, strict=True):
+        assert length is not None
+        count = -(-length // step)
+        total = max((count - 1) * step + (size - 1) * gap + 1 - length, 0)
+        fronts.append(total // 2)
+        ends.append(total - total // 2)
+    return {"pads": fronts + ends}
+
+
+def channels_last(setting: Operand) -> bool:
+    """Whether the data layout has the channels last."""
+    return text(setting, "data_format", (*FORMATS, "ndhwc")) in {"nhwc", "ndhwc"}
+
+
+@dataclass
+class _Window:
+    """The numbers of a classic convolution."""
+
+    strides: list[int]
+    dilations: list[int]
+    group: int
+    mode: str
+    pads: Operand
+
+
+def _window(b: Builder, node: Node, spatial: int) -> _Window:
+    attributes = node.attributes
+
+    def first(*names: str, default: Any) -> Any:
+        return next((attributes[name] for name in names if attributes.get(name) is not None), default)
+
+    return _Window(
+        last(integers(b, first("stride", "strides", default=1), "stride"), spatial, "stride"),
+        last(integers(b, first("dilation", "dilations", default=1), "dilation"), spatial, "dilation"),
+        integer(b, first("group", "groups", default=1), "group"),
+        text(first("pad_mode", default="valid"), "pad_mode", PAD_MODES),
+        first("pad_list", "pad", default=0),
+    )
+
+
+def _kernel(w: Value) -> list[int]:
+    if w.shape is None or any(length is None for length in w.shape):
+        raise RefusedError("the weight's shape must be known")
+    return [length or 0 for length in w.shape[2:]]
+
+
+def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: int | None = None) -> Value:
+    """A convolution whose settings are attributes; ``group`` instead of theirs."""
+    window = _window(b, node, spatial)
+    setting = node.attributes.get("format", node.attributes.get("data_format", "NCHW"))
+    flip = channels_last(setting)
+    rank = spatial + 2
+    x, w = (computable(b, item) for item in promoted(b, x, w))
+    if flip:
+        x, w = (b.transpose(item, [0, rank - 1, *range(1, rank - 1)]) for item in (x, w))
+    kernel = _kernel(w)
+    padding: dict[str, Any] = {}
+    if window.mode == "same":
+        padding = same_pads(b, x, kernel, window.strides, window.dilations)
+    elif window.mode == "pad":
+        padding = {"pads": paired(integers(b, window.pads, "pad"), spatial, "pad")}
+    found = b.op("Conv", [x, w], {
+        "kernel_shape": kernel, "strides": window.strides, "dilations": window.dilations,
+        "group": window.group if group is None else group, **padding,
+    })  # fmt: skip
+    return b.transpose(found, [0, *range(2, rank), 1]) if flip else found
+
+
+@primitive("Conv2D")
+def conv2d(b: Builder, node: Node, x: Value, w: Value) -> Value:
+    """Weights are (out, in / group, height, width); pads top, bottom, left, right."""
+    return _classic(b, node, x, w, 2)
+
+
+@primitive("Conv3D")
+def conv3d(b: Builder, node: Node, x: Value, w: Value) -> Value:
+    """Weights are (out, in / group, depth, height, width)."""
+    return _classic(b, node, x, w, 3)
+
+
+@primitive("DepthwiseConv2dNative")
+def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
+    """Each channel alone; weights are (multiplier, channels, height, width)."""
+    turned = b.transpose(w, [1, 0, 2, 3])
+    kernel = _kernel(w)
+    channels = w.shape[1] if w.shape else None
+    if channels is None:
+        raise RefusedError("the weight's shape must be known")
+    return _classic(b, node, x, b.reshape(turned, (-1, 1, *kernel)), 2, channels)
+
+
+def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spatial: int) -> Value:
+    """A convolution's gradient; what the wanted lengths have beyond the shortest is added at the end."""
+    window = _window(b, node, spatial)
+    if channels_last(node.attributes.get("format", node.attributes.get("data_format", "NCHW"))):
+        raise RefusedError("a transposed convolution with the channels last has no conversion")
+    kernel = _kernel(w)
+    reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, window.dilations, strict=True)]
+    more = [max(step - size, 0) for step, size in zip(window.strides, reach, strict=True)]
+    if window.mode == "pad":
+        pads = paired(integers(b, window.pads, "pad"), spatial, "pad")
+        added = node.attributes.get("output_padding")
+        more = (
+            last(integers(b, added, "output_padding"), spatial, "output_padding") if added else [0] * spatial
+        )
+    elif window.mode == "same":
+        totals = [max(size - step, 0) for step, size in zip(window.strides, reach, strict=True)]
+        pads = [total // 2 for total in totals] + [total - total // 2 for total in totals]
+    else:
+        pads = [0] * (2 * spatial)
+    wanted = _lengths(b, shape, spatial)
+    if wanted is None and node.result is not None and node.result.shape is not None:
+        declared = node.result.shape[2:]
+        wanted = None if None in declared else tuple(length or 0 for length in declared)
+    lengths = x.shape[2:] if x.shape is not None else None
+    if wanted is not None and lengths is not None and None not in lengths:
+        for axis in range(spatial):
+            length = lengths[axis]
+            assert length is not None
+            bare = (length - 1) * window.strides[axis] + reach[axis]
+            if window.mode == "same":
+                total = max(bare - wanted[axis], 0)
+                pads[axis], pads[axis + spatial] = total // 2, total - total // 2
+            more[axis] = wanted[axis] - (bare - pads[axis] - pads[axis + spatial])
+            if more[axis] < 0:  # shorter than without: cut at the end
+                pads[axis + spatial] -= more[axis]
+                more[axis] = 0
+    first, second = (computable(b, item) for item in promoted(b, x, w))
+    return b.op("ConvTranspose", [first, second], {
+        "kernel_shape": kernel, "strides": window.strides, "dilations": window.dilations,
+        "group": window.group, "pads": pads, "output_padding": more if any(more) else None,
+    })  # fmt: skip
+
+
+def _lengths(b: Builder, shape: Operand, spatial: int) -> tuple[int, ...] | None:
+    """The wanted lengths of the spatial axes where they are known."""
+    if shape is None:
+        return None
+    if isinstance(shape, tuple):
+        found = b.known_ints(shape[-spatial:])
+    else:
+        found = b.known_ints(shape)
+        found = found[-spatial:] if found is not None else None
+    return found if found is None or all(length >= 0 for length in found) else None
+
+
+@primitive("Conv2DTranspose", "Conv2DBackpropInput")
+def conv2d_transpose(b: Builder, node: Node, x: Value, w: Value, shape: Operand = None) -> Value:
+    """Weights are (in, out / group, height, width)."""
+    return _transposed(b, node, x, w, shape, 2)
+
+
+@primitive("Conv3DTranspose")
+def conv3d_transpose(b: Builder, node: Node, x: Value, w: Value) -> Value:
+    """Weights are (in, out / group, depth, height, width)."""
+    return _transposed(b, node, x, w, node.attributes.get("input_size"), 3)
+
+
+# The later functions, with all settings as numbers
+
+
+def _ext(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Operand,
+    *,
+    stride: Operand,
+    dilation: Operand,
+    groups: Operand,
+    padding: dict[str, Any] | None = None,
+    transposed: bool = False,
+    output_padding: Operand = None,
+) -> Value:
+    spatial = known_rank(w) - 2
+    lone = known_rank(x) == spatial + 1
+    x = b.unsqueeze(x, [0]) if lone else x
+    operands = [computable(b, item) for item in promoted(b, x, w)]
+    kernel = _kernel(w)
+    strides = last(integers(b, stride, "stride"), spatial, "stride")
+    dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
+    if padding is None:
+        padding = same_pads(b, operands[0], kernel, strides, dilations)
+    if isinstance(bias, Value):
+        operands.append(b.cast(bias, operands[0].dtype))
+    more = (
+        last(integers(b, output_padding, "output_padding"), spatial, "output_padding") if transposed else []
+    )
+    found = b.op("ConvTranspose" if transposed else "Conv", operands, {
+        "kernel_shape": kernel, "strides": strides, "dilations": dilations,
+        "group": integer(b, groups, "groups"), "output_padding": more if any(more) else None, **padding,
+    })  # fmt: skip
+    return b.squeeze(found, [0]) if lone else found
+
+
+def _pads(b: Builder, padding: Operand, w: Value) -> dict[str, Any]:
+    """Pads from one number for each axis."""
+    each = last(integers(b, padding, "padding"), known_rank(w) - 2, "padding")
+    return {"pads": each * 2}
+
+
+_EXT = ("stride", "padding", "dilation", "groups")
+
+
+@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt", settings=_EXT)
+def conv_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    dilation: Operand = 1,
+    groups: Operand = 1,
+) -> Value:
+    """A convolution with a bias and the same padding at both ends of an axis."""
+    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=_pads(b, padding, w))
+
+
+@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding", settings=_EXT)
+def conv_padding(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = "valid",
+    dilation: Operand = 1,
+    groups: Operand = 1,
+) -> Value:
+    """A convolution without padding, or with as much as keeps the lengths."""
+    around = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
+
+
+_GENERAL = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+@primitive("Convolution", "ConvolutionStr", settings=_GENERAL)
+def convolution(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    dilation: Operand = 1,
+    transposed: Operand = False,
+    output_padding: Operand = 0,
+    groups: Operand = 1,
+) -> Value:
+    """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
+    around: dict[str, Any] | None
+    if node.op_type == "ConvolutionStr":
+        around = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    else:
+        around = _pads(b, padding, w)
+    return _ext(
+        b,
+        x,
+        w,
+        bias,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        padding=around,
+        transposed=bool(transposed),
+        output_padding=output_padding,
+    )
+
+
+@primitive("ConvTranspose2D", settings=("stride", "padding", "output_padding", "groups", "dilation"))
+def conv_transpose(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    output_padding: Operand = 0,
+    groups: Operand = 1,
+    dilation: Operand = 1,
+) -> Value:
+    """A convolution's gradient, with a bias."""
+    return _ext(
+        b,
+        x,
+        w,
+        bias,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        padding=_pads(b, padding, w),
+        transposed=True,
+        output_padding=output_padding,
+    )
+
+
+@primitive("ExtractImagePatches", settings=("ksizes", "strides", "rates", "padding"))
+def extract_patches(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    ksizes: Operand = 1,
+    strides: Operand = 1,
+    rates: Operand = 1,
+    padding: Operand = "valid",
+) -> Value:
+    """Each window's places as channels: a convolution with one weight of 1 for each place."""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
+    places = kernel[0] * kernel[1]
+    weight = np.zeros((places, channels, channels, places), np.float32)
+    for place in range(places):  # the window's place changes slowest in the result
+        weight[place, range(channels), range(channels), place] = 1
+    w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
+    around = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)

@@ -1,0 +1,248 @@
+"""Tensors made of numbers: filled, ranges, triangles, diagonals, one-hot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    FLOAT32,
+    INT64,
+    computable,
+    element_type,
+    filled,
+    integer,
+    is_float,
+    known_rank,
+    number,
+    promoted,
+    result_type,
+    scalar,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+@primitive("Fill")
+def fill(b: Builder, node: Node, dtype: Operand, shape: Operand, value: Operand) -> Value:
+    """One number in a shape."""
+    return _filled(b, node, shape, value, dtype)
+
+
+@primitive("FillV2", "FillScalar", "FillTensor")
+def fill_v2(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand = None) -> Value:
+    """One number in a shape."""
+    return _filled(b, node, shape, value, dtype)
+
+
+@primitive("NewFull")
+def new_full(
+    b: Builder, node: Node, like: Value, shape: Operand, value: Operand, dtype: Operand = None
+) -> Value:
+    """One number in a shape, by default in another tensor's element type."""
+    return _filled(b, node, shape, value, dtype)
+
+
+def _filled(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand) -> Value:
+    default = value.dtype if isinstance(value, Value) else FLOAT32
+    wanted = element_type(dtype, result_type(node, default))
+    amount = value if isinstance(value, Value) else number(value, "the number to fill with")
+    return filled(b, shape, amount, wanted)
+
+
+@primitive("Zeros")
+def zeros(b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
+    """Zeros in a shape."""
+    return _filled(b, node, shape, 0, dtype)
+
+
+@primitive("Ones")
+def ones(b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
+    """Ones in a shape."""
+    return _filled(b, node, shape, 1, dtype)
+
+
+@primitive("NewZeros")
+def new_zeros(b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None) -> Value:
+    """Zeros in a shape."""
+    return _filled(b, node, shape, 0, dtype)
+
+
+@primitive("NewOnes")
+def new_ones(b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None) -> Value:
+    """Ones in a shape."""
+    return _filled(b, node, shape, 1, dtype)
+
+
+@primitive("Range", "RangeV2", settings=("maxlen",))
+def range_(
+    b: Builder, node: Node, start: Operand, end: Operand, step: Operand, *, maxlen: Operand = None
+) -> Value:
+    """From start by step until before end."""
+    return _range(b, node, start, end, step, None)
+
+
+@primitive("Arange")
+def arange(
+    b: Builder, node: Node, start: Operand, end: Operand, step: Operand = 1, dtype: Operand = None
+) -> Value:
+    """From start by step until before end."""
+    return _range(b, node, start, end, step, dtype)
+
+
+def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, dtype: Operand) -> Value:
+    flat = []
+    for item in promoted(b, start, end, step):
+        wide = computable(b, item)
+        flat.append(wide if wide.rank == 0 else b.op("Reshape", [wide, b.const([], np.int64)]))
+    wanted = element_type(dtype, result_type(node, flat[0].dtype))
+    return b.cast(b.op("Range", flat), wanted)
+
+
+@primitive("LinSpace", "LinSpaceExt")
+def lin_space(
+    b: Builder, node: Node, start: Operand, stop: Operand, num: Operand, dtype: Operand = None
+) -> Value:
+    """This many numbers at equal distances, both ends included."""
+    count = integer(b, num, "num")
+    first, last = (b.cast(b.value(item, None if isinstance(item, Value) else FLOAT32), FLOAT32)
+                   for item in (start, stop))  # fmt: skip
+    first, last = (item if not item.rank else b.reshape(item, ()) for item in (first, last))
+    if count < 1:
+        raise RefusedError(f"num must be positive, found {count}")
+    places = b.const(np.arange(count) / max(count - 1, 1), np.float32)
+    steps = b.op("Mul", [b.op("Sub", [last, first]), places])
+    found = b.op("Add", [steps, first])
+    return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
+
+
+@primitive("Eye")
+def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand = None) -> Value:
+    """Ones along the diagonal."""
+    wanted = element_type(dtype, result_type(node, FLOAT32))
+    return b.const(np.eye(integer(b, rows, "n"), integer(b, columns, "m")).astype(wanted))
+
+
+@primitive("Triu", settings=("diagonal",))
+def triu(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+    """What is on and above a diagonal."""
+    return _triangle(b, x, diagonal, 1)
+
+
+@primitive("Tril", "TrilExt", settings=("diagonal",))
+def tril(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+    """What is on and below a diagonal."""
+    return _triangle(b, x, diagonal, 0)
+
+
+def _triangle(b: Builder, x: Value, diagonal: Operand, upper: int) -> Value:
+    wide = x if x.dtype in {FLOAT32, INT64} else b.cast(x, FLOAT32 if is_float(x.dtype) else INT64)
+    place = b.const(integer(b, diagonal, "diagonal"), np.int64)
+    return b.op("Trilu", [wide, place], {"upper": upper})
+
+
+@primitive("MatrixBandPart")
+def matrix_band_part(b: Builder, node: Node, x: Value, lower: Operand, upper: Operand) -> Value:
+    """This many diagonals below and above the main one; negative numbers are all of them."""
+    below, above = integer(b, lower, "lower"), integer(b, upper, "upper")
+    found = x
+    if above >= 0:
+        found = _triangle(b, found, above, 0)
+    if below >= 0:
+        found = _triangle(b, found, -below, 1)
+    return found
+
+
+@primitive("Diag")
+def diag(b: Builder, node: Node, x: Value) -> Value:
+    """A tensor along the diagonal of one with its axes twice."""
+    if known_rank(x) != 1:
+        raise RefusedError(f"only a vector can be made a diagonal here, found {x.rank} axes")
+    return _diagonal_matrix(b, x, 0)
+
+
+@primitive("DiagExt", settings=("diagonal",))
+def diag_ext(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+    """A matrix with a vector along a diagonal; of a matrix, its diagonal."""
+    place = integer(b, diagonal, "diagonal")
+    return _diagonal_matrix(b, x, place) if known_rank(x) == 1 else diagonal_of(b, x, place, 0, 1)
+
+
+def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
+    length = b.dim(x, 0)
+    if not isinstance(length, int):
+        raise RefusedError("the vector's length must be known")
+    size = length + abs(place)
+    mask = np.eye(size, k=place, dtype=bool)[max(-place, 0) : max(-place, 0) + length]
+    spread = b.unsqueeze(x, [1])
+    rows = b.op("Where", [b.const(mask), spread, scalar(b, 0, x)])
+    if size == length:
+        return rows
+    around = [max(-place, 0), 0, max(place, 0), 0]
+    return b.op("Pad", [rows, b.const(around, np.int64)])
+
+
+@primitive("DiagPart")
+def diag_part(b: Builder, node: Node, x: Value) -> Value:
+    """The diagonal of a matrix."""
+    if known_rank(x) != 2:
+        raise RefusedError(f"only a matrix has a diagonal here, found {x.rank} axes")
+    return diagonal_of(b, x, 0, 0, 1)
+
+
+@primitive("Diagonal", "DiagonalView", settings=("offset", "dim1", "dim2"))
+def diagonal(
+    b: Builder, node: Node, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1
+) -> Value:
+    """A diagonal of the matrices that two axes span, as the last axis."""
+    return diagonal_of(b, x, integer(b, offset, "offset"), integer(b, dim1, "dim1"), integer(b, dim2, "dim2"))
+
+
+def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> Value:
+    """The diagonal above (below for negative offsets) the main one of the matrices that two axes span."""
+    rank = known_rank(x)
+    one, other = b.axis(first, x), b.axis(second, x)
+    rest = [axis for axis in range(rank) if axis not in {one, other}]
+    front = b.transpose(x, [one, other, *rest])
+    rows, columns = b.dim(x, one), b.dim(x, other)
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        raise RefusedError("the lengths of the diagonal's axes must be known")
+    count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    steps = np.arange(count)
+    places = np.stack([steps - min(offset, 0), steps + max(offset, 0)], axis=-1)
+    found = b.op("GatherND", [front, b.const(places, np.int64)])
+    return b.transpose(found, [*range(1, rank - 1), 0])
+
+
+@primitive("OneHot", "OneHotExt", settings=("axis",))
+def one_hot(
+    b: Builder,
+    node: Node,
+    indices: Value,
+    depth: Operand,
+    on_value: Operand,
+    off_value: Operand,
+    *,
+    axis: Operand = -1,
+) -> Value:
+    """A new axis with one number where an index points and another elsewhere; indices outside have none."""
+    count = integer(b, depth, "depth")
+    if count < 0:
+        raise RefusedError(f"depth must be known and not negative, found {count}")
+    wanted = result_type(node, FLOAT32)
+    wide = b.cast(indices, INT64)
+    place = integer(b, axis, "axis")
+    rank = known_rank(wide)
+    place = rank if place in {-1, rank} else place
+    line = np.arange(count).reshape([count if item == place else 1 for item in range(rank + 1)])
+    hit = b.op("Equal", [b.unsqueeze(wide, [place]), b.const(line, np.int64)])
+    on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
+    return b.op("Where", [hit, on, off])
+
+
+def _number_tensor(b: Builder, operand: Operand, dtype: np.dtype[np.generic]) -> Value:
+    found = b.cast(b.value(operand, None if isinstance(operand, Value) else dtype), dtype)
+    return found if not found.rank else b.op("Reshape", [found, b.const([], np.int64)])

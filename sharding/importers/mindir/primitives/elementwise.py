@@ -1,0 +1,325 @@
+"""Functions of each element alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.arithmetic import truncated
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    FLOAT32,
+    computable,
+    element_type,
+    floating,
+    full_like,
+    is_float,
+    number,
+    result_type,
+    scalar,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+_FLOAT_FUNCTIONS = {
+    "Exp": ("Exp",),
+    "Log": ("Log",),
+    "Sqrt": ("Sqrt",),
+    "Sin": ("Sin",),
+    "Cos": ("Cos",),
+    "Tan": ("Tan",),
+    "Asin": ("Asin", "AsinExt"),
+    "Acos": ("ACos", "AcosExt"),
+    "Atan": ("Atan", "AtanExt"),
+    "Sinh": ("Sinh",),
+    "Cosh": ("Cosh",),
+    "Tanh": ("Tanh",),
+    "Asinh": ("Asinh", "AsinhExt"),
+    "Acosh": ("Acosh", "AcoshExt"),
+    "Atanh": ("Atanh",),
+    "Erf": ("Erf",),
+    "Reciprocal": ("Reciprocal", "Inv"),
+}
+"""ONNX's functions of floating-point numbers and MindSpore's names of them; integers become float32."""
+_ANY_FUNCTIONS = {"Abs": ("Abs",), "Neg": ("Neg",), "Sign": ("Sign",)}
+"""Those of integers too."""
+_ROUNDING_FUNCTIONS = {"Floor": ("Floor",), "Ceil": ("Ceil",), "Round": ("Rint",)}
+"""Those that do nothing to integers."""
+
+
+def _register(op_type: str, names: tuple[str, ...], kind: str) -> None:
+    def convert(b: Builder, node: Node, x: Value) -> Value:
+        if kind == "rounding" and not is_float(x.dtype):
+            return x
+        return b.op(op_type, [floating(b, x) if kind == "float" else computable(b, x)])
+
+    convert.__doc__ = f"ONNX's {op_type}."
+    primitive(*names)(convert)
+
+
+for _kind, _table in (
+    ("float", _FLOAT_FUNCTIONS),
+    ("any", _ANY_FUNCTIONS),
+    ("rounding", _ROUNDING_FUNCTIONS),
+):
+    for _op_type, _names in _table.items():
+        _register(_op_type, _names, _kind)
+
+
+@primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity", "CopyToDevice",
+           "CopyToHost", "ToDevice", "FormatCast")  # fmt: skip
+def identity(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
+    """The value itself; where it lies and who may change it does not matter here."""
+    return x
+
+
+@primitive("IdentityN")
+def identity_n(b: Builder, node: Node, x: Operand) -> Operand:
+    """The values themselves."""
+    return x
+
+
+@primitive("Rsqrt")
+def rsqrt(b: Builder, node: Node, x: Value) -> Value:
+    """1 / sqrt(x)"""
+    return b.op("Reciprocal", [b.op("Sqrt", [floating(b, x)])])
+
+
+@primitive("Square")
+def square(b: Builder, node: Node, x: Value) -> Value:
+    """x x"""
+    wide = computable(b, x)
+    return b.op("Mul", [wide, wide])
+
+
+@primitive("Expm1")
+def expm1(b: Builder, node: Node, x: Value) -> Value:
+    """exp(x) - 1, as 2 sinh(x/2) exp(x/2): small x keep their digits."""
+    wide = floating(b, x)
+    half = b.op("Mul", [wide, scalar(b, 0.5, wide)])
+    product = b.op("Mul", [b.op("Sinh", [half]), b.op("Exp", [half])])
+    return b.op("Add", [product, product])
+
+
+@primitive("Log1p")
+def log1p(b: Builder, node: Node, x: Value) -> Value:
+    """log(1 + x); for small x by x log(u) / (u - 1) with u = 1 + x, which keeps its digits (W. Kahan)."""
+    wide = floating(b, x)
+    one = scalar(b, 1, wide)
+    raised = b.op("Add", [wide, one])
+    distance = b.op("Sub", [raised, one])
+    nothing = b.op("Equal", [distance, scalar(b, 0, wide)])
+    far = b.op("Or", [nothing, b.op("Greater", [b.op("Abs", [wide]), one])])
+    divisor = b.op("Where", [far, one, distance])
+    corrected = b.op("Mul", [b.op("Log", [raised]), b.op("Div", [wide, divisor])])
+    plain = b.op("Where", [nothing, wide, b.op("Log", [raised])])
+    return b.op("Where", [far, plain, corrected])
+
+
+def _scaled_log(base: float, name: str) -> None:
+    def convert(b: Builder, node: Node, x: Value) -> Value:
+        found = b.op("Log", [floating(b, x)])
+        return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
+
+    convert.__doc__ = f"The logarithm to base {base:g}."
+    primitive(name)(convert)
+
+
+_scaled_log(2, "Log2")
+_scaled_log(10, "Log10")
+
+
+@primitive("Exp2")
+def exp2(b: Builder, node: Node, x: Value) -> Value:
+    """2 to the power of x"""
+    wide = floating(b, x)
+    return b.op("Pow", [scalar(b, 2, wide), wide])
+
+
+@primitive("Erfc")
+def erfc(b: Builder, node: Node, x: Value) -> Value:
+    """1 - erf(x)"""
+    found = b.op("Erf", [floating(b, x)])
+    return b.op("Sub", [scalar(b, 1, found), found])
+
+
+@primitive("Sinc")
+def sinc(b: Builder, node: Node, x: Value) -> Value:
+    """sin(pi x) / (pi x), 1 at 0."""
+    wide = floating(b, x)
+    angle = b.op("Mul", [wide, scalar(b, np.pi, wide)])
+    zero = b.op("Equal", [wide, scalar(b, 0, wide)])
+    ratio = b.op("Div", [b.op("Sin", [angle]), b.op("Where", [zero, scalar(b, 1, wide), angle])])
+    return b.op("Where", [zero, scalar(b, 1, wide), ratio])
+
+
+@primitive("Round", settings=("decimals",))
+def round_(b: Builder, node: Node, x: Value, *, decimals: Operand = 0) -> Value:
+    """Rounded, halves to even, to this many decimals."""
+    if not is_float(x.dtype):
+        return x
+    wide = computable(b, x)
+    places = number(decimals, "decimals")
+    if places == 0:
+        return b.op("Round", [wide])
+    scale = scalar(b, 10.0**places, wide)
+    return b.op("Div", [b.op("Round", [b.op("Mul", [wide, scale])]), scale])
+
+
+@primitive("Trunc")
+def trunc(b: Builder, node: Node, x: Value) -> Value:
+    """Without the fraction."""
+    return truncated(b, computable(b, x)) if is_float(x.dtype) else x
+
+
+@primitive("Frac")
+def frac(b: Builder, node: Node, x: Value) -> Value:
+    """The fraction, with the number's sign."""
+    wide = computable(b, x)
+    return b.op("Sub", [wide, truncated(b, wide)])
+
+
+@primitive("IsNan")
+def is_nan(b: Builder, node: Node, x: Value) -> Value:
+    """Where it is no number."""
+    return b.op("IsNaN", [floating(b, x)])
+
+
+@primitive("IsInf")
+def is_inf(b: Builder, node: Node, x: Value) -> Value:
+    """Where it is infinite."""
+    return _is_infinite(b, x)
+
+
+@primitive("IsNegInf")
+def is_neg_inf(b: Builder, node: Node, x: Value) -> Value:
+    """Where it is minus infinity."""
+    wide = floating(b, x)
+    return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
+
+
+def _is_infinite(b: Builder, x: Value) -> Value:
+    wide = floating(b, x)
+    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
+
+
+@primitive("IsFinite")
+def is_finite(b: Builder, node: Node, x: Value) -> Value:
+    """Where it is neither infinite nor no number."""
+    return b.op("Not", [b.op("Or", [_is_infinite(b, x), b.op("IsNaN", [floating(b, x)])])])
+
+
+@primitive("NanToNum", settings=("nan", "posinf", "neginf"))
+def nan_to_num(
+    b: Builder, node: Node, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
+) -> Value:
+    """Numbers in place of those that are none or infinite; by default 0 and the largest there are."""
+    if not is_float(x.dtype):
+        return x
+    wide = computable(b, x)
+    limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.finfo(np.float32)
+    instead = {
+        "nan": 0.0 if nan is None else number(nan, "nan"),
+        "posinf": float(limits.max) if posinf is None else number(posinf, "posinf"),
+        "neginf": float(limits.min) if neginf is None else number(neginf, "neginf"),
+    }
+    found = b.op("Where", [b.op("IsNaN", [wide]), scalar(b, instead["nan"], wide), wide])
+    upper = b.op("Equal", [wide, scalar(b, np.inf, wide)])
+    lower = b.op("Equal", [wide, scalar(b, -np.inf, wide)])
+    found = b.op("Where", [upper, scalar(b, instead["posinf"], wide), found])
+    return b.op("Where", [lower, scalar(b, instead["neginf"], wide), found])
+
+
+@primitive("Cast", settings=("dst_type",))
+def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
+    """Another element type."""
+    value = b.value(x)
+    return b.cast(value, element_type(dst_type, result_type(node, value.dtype)))
+
+
+@primitive("ToDtype", "ToOther", "TypeAs")
+def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
+    """The element type that the file declares."""
+    return b.cast(x, result_type(node, x.dtype))
+
+
+@primitive("ZerosLike", "ZerosLikeExt")
+def zeros_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
+    """Zeros in the shape of another."""
+    return full_like(b, x, 0, element_type(dtype, result_type(node, x.dtype)))
+
+
+@primitive("OnesLike", "OnesLikeExt")
+def ones_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
+    """Ones in the shape of another."""
+    return full_like(b, x, 1, element_type(dtype, result_type(node, x.dtype)))
+
+
+@primitive("FullLike", "Fills")
+def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand = None) -> Value:
+    """One number in the shape of another."""
+    value = amount if isinstance(amount, Value) else number(amount, "the number to fill with")
+    return full_like(b, x, value, element_type(dtype, result_type(node, x.dtype)))
+
+
+@primitive("ClampScalar", "ClampTensor", settings=("min", "max"))
+def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand = None) -> Value:
+    """Between two bounds, numbers or tensors, either of which may be missing. The upper one wins."""
+    from sharding.importers.mindir.primitives.arithmetic import binary
+
+    found: Value = x
+    if min is not None:
+        found = binary(b, node, "Max", found, min)
+    if max is not None:
+        found = binary(b, node, "Min", found, max)
+    return found
+
+
+@primitive("Logit", settings=("eps",))
+def logit(b: Builder, node: Node, x: Value, *, eps: Operand = -1.0) -> Value:
+    """log(x / (1 - x)), x held between eps and 1 - eps where eps is not negative."""
+    wide = floating(b, x)
+    margin = -1.0 if eps is None else number(eps, "eps")
+    if margin >= 0:
+        wide = b.op("Clip", [wide, scalar(b, margin, wide), scalar(b, 1 - margin, wide)])
+    return b.op("Log", [b.op("Div", [wide, b.op("Sub", [scalar(b, 1, wide), wide])])])
+
+
+@primitive("Erfinv")
+def erfinv(b: Builder, node: Node, x: Value) -> Value:
+    """The inverse of erf, by the polynomials of M. Giles, Approximating the erfinv
+    function (2010)."""
+    if x.dtype == np.float64:
+        raise RefusedError("it is computed in single precision only; export it with float32")
+    wide = b.cast(x, FLOAT32)
+    one = scalar(b, 1, wide)
+    w = b.op("Neg", [b.op("Log", [b.op("Mul", [b.op("Sub", [one, wide]), b.op("Add", [one, wide])])])])
+    near = _polynomial(b, b.op("Sub", [w, scalar(b, 2.5, w)]), _GILES_NEAR)
+    far = _polynomial(b, b.op("Sub", [b.op("Sqrt", [w]), scalar(b, 3.0, w)]), _GILES_FAR)
+    chosen = b.op("Where", [b.op("Less", [w, scalar(b, 5.0, w)]), near, far])
+    found = b.op("Mul", [chosen, wide])
+    limit = b.op("Equal", [b.op("Abs", [wide]), one])
+    infinite = b.op("Mul", [wide, scalar(b, np.inf, wide)])
+    return b.op("Where", [limit, infinite, found])
+
+
+_GILES_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+               -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+              0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
+
+
+def _polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """A polynomial by Horner's rule, the highest power first."""
+    found = scalar(b, coefficients[0], x)
+    for coefficient in coefficients[1:]:
+        found = b.op("Add", [b.op("Mul", [found, x]), scalar(b, coefficient, x)])
+    return found
+
+
+@primitive("Dropout")
+def dropout(b: Builder, node: Node, x: Value, *rest: Operand) -> Operand:
+    """Nothing is dropped in inference: the value, and a mask of ones."""
+    return (x, full_like(b, x, 1))

@@ -1,0 +1,182 @@
+"""Losses, which networks exported for evaluation contain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.arithmetic import binary
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    floating,
+    known_rank,
+    number,
+    scalar,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+REDUCTIONS = ("sum", "mean", "none")
+"""In the order of version 3's numbers."""
+
+
+def _reduced(b: Builder, x: Value, setting: Operand, weights: Value | None = None) -> Value:
+    """The loss of each, their sum, or their mean, which weights weigh."""
+    kind = text(setting, "reduction", (*REDUCTIONS, "batchmean"))
+    if kind == "none":
+        return x
+    if kind == "batchmean":
+        total = b.op("ReduceSum", [x], {"keepdims": 0})
+        return b.op("Div", [total, b.cast(b.value(b.dim(x, 0)), x.dtype)])
+    if kind == "mean" and weights is not None:
+        total, count = (b.op("ReduceSum", [item], {"keepdims": 0}) for item in (x, weights))
+        return b.op("Div", [total, count])
+    return b.op("ReduceSum" if kind == "sum" else "ReduceMean", [x], {"keepdims": 0})
+
+
+@primitive("SoftmaxCrossEntropyWithLogits")
+def softmax_cross_entropy(b: Builder, node: Node, logits: Value, labels: Value) -> Operand:
+    """The loss of each row against its distribution, and the logits' gradient."""
+    wide = floating(b, logits)
+    wanted = b.cast(labels, wide.dtype)
+    logs = b.op("LogSoftmax", [wide], {"axis": -1})
+    loss = b.op("Neg", [b.op("ReduceSum", [b.op("Mul", [wanted, logs]), b.ints((-1,))], {"keepdims": 0})])
+    return loss, b.op("Sub", [b.op("Softmax", [wide], {"axis": -1}), wanted])
+
+
+@primitive("SparseSoftmaxCrossEntropyWithLogits", settings=("is_grad",))
+def sparse_softmax_cross_entropy(
+    b: Builder, node: Node, logits: Value, labels: Value, *, is_grad: Operand = False
+) -> Value:
+    """The mean loss against class numbers."""
+    if is_grad:
+        raise RefusedError("its gradient (is_grad) has no conversion")
+    logs = b.op("LogSoftmax", [floating(b, logits)], {"axis": -1})
+    rows = b.op(
+        "GatherElements", [logs, b.unsqueeze(b.cast(labels, INT64), [known_rank(labels)])], {"axis": -1}
+    )
+    return b.op("Neg", [b.op("ReduceMean", [rows], {"keepdims": 0})])
+
+
+def _logits_loss(b: Builder, x: Value, target: Value) -> Value:
+    """log(1 + exp(-|x|)) + max(x, 0) - x target"""
+    wide = floating(b, x)
+    wanted = b.cast(target, wide.dtype)
+    tail = b.op("Softplus", [b.op("Neg", [b.op("Abs", [wide])])])
+    line = b.op("Sub", [b.op("Relu", [wide]), b.op("Mul", [wide, wanted])])
+    return b.op("Add", [line, tail])
+
+
+@primitive("SigmoidCrossEntropyWithLogits")
+def sigmoid_cross_entropy(b: Builder, node: Node, logits: Value, labels: Value) -> Value:
+    """The loss of each against a probability."""
+    return _logits_loss(b, logits, labels)
+
+
+@primitive("BCEWithLogitsLoss", settings=("reduction",))
+def bce_with_logits(
+    b: Builder,
+    node: Node,
+    logits: Value,
+    labels: Value,
+    weight: Operand = None,
+    positive: Operand = None,
+    *,
+    reduction: Operand = "mean",
+) -> Value:
+    """The same with weights of each and of the positive part."""
+    wide = floating(b, logits)
+    wanted = b.cast(labels, wide.dtype)
+    if isinstance(positive, Value):
+        # (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))
+        one = scalar(b, 1, wide)
+        more = b.op("Mul", [b.op("Sub", [b.cast(positive, wide.dtype), one]), wanted])
+        tail = b.op("Mul", [b.op("Add", [more, one]), b.op("Softplus", [b.op("Neg", [wide])])])
+        found = b.op("Add", [b.op("Mul", [b.op("Sub", [one, wanted]), wide]), tail])
+    else:
+        found = _logits_loss(b, wide, wanted)
+    if isinstance(weight, Value):
+        found = b.op("Mul", [found, b.cast(weight, wide.dtype)])
+    return _reduced(b, found, reduction)
+
+
+@primitive("BinaryCrossEntropy", settings=("reduction",))
+def binary_cross_entropy(
+    b: Builder, node: Node, x: Value, target: Value, weight: Operand = None, *, reduction: Operand = "mean"
+) -> Value:
+    """Of probabilities; logarithms of 0 are held at that of the smallest number."""
+    wide = floating(b, x)
+    wanted, one = b.cast(target, wide.dtype), scalar(b, 1, wide)
+    least = scalar(b, 1e-12, wide)
+    logs = [b.op("Log", [b.op("Max", [item, least])]) for item in (wide, b.op("Sub", [one, wide]))]
+    parts = [b.op("Mul", [wanted, logs[0]]), b.op("Mul", [b.op("Sub", [one, wanted]), logs[1]])]
+    found = b.op("Neg", [b.op("Add", parts)])
+    if isinstance(weight, Value):
+        found = b.op("Mul", [found, b.cast(weight, wide.dtype)])
+    return _reduced(b, found, reduction)
+
+
+@primitive("SmoothL1Loss", settings=("beta", "reduction"))
+def smooth_l1(
+    b: Builder, node: Node, x: Value, target: Value, *, beta: Operand = 1.0, reduction: Operand = "none"
+) -> Value:
+    """A parabola below beta, a line above."""
+    distance = b.op("Abs", [binary(b, node, "Sub", x, target)])
+    limit = float(number(beta, "beta"))
+    if limit == 0:
+        return _reduced(b, distance, reduction)
+    half = b.op("Mul", [b.op("Mul", [distance, distance]), scalar(b, 0.5 / limit, distance)])
+    line = b.op("Sub", [distance, scalar(b, 0.5 * limit, distance)])
+    near = b.op("Less", [distance, scalar(b, limit, distance)])
+    return _reduced(b, b.op("Where", [near, half, line]), reduction)
+
+
+@primitive("MSELossExt", settings=("reduction",))
+def mse_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
+    """The squared distance."""
+    distance = binary(b, node, "Sub", x, target)
+    return _reduced(b, b.op("Mul", [distance, distance]), reduction)
+
+
+@primitive("L1LossExt", settings=("reduction",))
+def l1_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
+    """The distance."""
+    return _reduced(b, b.op("Abs", [binary(b, node, "Sub", x, target)]), reduction)
+
+
+@primitive("KLDivLoss", settings=("reduction",))
+def kl_div_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
+    """target (log target - x); 0 where the target is not positive."""
+    wide = floating(b, x)
+    wanted = b.cast(target, wide.dtype)
+    positive = b.op("Greater", [wanted, scalar(b, 0, wanted)])
+    safe = b.op("Where", [positive, wanted, scalar(b, 1, wanted)])
+    found = b.op("Mul", [wanted, b.op("Sub", [b.op("Log", [safe]), wide])])
+    return _reduced(b, b.op("Where", [positive, found, scalar(b, 0, wanted)]), reduction)
+
+
+@primitive("NLLLoss", settings=("reduction", "ignore_index"))
+def nll_loss(
+    b: Builder,
+    node: Node,
+    logs: Value,
+    labels: Value,
+    weight: Value,
+    *,
+    reduction: Operand = "mean",
+    ignore_index: Operand = -100,
+) -> Operand:
+    """The negative logarithm at each row's class times the class's weight, and the weights' sum."""
+    wide = floating(b, logs)
+    classes = b.cast(labels, INT64)
+    ignored = b.op("Equal", [classes, b.const(int(number(ignore_index, "ignore_index")), np.int64)])
+    safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
+    shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
+    shares = b.op("Where", [ignored, scalar(b, 0, wide), shares])
+    rows = b.op("GatherElements", [wide, b.unsqueeze(safe, [known_rank(safe)])], {"axis": -1})
+    found = b.op("Neg", [b.op("Mul", [b.squeeze(rows, [known_rank(safe)]), shares])])
+    return _reduced(b, found, reduction, shares), b.op("ReduceSum", [shares], {"keepdims": 0})

@@ -1,0 +1,123 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sharding.importers.mindir.primitives.arithmetic import binary
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    computable,
+    known_rank,
+    number,
+    promoted,
+    tensors,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+FORMATS = ("nchw", "nhwc", "nhwc", "nc1hwc0", "ncdhw")
+"""Data layouts in the order of version 3's numbers: NCHW 0, NHWC 1; NCDHW."""
+
+
+def product(b: Builder, x: Value, y: Value) -> Value:
+    """The matrix product in the common type."""
+    first, second = (computable(b, item) for item in promoted(b, x, y))
+    return b.op("MatMul", [first, second])
+
+
+def swapped(b: Builder, x: Value) -> Value:
+    """The last two axes exchanged; a weight that is constant is turned by the optimizer, once."""
+    rank = known_rank(x)
+    if rank < 2:
+        raise RefusedError(f"a tensor with {rank} axes cannot be transposed as a matrix")
+    return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+@primitive("MatMul", "BatchMatMul", settings=("transpose_a", "transpose_b"))
+def matmul(
+    b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
+) -> Value:
+    """The product, either factor transposed first if wanted."""
+    first = swapped(b, x) if transpose_a else x
+    second = swapped(b, y) if transpose_b else y
+    return product(b, first, second)
+
+
+@primitive("MatMulExt", "BatchMatMulExt", "Mm", "Mv", "Dot", "Vdot")
+def matmul_ext(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """The product as numpy has it, of vectors too."""
+    return product(b, x, y)
+
+
+@primitive("Outer", "Ger")
+def outer(b: Builder, node: Node, x: Value, y: Value) -> Value:
+    """Each element of a vector times each of another."""
+    first, second = promoted(b, x, y)
+    return binary(b, node, "Mul", b.unsqueeze(first, [first.rank or 1]), second)
+
+
+@primitive("Dense")
+def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None) -> Value:
+    """x times the transposed weight (out, in), plus a bias."""
+    turned = swapped(b, weight) if weight.rank != 1 else weight
+    found = product(b, x, turned)
+    return found if bias is None else binary(b, node, "Add", found, bias)
+
+
+@primitive("BiasAdd", settings=("data_format",))
+def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
+    """A vector added along the axis of the channels: 1, or the last one for NHWC."""
+    setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
+    rank = known_rank(x)
+    if rank > 2 and text(setting, "data_format", FORMATS) != "nhwc":
+        bias = b.op("Reshape", [bias, b.ints((-1, *[1] * (rank - 2)))])
+    return binary(b, node, "Add", x, bias)
+
+
+def _weighed(b: Builder, node: Node, x: Operand, found: Value, beta: Operand, alpha: Operand) -> Value:
+    """beta x + alpha found"""
+    if isinstance(alpha, Value) or number(alpha, "alpha") != 1:
+        found = binary(b, node, "Mul", found, alpha)
+    if isinstance(beta, Value) or number(beta, "beta") != 1:
+        x = binary(b, node, "Mul", x, beta)
+    return binary(b, node, "Add", x, found)
+
+
+@primitive("Addmm", "Baddbmm", "Addmv", settings=("beta", "alpha"))
+def addmm(
+    b: Builder, node: Node, x: Value, first: Value, second: Value, *, beta: Operand = 1, alpha: Operand = 1
+) -> Value:
+    """beta x + alpha (first second)"""
+    return _weighed(b, node, x, product(b, first, second), beta, alpha)
+
+
+@primitive("Addbmm", settings=("beta", "alpha"))
+def addbmm(
+    b: Builder, node: Node, x: Value, first: Value, second: Value, *, beta: Operand = 1, alpha: Operand = 1
+) -> Value:
+    """beta x + alpha (the sum of first[i] second[i])"""
+    total = b.op("ReduceSum", [product(b, first, second), b.ints((0,))], {"keepdims": 0})
+    return _weighed(b, node, x, total, beta, alpha)
+
+
+@primitive("Einsum", settings=("equation",))
+def einsum(b: Builder, node: Node, *items: Operand, equation: Operand = None) -> Value:
+    """A sum of products in Einstein's notation."""
+    return _einsum(b, equation, items)
+
+
+@primitive("EinsumExt")
+def einsum_ext(b: Builder, node: Node, equation: Operand, operands: Operand) -> Value:
+    """The same."""
+    return _einsum(b, equation, (operands,))
+
+
+def _einsum(b: Builder, equation: Operand, items: tuple[Operand, ...]) -> Value:
+    if not isinstance(equation, str):
+        raise RefusedError("its equation is missing")
+    found = tensors(items[0] if len(items) == 1 else items)
+    wide = [computable(b, item) for item in promoted(b, *found)]
+    return b.op("Einsum", wide, {"equation": equation.replace(" ", "")})

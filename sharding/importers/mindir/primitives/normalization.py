@@ -1,0 +1,304 @@
+"""Normalization."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.arithmetic import binary
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.conv import channels_last
+from sharding.importers.mindir.primitives.operands import (
+    computable,
+    filled,
+    floating,
+    integer,
+    integers,
+    known_rank,
+    number,
+    reduced,
+    scalar,
+    text,
+)
+from sharding.importers.mindir.primitives.reduction import moments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharding.importers.mindir.builder import Builder
+
+
+def _batch(
+    b: Builder, x: Value, scale: Operand, bias: Operand, mean: Operand, variance: Operand,
+    training: bool, epsilon: float, flip: bool,
+) -> Operand:  # fmt: skip
+    rank = known_rank(x)
+    wide = floating(b, x)
+    flip = flip and rank > 2
+    if flip:
+        wide = b.transpose(wide, [0, rank - 1, *range(1, rank - 1)])
+    channels = b.dim(wide, 1)
+    if training:
+        spread, centre = moments(b, wide, [0, *range(2, rank)], 0, False)
+        mean, variance = centre, spread
+    found = [
+        b.cast(item, wide.dtype) if isinstance(item, Value) else filled(b, (channels,), default, wide.dtype)
+        for item, default in ((scale, 1), (bias, 0), (mean, 0), (variance, 1))
+    ]
+    result = b.op("BatchNormalization", [wide, *found], {"epsilon": epsilon})
+    if flip:
+        result = b.transpose(result, [0, *range(2, rank), 1])
+    return (result, found[2], found[3], found[2], found[3])
+
+
+@primitive("BatchNorm", "FusedBatchNorm", settings=("is_training", "epsilon", "momentum", "data_format"))
+def batch_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    scale: Value,
+    bias: Value,
+    mean: Value,
+    variance: Value,
+    *,
+    is_training: Operand = False,
+    epsilon: Operand = 1e-5,
+    momentum: Operand = 0.1,
+    data_format: Operand = "NCHW",
+) -> Operand:
+    """By the given moments, or in training by those of the batch. Of the five results the first matters."""
+    layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
+    return _batch(
+        b, x, scale, bias, mean, variance, bool(is_training), float(number(epsilon, "epsilon")),
+        channels_last(layout),
+    )  # fmt: skip
+
+
+@primitive("BatchNormExt", settings=("training", "momentum", "epsilon"))
+def batch_norm_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    scale: Operand = None,
+    bias: Operand = None,
+    mean: Operand = None,
+    variance: Operand = None,
+    *,
+    training: Operand = False,
+    momentum: Operand = 0.1,
+    epsilon: Operand = 1e-5,
+) -> Operand:
+    """The same with moments and weights that may be missing."""
+    eps = float(number(epsilon, "epsilon"))
+    found = _batch(b, x, scale, bias, mean, variance, bool(training) or mean is None, eps, False)
+    assert isinstance(found, tuple)
+    return found[:3]
+
+
+def _layer(
+    b: Builder, x: Value, first_axis: int, scale: Operand, bias: Operand, epsilon: float
+) -> tuple[Value, list[int], Value]:
+    """(result, axes, the operand in floating point)"""
+    wide = floating(b, x)
+    rank = known_rank(wide)
+    axes = list(range(b.axis(first_axis, wide), rank))
+    weights: Operand = scale
+    if not isinstance(scale, Value):
+        assert wide.shape is not None
+        weights = filled(b, tuple(b.dim(wide, axis) for axis in axes), 1, wide.dtype)
+    assert isinstance(weights, Value)
+    operands = [wide, b.cast(weights, wide.dtype)]
+    late_bias = isinstance(bias, Value) and bias.rank != len(axes)
+    if weights.rank == len(axes):
+        if isinstance(bias, Value) and not late_bias:
+            operands.append(b.cast(bias, wide.dtype))
+        found = b.op("LayerNormalization", operands, {"axis": axes[0], "epsilon": epsilon})
+    else:  # weights of other axes than those that are normalized
+        variance, mean = moments(b, wide, axes, 0, True)
+        found = _normal(b, wide, mean, variance, epsilon)
+        found = b.op("Mul", [found, operands[1]])
+        late_bias = isinstance(bias, Value)
+    if late_bias and isinstance(bias, Value):
+        found = b.op("Add", [found, b.cast(bias, wide.dtype)])
+    return found, axes, wide
+
+
+def _normal(b: Builder, x: Value, mean: Value, variance: Value, epsilon: float) -> Value:
+    root = b.op("Sqrt", [b.op("Add", [variance, scalar(b, epsilon, variance)])])
+    return b.op("Div", [b.op("Sub", [x, mean]), root])
+
+
+def _inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
+    return b.op("Reciprocal", [b.op("Sqrt", [b.op("Add", [variance, scalar(b, epsilon, variance)])])])
+
+
+@primitive("LayerNorm", "LayerNormV3", settings=("begin_norm_axis", "begin_params_axis", "epsilon"))
+def layer_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    scale: Value,
+    bias: Value,
+    *,
+    begin_norm_axis: Operand = 1,
+    begin_params_axis: Operand = 1,
+    epsilon: Operand = 1e-7,
+) -> Operand:
+    """Over the axes from one on; the weights have the shape from another on. Gives also the mean and, for
+    LayerNorm, the variance, for LayerNormV3 one over its root."""
+    eps = float(number(epsilon, "epsilon"))
+    axis = integer(b, begin_norm_axis, "begin_norm_axis")
+    found, axes, wide = _layer(b, x, axis, scale, bias, eps)
+    variance, mean = moments(b, wide, axes, 0, True)
+    return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, eps)
+
+
+@primitive("LayerNormExt", settings=("eps",))
+def layer_norm_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    normalized_shape: Operand,
+    weight: Operand = None,
+    bias: Operand = None,
+    *,
+    eps: Operand = 1e-5,
+) -> Operand:
+    """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
+    count = len(integers(b, normalized_shape, "normalized_shape"))
+    epsilon = float(number(eps, "eps"))
+    found, axes, wide = _layer(b, x, known_rank(x) - count, weight, bias, epsilon)
+    variance, mean = moments(b, wide, axes, 0, True)
+    return found, mean, _inverse_root(b, variance, epsilon)
+
+
+@primitive("AddLayerNormV2", "AddLayerNorm", settings=("epsilon", "additional_out"))
+def add_layer_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    y: Value,
+    gamma: Value,
+    beta: Value,
+    *,
+    epsilon: Operand = 1e-5,
+    additional_out: Operand = False,
+) -> Operand:
+    """Of a sum, over the last axis. Gives also the mean, one over the deviation, and the sum."""
+    total = binary(b, node, "Add", x, y)
+    eps = float(number(epsilon, "epsilon"))
+    found, axes, wide = _layer(b, total, -1, gamma, beta, eps)
+    variance, mean = moments(b, wide, axes, 0, True)
+    return found, mean, _inverse_root(b, variance, eps), total
+
+
+def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
+    """Each group of channels of each batch entry by its own moments."""
+    wide = floating(b, x)
+    shape = b.shape_of(wide)
+    assert isinstance(shape, tuple)
+    ones, zeros = (b.const(np.full(groups, item, wide.dtype)) for item in (1, 0))
+    flat = b.reshape(wide, (shape[0], groups, -1))
+    found = b.op("InstanceNormalization", [flat, ones, zeros], {"epsilon": epsilon})
+    return b.reshape(found, shape)
+
+
+def _per_channel(b: Builder, x: Value, vector: Operand, op_type: str) -> Value:
+    if not isinstance(vector, Value):
+        return x
+    flat = b.op("Reshape", [b.cast(vector, x.dtype), b.ints((-1, *[1] * (known_rank(x) - 2)))])
+    return b.op(op_type, [x, flat])
+
+
+@primitive("GroupNorm", settings=("eps",))
+def group_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    num_groups: Operand,
+    weight: Operand = None,
+    bias: Operand = None,
+    *,
+    eps: Operand = 1e-5,
+) -> Operand:
+    """By the moments of groups of channels. Gives also each group's mean and one over its deviation."""
+    groups = integer(b, num_groups, "num_groups")
+    channels = b.dim(x, 1)
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
+        raise RefusedError(f"{channels} channels cannot be cut into {groups} groups")
+    epsilon = float(number(eps, "eps"))
+    found = _grouped(b, x, groups, epsilon)
+    found = _per_channel(b, _per_channel(b, found, weight, "Mul"), bias, "Add")
+    flat = b.reshape(floating(b, x), (b.dim(x, 0), groups, -1))
+    variance, mean = moments(b, flat, [2], 0, False)
+    return found, mean, _inverse_root(b, variance, epsilon)
+
+
+@primitive("InstanceNorm", settings=("epsilon", "momentum"))
+def instance_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    gamma: Value,
+    beta: Value,
+    *running: Operand,
+    epsilon: Operand = 1e-5,
+    momentum: Operand = 0.1,
+) -> Operand:
+    """Each channel of each batch entry by its own moments."""
+    wide = floating(b, x)
+    operands = [wide, b.cast(gamma, wide.dtype), b.cast(beta, wide.dtype)]
+    eps = float(number(epsilon, "epsilon"))
+    found = b.op("InstanceNormalization", operands, {"epsilon": eps})
+    variance, mean = moments(b, wide, list(range(2, known_rank(wide))), 0, False)
+    return found, mean, variance
+
+
+def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Value]:
+    """x / sqrt(mean of squares + epsilon) times weights, and the first factor's inverse."""
+    rank, own = known_rank(x), known_rank(gamma)
+    axes: Sequence[int] = list(range(rank - own, rank))
+    wide = floating(b, x)
+    mean = reduced(b, "ReduceMean", b.op("Mul", [wide, wide]), axes, True)
+    scale = _inverse_root(b, mean, epsilon)
+    return b.op("Mul", [b.op("Mul", [wide, scale]), b.cast(gamma, wide.dtype)]), scale
+
+
+@primitive("RmsNorm", settings=("epsilon",))
+def rms_norm(b: Builder, node: Node, x: Value, gamma: Value, *, epsilon: Operand = 1e-6) -> Operand:
+    """By the root of the mean square, computed in float32 as MindSpore does for narrower types."""
+    wide = b.cast(x, np.float32) if x.dtype.itemsize < 4 else x
+    return _rms(b, wide, gamma, float(number(epsilon, "epsilon")))
+
+
+@primitive("AddRmsNorm", settings=("epsilon",))
+def add_rms_norm(
+    b: Builder, node: Node, x: Value, y: Value, gamma: Value, *, epsilon: Operand = 1e-6
+) -> Operand:
+    """Of a sum. Gives also one over the root of the mean square, and the sum."""
+    total = binary(b, node, "Add", x, y)
+    wide = b.cast(total, np.float32) if total.dtype.itemsize < 4 else total
+    found, scale = _rms(b, wide, gamma, float(number(epsilon, "epsilon")))
+    return found, scale, total
+
+
+@primitive("LRN", settings=("depth_radius", "bias", "alpha", "beta", "norm_region"))
+def lrn(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    depth_radius: Operand = 5,
+    bias: Operand = 1.0,
+    alpha: Operand = 1.0,
+    beta: Operand = 0.5,
+    norm_region: Operand = "across_channels",
+) -> Value:
+    """By the squares of the neighbouring channels; ONNX divides alpha by their number."""
+    text(norm_region, "norm_region", ("across_channels",))
+    size = 2 * integer(b, depth_radius, "depth_radius") + 1
+    return b.op("LRN", [computable(b, x)], {
+        "size": size, "bias": float(number(bias, "bias")), "alpha": float(number(alpha, "alpha")) * size,
+        "beta": float(number(beta, "beta")),
+    })  # fmt: skip

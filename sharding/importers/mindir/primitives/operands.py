@@ -1,0 +1,229 @@
+"""What the families share: settings in their two spellings, element types to compute in, pieces of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+FLOAT32 = np.dtype(np.float32)
+INT32 = np.dtype(np.int32)
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a floating-point type; numpy does not count bfloat16 as one."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def element_type(setting: Any, default: np.dtype[Any]) -> np.dtype[Any]:
+    """An element type: numpy's own (version 1), MindSpore's number of it (version 3), or None for the default."""
+    from sharding.importers.mindir.values import ValueProblem, dtype_of_id
+
+    if setting is None:
+        return default
+    if isinstance(setting, np.dtype):
+        return setting
+    if isinstance(setting, int) and not isinstance(setting, bool):
+        try:
+            return dtype_of_id(setting)
+        except ValueProblem as error:
+            raise RefusedError(str(error)) from None
+    raise RefusedError(f"expected an element type, found {setting!r:.80}")
+
+
+def result_type(node: Node, default: np.dtype[Any]) -> np.dtype[Any]:
+    """The element type that the file declares for the first result."""
+    return node.result.dtype if node.result is not None else default
+
+
+def integer(b: Builder, operand: Operand, what: str) -> int:
+    """One integer that is known while converting."""
+    found = b.known_ints(operand) if operand is not None else None
+    if found is None or len(found) != 1:
+        raise RefusedError(f"{what} must be one integer that is known before a run, found {shown(operand)}")
+    return found[0]
+
+
+def integers(b: Builder, operand: Operand, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Integers known while converting; one stands for ``count`` equal ones."""
+    found = b.known_ints(operand) if operand is not None else None
+    if found is None:
+        raise RefusedError(f"{what} must be integers that are known before a run, found {shown(operand)}")
+    if count is not None and len(found) == 1:
+        found *= count
+    if count is not None and len(found) != count:
+        raise RefusedError(f"{what} must have {count} numbers, found {shown(found)}")
+    return found
+
+
+def number(operand: Operand, what: str) -> float | int | bool:
+    """One number that is known while converting."""
+    if isinstance(operand, Value) and operand.constant is not None and operand.constant.size == 1:
+        found = operand.constant.reshape(-1)[0].item()
+        if isinstance(found, (bool, int, float)):
+            return found
+    if isinstance(operand, (bool, int, float)):
+        return operand
+    raise RefusedError(f"{what} must be a number that is known before a run, found {shown(operand)}")
+
+
+def text(setting: Operand, what: str, numbered: Sequence[str]) -> str:
+    """An enumeration: its name (version 1, in any case) or its place among ``numbered`` (version 3)."""
+    if isinstance(setting, str):
+        found = setting.lower()
+    elif isinstance(setting, int) and 0 <= setting < len(numbered):
+        found = numbered[setting]
+    else:
+        raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
+    if found not in numbered:
+        raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
+    return found
+
+
+def shown(operand: Operand) -> str:
+    """An operand in a message."""
+    return "a tensor" if isinstance(operand, Value) else repr(operand)[:80]
+
+
+def known_rank(x: Value) -> int:
+    """The number of axes. Raises `RefusedError` where it is not known."""
+    if x.shape is None:
+        raise RefusedError("it needs an operand whose number of axes is known")
+    return len(x.shape)
+
+
+def axes_of(b: Builder, setting: Operand, x: Value) -> list[int] | None:
+    """Axes, counted from the front and in order; all of them for none. None: all, of an unknown number."""
+    if setting is None or setting == ():
+        return None if x.shape is None else list(range(len(x.shape)))
+    found = integers(b, setting, "axis")
+    if x.rank == 0:  # MindSpore lets the axes of a scalar be 0 and -1
+        return []
+    axes = [b.axis(axis, x) for axis in found]
+    if len(set(axes)) != len(axes):
+        raise RefusedError(f"axis {axes} names one axis twice")
+    return sorted(axes) if all(axis >= 0 for axis in axes) else axes
+
+
+def tensors(operand: Operand, what: str = "its operand") -> list[Value]:
+    """The tensors of a tuple; of a single tensor, itself."""
+    items = operand if isinstance(operand, tuple) else (operand,)
+    found = [item for item in items if isinstance(item, Value)]
+    if not found or len(found) != len(items):
+        raise RefusedError(f"{what} must be a tuple of tensors, found {shown(operand)}")
+    return found
+
+
+def promoted(b: Builder, *operands: Operand) -> list[Value]:
+    """Operands in one element type: that of the tensors; numbers take it unless they are of a higher kind."""
+    kinds = [item.dtype for item in operands if isinstance(item, Value)]
+    dtype = kinds[0] if kinds else None
+    for kind in kinds[1:]:
+        dtype = _wider(dtype, kind) if dtype is not None else kind
+    for item in operands:
+        if isinstance(item, float) and (dtype is None or not is_float(dtype)):
+            dtype = FLOAT32
+        elif isinstance(item, int) and not isinstance(item, bool) and (dtype is None or dtype == BOOL):
+            dtype = INT64
+    return [b.cast(b.value(item, _literal(item, dtype)), dtype or BOOL) for item in operands]
+
+
+def _literal(item: Operand, dtype: np.dtype[Any] | None) -> np.dtype[Any] | None:
+    return None if isinstance(item, (Value, tuple)) else dtype
+
+
+def _wider(a: np.dtype[Any], c: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that holds both, a floating-point type winning over integers of any width as in MindSpore."""
+    if a == c:
+        return a
+    if is_float(a) != is_float(c):
+        return a if is_float(a) else c
+    if a.kind == "V" or c.kind == "V":  # bfloat16 with another floating-point type
+        return FLOAT32 if FLOAT32 in {a, c} or "float16" in {a.name, c.name} else np.dtype(np.float64)
+    return np.promote_types(a, c)
+
+
+def computable(b: Builder, x: Value, *, bool_as: np.dtype[Any] = INT32) -> Value:
+    """The value in a type that ONNX Runtime computes in on every provider: narrow integers and bool widened,
+    bfloat16 as float32. The result is converted back by who called the conversion."""
+    if x.dtype.kind in "fi" and x.dtype.itemsize >= 4:
+        return x
+    if x.dtype.name == "bfloat16":
+        return b.cast(x, FLOAT32)
+    if x.dtype.kind == "f":
+        return x
+    if x.dtype == BOOL:
+        return b.cast(x, bool_as)
+    if x.dtype.kind in "iu":
+        return b.cast(x, INT64 if x.dtype.itemsize >= 4 else INT32)
+    raise RefusedError(f"there is no arithmetic for {x.dtype}")
+
+
+def floating(b: Builder, x: Value) -> Value:
+    """The value as a floating-point tensor: integers become float32, as MindSpore has it."""
+    if x.dtype.kind == "f":
+        return x
+    return b.cast(x, FLOAT32)
+
+
+def scalar(b: Builder, amount: float | int | bool, like: Value) -> Value:
+    """A number in another value's element type."""
+    return b.const(np.asarray(amount).astype(like.dtype))
+
+
+def full_like(b: Builder, x: Value, amount: Any, dtype: np.dtype[Any] | None = None) -> Value:
+    """A tensor of one value in the shape of another."""
+    return filled(b, b.shape_of(x), amount, dtype or x.dtype)
+
+
+def filled(b: Builder, shape: Operand, amount: Any, dtype: np.dtype[Any]) -> Value:
+    """A tensor of one value, in a shape of integers known or not."""
+    known = b.known_ints(shape)
+    if isinstance(amount, Value):
+        flat = b.cast(b.op("Reshape", [amount, b.const([], np.int64)]), dtype)
+    else:
+        flat = b.const(np.asarray(amount).astype(dtype))
+    if known == ():
+        return flat
+    result = b.op("Expand", [flat, b.ints(shape)])
+    if known is not None:
+        result.shape = known
+    return result
+
+
+def reduced(
+    b: Builder, kind: str, x: Value, axes: Sequence[int] | None, keep: bool, *, empty_is_all: bool = True
+) -> Value:
+    """A reduction of ONNX's over axes; None is all of them."""
+    if axes is not None and not axes and not (empty_is_all and x.rank != 0):
+        return x
+    constant = b.const(list(axes), np.int64) if axes else None
+    return b.op(kind, [x, constant], {"keepdims": int(keep)})
+
+
+def moved(b: Builder, x: Value, source: int, target: int) -> Value:
+    """The value with one axis at another place."""
+    rank = known_rank(x)
+    order = [axis for axis in range(rank) if axis != source % rank]
+    order.insert(target % rank, source % rank)
+    return b.transpose(x, order)
+
+
+def lengths_product(b: Builder, x: Value, axes: Sequence[int] | None) -> Value:
+    """The number of elements along axes, as an int64 scalar."""
+    if x.shape is not None:
+        chosen = range(len(x.shape)) if axes is None else axes
+        if all(x.shape[axis] is not None for axis in chosen):
+            return b.const(int(np.prod([x.shape[axis] for axis in chosen], dtype=np.int64)), np.int64)
+    shape = b.op("Shape", [x])
+    if axes is not None:
+        shape = b.op("Gather", [shape, b.const(list(axes), np.int64)], {"axis": 0})
+    return b.op("ReduceProd", [shape], {"keepdims": 0})

@@ -1,0 +1,209 @@
+"""Putting elements by place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    computable,
+    filled,
+    full_like,
+    integer,
+    is_float,
+    known_rank,
+    moved,
+    number,
+    promoted,
+    scalar,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+REDUCE = ("none", "add")
+
+
+def _scatter_nd(b: Builder, x: Value, indices: Value, updates: Value, reduction: str) -> Value:
+    first, second = promoted(b, x, updates)
+    wide, other = computable(b, first), computable(b, second)
+    return b.op("ScatterND", [wide, b.cast(indices, INT64), other], {"reduction": reduction})
+
+
+def _tensor_scatter(reduction: str, *names: str) -> None:
+    def convert(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+        return _scatter_nd(b, x, indices, updates, reduction)
+
+    convert.__doc__ = f"By index vectors along the first axes ({reduction})."
+    primitive(*names)(convert)
+
+
+_tensor_scatter("none", "TensorScatterUpdate")
+_tensor_scatter("add", "TensorScatterAdd")
+_tensor_scatter("mul", "TensorScatterMul")
+_tensor_scatter("max", "TensorScatterMax")
+_tensor_scatter("min", "TensorScatterMin")
+
+
+@primitive("TensorScatterSub")
+def tensor_scatter_sub(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    """Taken away by index vectors along the first axes."""
+    return _scatter_nd(b, x, indices, b.op("Neg", [computable(b, updates)]), "add")
+
+
+@primitive("ScatterNd")
+def scatter_nd(b: Builder, node: Node, indices: Value, updates: Value, shape: Operand) -> Value:
+    """Added by index vectors to zeros in a shape."""
+    wide = computable(b, updates)
+    return _scatter_nd(b, filled(b, shape, 0, wide.dtype), indices, wide, "add")
+
+
+def _elements(b: Builder, x: Value, axis: int, index: Value, updates: Value, reduction: str) -> Value:
+    first, second = promoted(b, x, updates)
+    places = index if index.dtype == INT64 else b.cast(index, INT64)
+    attributes = {"axis": b.axis(axis, x), "reduction": reduction}
+    return b.op("ScatterElements", [computable(b, first), places, computable(b, second)], attributes)
+
+
+@primitive("TensorScatterElements", settings=("axis", "reduce", "reduction"))
+def tensor_scatter_elements(
+    b: Builder,
+    node: Node,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    axis: Operand = 0,
+    reduce: Operand = None,
+    reduction: Operand = "none",
+) -> Value:
+    """For each element the place along one axis."""
+    kind = text(reduction if reduce is None else reduce, "reduce", REDUCE)
+    return _elements(b, x, integer(b, axis, "axis"), indices, updates, kind)
+
+
+@primitive("ScatterAddExt")
+def scatter_add(b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value) -> Value:
+    """Added, for each element the place along one axis."""
+    return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), "add")
+
+
+def _corner(b: Builder, src: Value, index: Value) -> Value:
+    """The part of the updates that the indices speak of."""
+    if src.shape == index.shape and src.shape is not None and None not in src.shape:
+        return src
+    axes = tuple(range(known_rank(src)))
+    return b.op("Slice", [src, b.ints((0,) * len(axes)), b.op("Shape", [index]), b.ints(axes)])
+
+
+@primitive("Scatter", settings=("reduce",))
+def scatter(
+    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
+) -> Value:
+    """Put or added, for each element the place along one axis."""
+    kind = text(reduce, "reduce", REDUCE)
+    return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), kind)
+
+
+@primitive("ScatterValue", settings=("reduce",))
+def scatter_value(
+    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
+) -> Value:
+    """One number put or added, for each element the place along one axis."""
+    updates = full_like(b, index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
+    return _elements(b, x, integer(b, dim, "dim"), index, updates, text(reduce, "reduce", REDUCE))
+
+
+def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
+    """Whole places along one axis."""
+    place = b.axis(axis, x)
+    front = moved(b, x, place, 0)
+    rows = b.unsqueeze(b.reshape(b.cast(index, INT64), (-1,)), [1])
+    return moved(b, _scatter_nd(b, front, rows, moved(b, source, place, 0), reduction), 0, place)
+
+
+@primitive("IndexAddExt", settings=("alpha",))
+def index_add_ext(
+    b: Builder, node: Node, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
+) -> Value:
+    """Added at places along one axis."""
+    factor = number(alpha, "alpha")
+    if factor != 1:
+        wide = computable(b, source)
+        source = b.op("Mul", [wide, scalar(b, factor, wide)])
+    return _rows(b, x, integer(b, dim, "dim"), index, source, "add")
+
+
+@primitive("IndexAdd", settings=("axis",))
+def index_add(b: Builder, node: Node, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
+    """Added at places along one axis. Of a parameter, only the result is kept."""
+    return _rows(b, x, integer(b, axis, "axis"), index, source, "add")
+
+
+@primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
+def index_fill(b: Builder, node: Node, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
+    """One number at places along one axis."""
+    place = b.axis(integer(b, dim, "dim"), x)
+    filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
+    flat = b.cast(b.reshape(index, (-1,)) if index.rank != 1 else index, INT64)
+    lengths = b.shape_of(x)
+    assert isinstance(lengths, tuple)
+    count = b.dim(flat, 0)
+    shape = (*lengths[:place], count, *lengths[place + 1 :])
+    return _rows(b, x, place, flat, b.op("Expand", [filler, b.ints(shape)]), "none")
+
+
+def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, reduction: str) -> Value:
+    """Rows gathered into segments. Negative ids go into a further row, which is dropped."""
+    wide = computable(b, x)
+    places = b.cast(ids, INT64)
+    total = b.ints(count)
+    whole = b.op("Reshape", [total, b.const([], np.int64)])
+    places = b.op("Where", [b.op("Less", [places, b.const(0, np.int64)]), whole, places])
+    rest = b.shape_of(wide)
+    assert isinstance(rest, tuple)
+    more = b.op("Add", [total, b.const([1], np.int64)])
+    known = b.known_ints(more)
+    shape = (known[0] if known else b.op("Reshape", [more, b.const([], np.int64)]),
+             *rest[known_rank(ids):])  # fmt: skip
+    vectors = b.unsqueeze(places, [known_rank(places)])
+    found = _scatter_nd(b, filled(b, shape, start, wide.dtype), vectors, wide, reduction)
+    return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])
+
+
+@primitive("UnsortedSegmentSum")
+def segment_sum(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+    """The sum of each segment's rows."""
+    return _segments(b, x, ids, count, 0, "add")
+
+
+@primitive("UnsortedSegmentProd")
+def segment_prod(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+    """The product of each segment's rows."""
+    return _segments(b, x, ids, count, 1, "mul")
+
+
+def _limit(x: Value, largest: bool) -> float:
+    if is_float(x.dtype):
+        limits = np.finfo(x.dtype if x.dtype.kind == "f" else np.float32)
+        return float(limits.max if largest else limits.min)
+    if x.dtype.kind not in "iu":
+        raise RefusedError(f"segments of {x.dtype} have no extremes")
+    bounds = np.iinfo(x.dtype)
+    return int(bounds.max if largest else bounds.min)
+
+
+@primitive("UnsortedSegmentMax")
+def segment_max(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+    """The largest of each segment's rows; the smallest number there is for none."""
+    return _segments(b, x, ids, count, _limit(x, False), "max")
+
+
+@primitive("UnsortedSegmentMin")
+def segment_min(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+    """The smallest of each segment's rows; the largest number there is for none."""
+    return _segments(b, x, ids, count, _limit(x, True), "min")
