@@ -28,6 +28,7 @@ from ranks.errors import WeightsError
 from ranks.weights import cuda_ipc, dlpack
 from ranks.weights.cuda_driver import Driver
 from ranks.weights.cuda_ipc import ALIGNMENT, Block
+from ranks.weights.prepare import without_doubles
 
 if TYPE_CHECKING:
     import onnx
@@ -179,6 +180,7 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
         del made
         gc.collect()  # its device memory is free again before the block is made
         graph = onnx.load(str(work / GRAPH), load_external_data=False)
+        without_doubles(graph.graph)
         without_copies(graph.graph)
         (work / GRAPH).write_bytes(graph.SerializeToString())
         if not (folder / GRAPH).is_file():

@@ -78,6 +78,7 @@ def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -
     if len(graph.graph.output) != outputs:
         raise OSError(errno.ENOSPC, "only part of the graph was written", str(work / _GRAPH))
     (work / _GRAPH).unlink()
+    without_doubles(graph.graph)
     blobs = _take_apart(graph, work)
     (work / _DATA).unlink(missing_ok=True)
     return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))
@@ -195,6 +196,19 @@ def _copy(extent: _Extent, source: BinaryIO, target: BinaryIO, digest: hashlib._
         digest.update(block)
         target.write(block)
         left -= len(block)
+
+
+def without_doubles(graph: onnx.GraphProto) -> None:
+    """Removes the first of two weights of one name: ONNX Runtime before 1.31 writes those of subgraphs twice,
+    inside and outside of the graph, and then refuses the graph."""
+    last = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
+    for index in reversed(range(len(graph.initializer))):
+        if last[graph.initializer[index].name] != index:
+            del graph.initializer[index]
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                without_doubles(inner)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
