@@ -69,8 +69,8 @@ def share_weights(
     """Builds a model as `Model.build_from_file` does, and shares its weights with other processes.
 
     This process's descendants may attach, however they were started, and the running processes ``pids``.
-    ``family`` is another process whose descendants may, say the one that starts owner and workers alike: this
-    process must descend from it. 0: nobody's descendants.
+    ``family`` is another process that may with its descendants, say the one that starts owner and workers
+    alike: this process must descend from it. 0: nobody's descendants.
 
     ``name`` is a text that owner and others agreed on beforehand, so that they may start in any order;
     without it the model's ``handle`` is a new number.

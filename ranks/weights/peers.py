@@ -65,7 +65,7 @@ class Guests:
     listed: Mapping[int, int] = field(default_factory=dict)
     """Start times by process id."""
     family: tuple[int, int] | None = None
-    """Process id and start time of the process whose descendants may attach."""
+    """Process id and start time of the process that may attach with its descendants."""
 
     def refusal(self, pid: int) -> str | None:
         """Why the process that the kernel names as a connection's other end may not attach; None: it may."""
@@ -79,7 +79,7 @@ class Guests:
         start = self.listed.get(pid)
         if start == now.start:
             return None
-        if self.family is not None and _descends(pid, self.family):
+        if self.family is not None and ((pid, now.start) == self.family or _descends(pid, self.family)):
             return None
         if start is not None:
             return (
@@ -94,13 +94,13 @@ class Guests:
             shown = ", ".join(map(str, list(self.listed)[:8])) + (", ..." if len(self.listed) > 8 else "")
             parts.append(f"the listed process{'es' if len(self.listed) > 1 else ''} {shown}")
         if self.family is not None:
-            parts.append(f"descendants of process {self.family[0]}")
+            parts.append(f"process {self.family[0]} and its descendants")
         return " and ".join(parts) or "none but the owner"
 
 
 def guests(pids: Iterable[int], what: str, family: int | None = None) -> Guests:
-    """`Guests` of the running processes ``pids`` and the descendants of process ``family``, which must be
-    this process or a process that it descends from.
+    """`Guests` of the running processes ``pids``, and of process ``family`` with its descendants, which must
+    be this process or one that it descends from.
 
     Raises `WeightsError` for a process that does not run now or is another user's.
     """

@@ -16,7 +16,7 @@ class Share:
     name: str | None = None
     """The name that the owner and the others agreed on; None: a new handle."""
     family: int | None = None
-    """Descendants of this process may attach: the owner, or a process above it. None: nobody's."""
+    """This process and its descendants may attach: the owner, or a process above it. None: nobody's."""
 
 
 @dataclass(frozen=True)

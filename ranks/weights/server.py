@@ -204,11 +204,11 @@ class Server:
         """Why there is no room for one more connection of the process; makes room where it can."""
         own = [(number, guest) for number, guest in self._peers.items() if guest.pid == pid]
         pending = [number for number, guest in own if guest.deadline is not None]
+        if len(own) - len(pending) >= MOST_ATTACHED:
+            return f"process {pid} is attached {MOST_ATTACHED} times already, which is the limit"
         if len(pending) >= MOST_PENDING:  # the kernel's order of descriptors is not that of time
             oldest = min(pending, key=lambda number: self._peers[number].deadline or 0.0)
             self._drop(oldest, poll, "the process has newer connections")
-        elif len(own) >= MOST_ATTACHED:
-            return f"process {pid} is attached {MOST_ATTACHED} times already, which is the limit"
         if len(self._peers) >= self._most and not self._drop_oldest(poll):
             return f"{self._most} connections are attached already, as many as the owner has room for"
         return None

@@ -100,15 +100,14 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     something else; and what ``load`` raises.
     """
     from ranks.collectives import default_timeout
-    from ranks.weights.store import Store
+    from ranks.weights.owned import AttachedStore
 
     facts = _facts(use)
     seconds = default_timeout() if request.timeout is None else request.timeout
     connection = client.connect(address(request.given), seconds, wait=request.wait)
     try:
         _check(connection, facts, use)
-        store = Store(Path(f"/proc/self/fd/{connection.folder}"), None, read_only=True)
-        model = load(store)
+        model = load(AttachedStore(connection.folder, connection.owner))
         step("loaded")
         _take_variables(model, connection)
     except BaseException:
@@ -119,7 +118,7 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
 
 
 def _store() -> Store:
-    from ranks.weights.kept import KeptStore
+    from ranks.weights.owned import OwnedStore
     from ranks.weights.store import default_store
 
     store = default_store()
@@ -128,7 +127,7 @@ def _store() -> Store:
             "weights cannot be shared without the store of prepared weights: SHARDRUN_WEIGHTS is off, or "
             "there is no cache folder that can be used (set SHARDRUN_CACHE to one)."
         )
-    return KeptStore(store.folder, store.limit)
+    return OwnedStore(store.folder, store.limit)
 
 
 def _facts(use: Use) -> dict[str, str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ranks.api import notice
+from tests.ranks import api_models
+from tests.ranks.weights_worker import Workers
 
 LAUNCHERS = (
     "OMPI_",
@@ -30,3 +33,23 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     monkeypatch.setattr(notice, "_warned", set())
     yield
+
+
+@pytest.fixture(scope="module")
+def _fork_server() -> Iterator[None]:
+    yield
+    Workers.stop_server()
+
+
+@pytest.fixture
+def workers(_fork_server: None) -> Iterator[Workers]:
+    """Starts processes that share weights, and ends them."""
+    made = Workers()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with weights large enough to be shared."""
+    return api_models.linear(tmp_path_factory.mktemp("shared") / "model.onnx", width=2048)

@@ -1,0 +1,44 @@
+"""The store of prepared weights as the owner of shared weights uses it, and as a process that attaches does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from ranks.errors import WeightsError
+from ranks.session import SessionConfig
+from ranks.weights.store import Store
+
+
+class OwnedStore(Store):
+    """The owner's: no session has weights of its own."""
+
+    def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
+        """As `Store.open`, but raises `WeightsError` where the weights cannot be kept."""
+        session = super().open(model, config, what)
+        if self.key(model, config) not in self.opened:
+            raise WeightsError(
+                f"the weights of {what} cannot be shared, since they cannot be kept in {self.folder}: the "
+                "disk may be full, or ONNX Runtime cannot write this graph."
+            )
+        return session
+
+
+class AttachedStore(Store):
+    """The owner's store in a process that attaches: only what the owner has prepared is there."""
+
+    def __init__(self, folder: int, owner: int) -> None:
+        """``folder``: a descriptor, which must stay open. ``owner``: the owner's process id."""
+        super().__init__(Path(f"/proc/self/fd/{folder}"), None, read_only=True)
+        self._owner = owner
+
+    def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
+        """As `Store.open`. Raises `WeightsError` where the owner has no such weights."""
+        try:
+            return super().open(model, config, what)
+        except WeightsError:
+            raise WeightsError(
+                f"process {self._owner} has prepared weights of other options, or they were deleted: those of "
+                f"{what} with the options of this process are not among them. Build the model alike in both."
+            ) from None
