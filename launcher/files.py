@@ -17,11 +17,15 @@ KINDS = {"archive": rb"PK", "page": rb"<!DOCTYPE html>", "plan": rb'\{\s*"format
 
 
 def check_folder(flag: str, path: Path) -> None:
-    """Raises `ConfigError` unless ``path`` can be the name of a file."""
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{flag} {path}: the folder {path.absolute().parent} does not exist")
+    """Raises `ConfigError` unless ``path`` can be the name of a file, in a folder that may be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{flag} {path}: the folder {folder} does not exist")
     if path.is_dir():
         raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
+    # A device is written itself, a file by way of another one beside it.
+    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path}: the folder {folder} cannot be written: Permission denied")
 
 
 def check_target(flag: str, path: Path, kind: str) -> None:
