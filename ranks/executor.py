@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, imported, model_file, pattern
+from ranks import devices, imported, model_file, optional, pattern
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.identity import identify
@@ -53,10 +53,15 @@ class RankModel:
         session: ort.InferenceSession | None = None,
         program: Program | Schedule | None = None,
         stats: Stats | None = None,
+        optional: Sequence[TensorSpec] = (),
+        defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> None:
+        """``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
         self.path = path
         self.inputs = inputs
         self.outputs = outputs
+        self.optional_inputs = list(optional)
+        self._defaults = defaults or {}
         self._session = session
         self._program = program
         self._stats = stats
@@ -65,13 +70,14 @@ class RankModel:
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """Runs the model once; in a group every rank must call it, with the same feeds.
 
-        ``feeds`` holds an array per input. Returns the outputs in the model's order, which the caller owns.
+        ``feeds`` holds an array per input, and may hold one for each of ``optional_inputs``. Returns the
+        outputs in the model's order, which the caller owns.
         Plain models may be run by several threads at once; others wait for one another.
 
         Raises `ShardrunError` for feeds that do not fit the inputs, `ModelError` where ONNX Runtime cannot
         compute, and the communicator's errors.
         """
-        arrays = order_feeds(self.inputs, feeds)
+        arrays = self._ordered(feeds)
         if self._session is not None:
             try:
                 return list(self._session.run(None, dict(feeds)))
@@ -81,6 +87,12 @@ class RankModel:
             raise ShardrunError(f"The model {self.path} is closed.")
         with self._lock:
             return self._program.run(arrays)
+
+    def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if not self.optional_inputs:
+            return order_feeds(self.inputs, feeds)
+        feeds = {**self._defaults, **feeds}
+        return order_feeds(self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds], feeds)
 
     @property
     def stats(self) -> Stats:
@@ -207,10 +219,11 @@ def _load_plain(file: Path, model: onnx.ModelProto | None, config: SessionConfig
     session = create(source, config, str(file))
     inputs = [spec_of(argument) for argument in session.get_inputs()]
     outputs = [spec_of(argument) for argument in session.get_outputs()]
-    if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs):
+    fed = [spec_of(argument) for argument in session.get_overridable_initializers()]
+    if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs + fed):
         # ONNX Runtime takes such arrays (bfloat16, float8) by address only.
         return _load_cut(file, model or model_file.read(file), None, config)
-    return RankModel(file, inputs, outputs, session=session)
+    return RankModel(file, inputs, outputs, session=session, optional=fed)
 
 
 def _load_cut(
@@ -224,6 +237,7 @@ def _load_cut(
 ) -> RankModel:
     from ranks.assembly import assemble
 
+    defaults = optional.take(model, file)
     made = assemble(file, model, communicator, config, part=part, whole=whole)
     stats = Stats(
         segments=made.segments,
@@ -231,7 +245,15 @@ def _load_cut(
         weight_bytes=model_file.weight_bytes(model),
         communication_seconds=0.0,
     )
-    return RankModel(file, made.inputs, made.outputs, program=made.program, stats=stats)
+    return RankModel(
+        file,
+        [spec for spec in made.inputs if spec.name not in defaults],
+        made.outputs,
+        optional=[spec for spec in made.inputs if spec.name in defaults],
+        defaults=defaults,
+        program=made.program,
+        stats=stats,
+    )
 
 
 def _join(provider: str) -> Communicator:
