@@ -1,4 +1,4 @@
-"""The store of prepared weights as the owner of shared weights uses it, and as a process that attaches does."""
+"""The store of prepared weights as owners of shared weights and those that attach use it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class AttachedStore(Store):
             return super().open(model, config, what)
         except WeightsError:
             raise WeightsError(
-                f"process {self._owner} has prepared weights of other options, or they were deleted: those of "
-                f"{what} with the options of this process are not among them. Build the model alike in both."
+                f"process {self._owner} has prepared weights of other options, or they were deleted: those "
+                f"of {what} with this process's options are not among them. Build the model alike in both."
             ) from None

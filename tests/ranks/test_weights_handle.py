@@ -208,10 +208,8 @@ def test_process_that_is_not_listed(workers: Workers, shared_model: Path) -> Non
     number = owner.do("build", path=str(shared_model), config_dict={"pids": str(listed.pid)})
     found = text_of(other.do("attach", given=number, path=str(shared_model)))
     assert (
-def test_another_folder_and_file_name_are_the_same_model(
-    workers: Workers, shared_model: Path, tmp_path: Path
-) -> None:
-        f"those that may attach (the listed process {listed.pid})."
+        f"process {owner.pid}, the owner of the weights, refused this process: process {other.pid} is not "
+        f"among those that may attach (the listed process {listed.pid})."
     ) in found
     number = owner.do("share", path=str(shared_model))
     found = text_of(other.do("attach", given=number, path=str(shared_model)))
