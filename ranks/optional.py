@@ -8,13 +8,15 @@ feeds. A rank model made by `sharding` lists only what its source gives a defaul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from ranks.errors import ModelError
 from ranks.tensors import element_dtype
+
+if TYPE_CHECKING:
+    import onnx
 
 FIRST_IR_VERSION = 4
 """ONNX Runtime takes no other value for an initializer of an older model."""
@@ -45,6 +47,8 @@ def take(model: onnx.ModelProto, file: Path) -> dict[str, Array]:
 
 
 def _value(tensor: onnx.TensorProto, file: Path) -> Array:
+    import onnx
+
     dtype = element_dtype(tensor.data_type)
     try:
         array = onnx.numpy_helper.to_array(tensor, str(file.parent))
