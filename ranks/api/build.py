@@ -103,7 +103,9 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     """Reads the configuration, decides device and group, and loads the model.
 
     ``sharing``: what the model shares with the others of its `ModelGroup`; ``key``: of an encrypted file, and
-    how it is encrypted. Raises `TypeError` for a ``config_dict`` of other types, else errors that are both `ShardrunError` and `RuntimeError`.
+    how it is encrypted; ``request``: what to share or attach to, instead of what the configuration says.
+    Raises `TypeError` for a ``config_dict`` of other types, else errors that are both `ShardrunError` and
+    `RuntimeError`.
     """
     options = config.load(config_path, config_dict)
     try:
@@ -146,6 +148,7 @@ def _decrypted(
 def _together(recipe: Recipe, request: Share | Attach) -> Built:
     """The model as the owner of its weights, or over those of another process."""
     from ranks.weights import sharing
+    from ranks.weights.store import default_store
 
     def load(store: Store) -> RankModel:
         return replace(recipe, store=store).load()
@@ -155,8 +158,9 @@ def _together(recipe: Recipe, request: Share | Attach) -> Built:
         model, shared = sharing.share(request, use, load)
     else:
         model, shared = sharing.attach(request, use, load)
-    # Other shapes make another model of it: that one finds its weights in the store as any other does.
-    return Built(recipe.load, model, shared=shared)
+    # Other shapes make another model of it, which this process prepares itself; equal weights are one file.
+    again = replace(recipe, store=default_store())
+    return Built(again.load, model, shared=shared)
 
 
 def plan(path: str, model_type: ModelType, context: Context, options: config.Options) -> Recipe:
