@@ -12,10 +12,12 @@ Everything in it may be deleted at any time.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -57,6 +59,8 @@ def sliced(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(model, ranks, options)
         if _is_complete(place):
+            with contextlib.suppress(OSError):
+                os.utime(place)  # the time of its last use, for `shardrun cache list`
             return place
         with locked(place.with_suffix(".lock")):
             # Whoever held the lock before may have made it.

@@ -1,0 +1,99 @@
+"""``shardrun cache``: what is kept between runs, and emptying it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.cache_contents import Item
+
+HELP = "list or clear what is kept between runs"
+DESCRIPTION = """\
+Lists and clears the cache: sliced models (slices), hashes of model files (hashes), and optimised models with
+packed weights, which several processes hold once (weights). All of it is made again when it is needed. The
+cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun."""
+EPILOG = """\
+examples:
+  shardrun cache list
+  shardrun cache clear
+  shardrun cache clear weights hashes
+"""
+_KINDS = ("slices", "hashes", "weights")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``list`` and ``clear``."""
+    actions = parser.add_subparsers(dest="action", metavar="list|clear", required=True)
+    show = actions.add_parser("list", help="show size, last use and origin of everything in the cache")
+    clear = actions.add_parser("clear", help="remove everything, or some kinds; what is in use stays")
+    clear.add_argument("kinds", metavar="slices|hashes|weights", nargs="*", help="default: all of them")
+    for action in (show, clear):
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the chosen action."""
+    return _list(args) if args.action == "list" else _clear(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from launcher.cache_contents import contents
+    from launcher.report import human_bytes, print_table
+
+    found = contents()
+    if args.json:
+        data = {
+            "folder": str(found.folder),
+            "items": [_told(item) for item in found.items],
+            "bytes": found.occupied,
+            "weights_limit": found.weights_limit,
+        }
+        json.dump(data, sys.stdout, indent=1)
+        print()
+        return 0
+    if found.items:
+        rows = [
+            [item.kind, human_bytes(item.bytes), _minute(item.used), item.what, item.name[:16]]
+            if item.kind == "weights"
+            else [item.kind, human_bytes(item.bytes), _minute(item.used), item.what, item.name]
+            for item in found.items
+        ]
+        print_table(["kind", "size", "last use", "what", "name"], rows, "lrlll")
+    total = human_bytes(sum(found.occupied.values()))
+    weights, limit = human_bytes(found.occupied["weights"]), human_bytes(found.weights_limit)
+    print(f"{found.folder}: {total}, of it weights {weights} (at most {limit})")
+    return 0
+
+
+def _clear(args: argparse.Namespace) -> int:
+    from launcher.cache_contents import clear
+    from launcher.errors import ConfigError
+    from launcher.report import human_bytes
+    from ranks.cache_folder import cache_folder
+
+    if unknown := [kind for kind in args.kinds if kind not in _KINDS]:
+        raise ConfigError(f"cache clear: expected any of {', '.join(_KINDS)}, found {unknown[0]!r}")
+    removed, busy = clear(args.kinds or _KINDS)
+    if args.json:
+        json.dump({"removed": [*map(_told, removed)], "in_use": [*map(_told, busy)]}, sys.stdout, indent=1)
+        print()
+        return 0
+    for item in busy:
+        print(f"{item.kind} {item.name} ({item.what}) is in use and stays", file=sys.stderr)
+    size = human_bytes(sum(item.bytes for item in removed))
+    print(f"{cache_folder()}: {len(removed)} {'entry' if len(removed) == 1 else 'entries'} removed ({size})")
+    return 0
+
+
+def _told(item: Item) -> dict[str, object]:
+    used = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(item.used))
+    return {**asdict(item), "used": used}
+
+
+def _minute(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
