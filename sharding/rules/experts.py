@@ -149,10 +149,7 @@ def _own_experts(  # noqa: PLR0917 - what the rule binds, then what `Emit` takes
 
 def _cut(e: Emitter, value: Any, axis: int, count: int) -> Any:
     """The ``count`` entries of an axis that are this rank's."""
-    limits = {"starts": e.rank * count, "ends": (e.rank + 1) * count, "axes": axis}
-    if e.version < 10:
-        return e.op("Slice", [value], **{name: [limit] for name, limit in limits.items()})[0]  # type: ignore[arg-type]
-    return e.op("Slice", [value, *(e.constant(np.array([limit])) for limit in limits.values())])[0]
+    return e.op("Gather", [value, e.constant(np.arange(count) + e.rank * count)], axis=axis)[0]
 
 
 def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the scores
