@@ -92,6 +92,11 @@ def _run(question: Mapping[str, Any]) -> int:
     model = executor.load(
         question["path"], threads=question["threads"], entries=arena.WORKSPACE_ONLY, check=False
     )
+    names = [spec.name for spec in model.inputs]
+    for name in question["shapes"]:
+        if name not in names:
+            listed = ", ".join(map(repr, names))
+            raise ModelError(f"{question['path']} has no input {name!r} to give a shape; it has {listed}.")
     feeds = {}
     for spec in model.inputs:
         shape = question["shapes"].get(spec.name)
