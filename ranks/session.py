@@ -38,6 +38,8 @@ class SessionConfig:
     entries: Mapping[str, str] = field(default_factory=dict)
     store: Store | None = None
     """Where sessions on the CPU find their weights prepared, to share them with other sessions."""
+    shared_files: frozenset[str] | None = None
+    """Weights in these files of ``folder`` are worth the store; None: all are."""
     hashes: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of files in ``folder`` that were just verified, by name: they need not be read again for it."""
 
@@ -71,7 +73,7 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     Raises `ModelError` with ONNX Runtime's reason, `DeviceError` where the first provider cannot serve: never
     falls back to the CPU in silence.
     """
-    if config.store is not None and config.providers[0] == CPU:
+    if config.store is not None and config.providers[0] in config.store.providers:
         return config.store.open(model, config, what)
     return create_plain(model, config, what)
 

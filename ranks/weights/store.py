@@ -28,6 +28,7 @@ from ranks.cache_folder import cache_folder, locked
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig
 from ranks.weights import entries
+from ranks.weights.automatic import setting
 from ranks.weights.keys import key_of, size_of
 from ranks.weights.prepare import give_back_memory, prepare
 
@@ -44,6 +45,9 @@ class Store:
 
     ``read_only``: nothing is prepared; what is not there is an error.
     """
+
+    providers: tuple[str, ...] = (session.CPU,)
+    """What sessions run on that find their weights here."""
 
     def __init__(self, folder: Path, limit: int | None = None, *, read_only: bool = False) -> None:
         self.folder = folder
@@ -159,10 +163,7 @@ def default_store() -> Store | None:
 
     ``SHARDRUN_CACHE_LIMIT`` gives its size (`limit_of`). Raises `ShardrunError` for other values.
     """
-    text = os.environ.get("SHARDRUN_WEIGHTS", "").strip().lower()
-    if text not in {"", "on", "off"}:
-        raise ShardrunError(f"SHARDRUN_WEIGHTS must be on or off, but is {text!r}.")
-    if text == "off":
+    if setting() == "off":
         return None
     try:
         folder = cache_folder() / "weights"
