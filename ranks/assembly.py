@@ -19,6 +19,7 @@ from ranks.program import Program
 from ranks.segment import SegmentBuilder
 from ranks.session import SessionConfig, create
 from ranks.tensors import Dim, TensorSpec, element_dtype
+from ranks.weights import automatic
 
 if TYPE_CHECKING:
     import onnx
@@ -123,7 +124,9 @@ def _sessions(
         session = None
         if segment.outputs:
             what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
-            session = create(model_file.serialized(builder.model(segment), file), config, what)
+            part = builder.model(segment)
+            chosen = automatic.for_segment(config, part)
+            session = create(model_file.serialized(part, file), chosen, what)
         builder.learn(session.get_outputs() if session else (), plan.collectives[index])
         sessions.append(session)
     return builder, sessions

@@ -18,6 +18,7 @@ from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.identity import identify
 from ranks.session import SessionConfig, create, default_threads, reason
 from ranks.tensors import Dim, TensorSpec, order_feeds, spec_of
+from ranks.weights import automatic
 
 if TYPE_CHECKING:
     import onnx
@@ -159,8 +160,9 @@ def load(
         communicator = _join(providers[0])
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
     file = shard.verify(rank, size, hashes=check)
+    local_size = _local_size(communicator)
     config = SessionConfig(
-        threads=threads if threads is not None else default_threads(_local_size(communicator)),
+        threads=threads if threads is not None else default_threads(local_size),
         providers=tuple(providers),
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
@@ -168,6 +170,7 @@ def load(
         store=store,
         hashes=shard.hashes(rank) if check else {},
     )
+    config = automatic.choose(config, shard.manifest, local_size)
     try:
         return _load(file, communicator, config, dims, shard.manifest)
     except UnicodeDecodeError as error:
