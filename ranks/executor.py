@@ -132,6 +132,7 @@ def load(
     dims: Mapping[str, Sequence[Dim]] | None = None,
     check: bool = True,
     entries: Mapping[str, str] | None = None,
+    memory_pattern: bool = True,
     store: Store | None = None,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
@@ -146,6 +147,7 @@ def load(
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
+    ``memory_pattern`` is as in `SessionConfig`;
     ``store`` is where they take their weights from, on the CPU, to share them with other processes.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
@@ -167,6 +169,7 @@ def load(
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
         entries=entries or {},
+        memory_pattern=memory_pattern,
         store=store,
         hashes=shard.hashes(rank) if check else {},
     )

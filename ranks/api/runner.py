@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ranks import heap
 from ranks.api import config
 from ranks.api.build import Recipe, is_cut, plan
 from ranks.api.built import Built
@@ -28,6 +29,7 @@ from ranks.errors import ShardrunError
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
+    from ranks.weights.store import Store
 
 __all__ = ["ModelParallelRunner", "RunnerConfig"]
 
@@ -157,6 +159,11 @@ def _workers(
             f"{model_path} is made for a group of ranks, which run each prediction together: use Model for "
             "it, and ModelParallelRunner for the whole model."
         )
+    if options.sharing is not None:
+        raise ShardrunError(
+            "a ModelParallelRunner shares one copy of the weights among its own workers, and not by handle "
+            "with other processes: take the options of shared weights out of its configuration."
+        )
     on_cpu = first.placement.providers[0] == CPU
     if on_cpu and parallel.device_ids:
         warn_user(f"device_ids {parallel.device_ids} have no effect on the CPU.")
@@ -166,8 +173,13 @@ def _workers(
     )
     # Threads that wait for their next work by spinning are in the way of those that have work.
     spin = {"session.intra_op.allow_spinning": "0"} if threads > 1 and size * threads > cores else {}
-    recipes = [replace(recipe, threads=threads, entries=spin) for recipe in recipes]
-    return _load(recipes, size, shared=threads == 1 or not on_cpu)
+    shared = threads == 1 or not on_cpu
+    store = None if shared or size == 1 else _store()
+    recipes = [
+        replace(recipe, threads=threads, entries=spin, memory_pattern=size == 1, store=store)
+        for recipe in recipes
+    ]
+    return _load(recipes, size, shared=shared)
 
 
 def _load(recipes: Sequence[Recipe], size: int, *, shared: bool) -> list[RankModel]:
@@ -179,6 +191,7 @@ def _load(recipes: Sequence[Recipe], size: int, *, shared: bool) -> list[RankMod
             loaded.append(earlier)
         else:
             loaded.append(recipes[index % len(recipes)].load())
+    heap.trim()
     return loaded
 
 
@@ -215,3 +228,10 @@ def _cores() -> int:
 
     identity = identify()
     return default_threads(identity.local_size or identity.world_size)
+
+
+def _store() -> Store | None:
+    """Where the sessions of several workers find one copy of the weights; None where it is switched off."""
+    from ranks.weights.store import default_store
+
+    return default_store()
