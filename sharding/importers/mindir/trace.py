@@ -27,8 +27,9 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.mindir.program import Graph, Prim, Program
 
-MAX_NODES = 200_000
-"""Uses of primitives in all, calls followed: small files can name huge programs."""
+MOST_NODES = 20_000
+"""Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""
+MOST_CALLS = 20
 MAX_CALLS = 48
 """Calls within calls; each also nests messages, of which protobuf allows 100."""
 _WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
@@ -109,6 +110,8 @@ class Tracer:
         self.active: set[str] = set()
         """Graphs that are being followed: a call of one of these is a loop's, or recursion."""
         self.count = 0
+        graphs = {id(graph): graph for graph in (program.main, *program.graphs.values())}
+        self.most = max(MOST_NODES, MOST_CALLS * sum(len(graph.nodes) for graph in graphs.values()))
         self._depth = 0
         self._constants: dict[str, Any] = {}
         self._attributes: dict[str, dict[str, Any]] = {}
@@ -220,9 +223,9 @@ class Tracer:
 
     def _node(self, frame: Frame, node: Any) -> Any:
         self.count += 1
-        if self.count > MAX_NODES:
+        if self.count > self.most:
             raise ModelError(
-                f"{self.program.path} computes more than {MAX_NODES} operations when its graphs are "
+                f"{self.program.path} computes more than {self.most} operations when its graphs are "
                 "followed: too many to convert."
             )
         prim = self.program.prim_of(node)
