@@ -156,7 +156,7 @@ def _together(recipe: Recipe, request: Share | Attach) -> Built:
     def load(store: Store) -> RankModel:
         return replace(recipe, store=store).load()
 
-    use = sharing.Use(recipe.path, recipe.placement.in_words)
+    use = sharing.Use(recipe.path, recipe.placement.in_words, recipe.placement.providers[0])
     if isinstance(request, Share):
         model, shared = sharing.share(request, use, load)
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import onnxruntime as ort
 
 from ranks.errors import WeightsError
 from ranks.session import SessionConfig
+from ranks.weights.protocol import Part
 from ranks.weights.store import Store
 
 
@@ -23,6 +26,14 @@ class OwnedStore(Store):
                 "disk may be full, or ONNX Runtime cannot write this graph."
             )
         return session
+
+    def keep(self) -> AbstractContextManager[None]:
+        """Holds what was opened, so that nobody throws it out."""
+        return self.pin(self.opened)
+
+    def parts(self) -> dict[str, Callable[[], Part]]:
+        """What a process that attaches needs besides the folder: nothing."""
+        return {}
 
 
 class AttachedStore(Store):

@@ -25,9 +25,12 @@ from ranks.weights.server import Offer, Server
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
+    from ranks.weights.on_device import OwnedOnDevice
+    from ranks.weights.owned import OwnedStore
     from ranks.weights.store import Store
 
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 VARIABLES = "variables"
 """The part with the variable weights."""
 
@@ -39,7 +42,9 @@ class Use:
     path: Path
     """The model, a slice folder, or a pattern of rank models."""
     device: str
-    """In words, like "CPU"."""
+    """In words, like "the CPU"."""
+    provider: str
+    """ONNX Runtime's name of what it runs on."""
 
 
 class SharedWeights:
@@ -63,7 +68,7 @@ def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple
     Raises `WeightsError` where weights cannot be shared here, and what ``load`` raises.
     """
     guests = peers.guests(request.pids, request.what, request.family)
-    store = _store()
+    store = _owned(use)
     where = address(request.name if request.name is not None else new_handle())
     facts = _facts(use)
     # The address is taken before the model is loaded: who has the name waits, and a name taken twice is
@@ -74,9 +79,13 @@ def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple
         step("listening")
         model = load(store)
         step("built")
-        kept.enter_context(store.pin(store.opened))
+        kept.enter_context(store.keep())
         server.serve(
-            Offer(facts, os.open(store.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), _parts(model))
+            Offer(
+                facts,
+                os.open(store.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
+                {**store.parts(), **_parts(model)},
+            )
         )
         step("serving")
     except BaseException:
@@ -100,14 +109,13 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     something else; and what ``load`` raises.
     """
     from ranks.collectives import default_timeout
-    from ranks.weights.owned import AttachedStore
 
     facts = _facts(use)
     seconds = default_timeout() if request.timeout is None else request.timeout
     connection = client.connect(address(request.given), seconds, wait=request.wait)
     try:
         _check(connection, facts, use)
-        model = load(AttachedStore(connection.folder, connection.owner))
+        model = load(_attached(use, connection))
         step("loaded")
         _take_variables(model, connection)
     except BaseException:
@@ -117,7 +125,15 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     return model, SharedWeights(request.given, connection.close, connection.close)
 
 
-def _store() -> Store:
+def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
+    """Where the owner's weights lie."""
+    if use.provider == CUDA:
+        from ranks.cache_folder import cache_folder
+        from ranks.weights.on_device import OwnedOnDevice
+
+        return OwnedOnDevice(cache_folder() / "device")
+    if use.provider != CPU:
+        raise WeightsError(f"weights are shared on the CPU and with CUDA only, but not on {use.device}.")
     from ranks.weights.owned import OwnedStore
     from ranks.weights.store import default_store
 
@@ -130,13 +146,25 @@ def _store() -> Store:
     return OwnedStore(store.folder, store.limit)
 
 
+def _attached(use: Use, connection: Connection) -> Store:
+    """Where an attached process finds the owner's weights."""
+    if use.provider == CUDA:
+        from ranks.weights.on_device import AttachedOnDevice
+
+        return AttachedOnDevice(Path(f"/proc/self/fd/{connection.folder}"), connection.parts)
+    from ranks.weights.owned import AttachedStore
+
+    return AttachedStore(connection.folder, connection.owner)
+
+
 def _facts(use: Use) -> dict[str, str]:
     """What must be the same in owner and attached process."""
     from ranks.weights import keys
 
     return {
         "model": _content(use.path),
-        "device": use.device,
+        # Processes may count GPUs differently: which one it is, the memory itself says.
+        "device": "a GPU with CUDA" if use.provider == CUDA else use.device,
         "runtime": keys.runtime(),
         "processor": keys.cpu_features(),
     }

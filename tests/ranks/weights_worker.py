@@ -190,6 +190,16 @@ class _Doer:
         sharing._facts = lambda use: {**real(use), **facts}
         return "set"
 
+    def on_fake_gpu(self, path: str) -> str:
+        """Takes the CPU for a GPU: its memory is that of a driver made for tests."""
+        from ranks.weights import on_device
+        from tests.ranks.fake_cuda import FakeDriver
+
+        on_device.driver = lambda: FakeDriver(path)
+        on_device.OwnedOnDevice.providers = on_device.AttachedOnDevice.providers = (sharing.CPU,)
+        sharing.CUDA = sharing.CPU
+        return "set"
+
     def become(self, user: int) -> str:
         os.setuid(user)
         return "done"
