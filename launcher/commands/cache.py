@@ -74,7 +74,6 @@ def _clear(args: argparse.Namespace) -> int:
     from launcher.cache_contents import clear
     from launcher.errors import ConfigError
     from launcher.report import human_bytes
-    from ranks.cache_folder import cache_folder
 
     if unknown := [kind for kind in args.kinds if kind not in _KINDS]:
         raise ConfigError(f"cache clear: expected any of {', '.join(_KINDS)}, found {unknown[0]!r}")
@@ -86,7 +85,7 @@ def _clear(args: argparse.Namespace) -> int:
     for item in busy:
         print(f"{item.kind} {item.name} ({item.what}) is in use and stays", file=sys.stderr)
     size = human_bytes(sum(item.bytes for item in removed))
-    print(f"{cache_folder()}: {len(removed)} {'entry' if len(removed) == 1 else 'entries'} removed ({size})")
+    print(f"{len(removed)} {'entry' if len(removed) == 1 else 'entries'} removed ({size})")
     return 0
 
 
