@@ -86,6 +86,12 @@ class ModelParallelRunner:
 
     def _build(self, model_path: str, context: Context, parallel: Parallel, failed: str) -> None:
         options = config.load(parallel.config_path, parallel.sections)
+        if options.sharing is not None:
+            # Its workers have one copy already; that copy is not another process's.
+            raise runtime_error(
+                f"{failed}! Error is a ModelParallelRunner does not share weights with other processes: leave"
+                " out shareable_weight_pid_list and shareable_weight_mem_handle."
+            )
         try:
             workers = _workers(model_path, context, parallel, options)
         except ShardrunError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple
 
     Raises `WeightsError` where weights cannot be shared here, and what ``load`` raises.
     """
+    _check_system()
     guests = peers.guests(request.pids, request.what, request.family)
     store = _owned(use)
     where = address(request.name if request.name is not None else new_handle())
@@ -110,6 +112,7 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     """
     from ranks.collectives import default_timeout
 
+    _check_system()
     facts = _facts(use)
     seconds = default_timeout() if request.timeout is None else request.timeout
     connection = client.connect(address(request.given), seconds, wait=request.wait)
@@ -123,6 +126,11 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
         connection.close()
         raise
     return model, SharedWeights(request.given, connection.close, connection.close)
+
+
+def _check_system() -> None:
+    if sys.platform != "linux":
+        raise WeightsError(f"processes share weights on Linux only, but this is {sys.platform}.")
 
 
 def _owned(use: Use) -> OwnedStore | OwnedOnDevice:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ranks
+from ranks.api import config
 from ranks.errors import ShardrunError, WeightsError
 from ranks.weights import handle, peers, protocol, server
 from tests.ranks import api_models
@@ -478,6 +480,34 @@ def test_values_of_other_types(config: Any, message: str, shared_model: Path) ->
     with pytest.raises(TypeError) as caught:
         ranks.Model().build_from_file(str(shared_model), ranks.ModelType.ONNX, config_dict=config)
     assert str(caught.value) == message
+
+
+@given(
+    key=st.sampled_from(["pids", "shared_mem_handle"]),
+    value=st.recursive(
+        st.one_of(st.none(), st.integers(), st.text(max_size=5), st.binary(max_size=3), st.floats()),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner)),
+        max_leaves=5,
+    ),
+    section=st.booleans(),
+)
+def test_any_value(key: str, value: Any, section: bool) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            options = config.load("", {"cpu_context": {key: value}} if section else {key: value})
+        assert options.sharing is not None or isinstance(value, dict)
+    except TypeError as error:
+        assert str(error).startswith("config_dict")
+    except WeightsError as error:
+        assert str(error).startswith("load configuration failed! Error is ")
+
+
+def test_runner_does_not_share(shared_model: Path) -> None:
+    context = ranks.Context()
+    context.parallel.config_info = {"cpu_context": {"shareable_weight_pid_list": "1"}}
+    with pytest.raises(RuntimeError, match="does not share weights with other processes"):
+        ranks.ModelParallelRunner().build_from_file(str(shared_model), context)
 
 
 def test_arguments_of_the_short_way(shared_model: Path) -> None:
