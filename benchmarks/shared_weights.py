@@ -1,0 +1,273 @@
+"""Processes that hold one model: memory, latency and loading time with weights shared and with their own.
+
+    python benchmarks/shared_weights.py [--model FILE] [--processes 1 2 4 8] [--sequences 1 8 32 128]
+    [--rounds 7] [--quick] [--json FILE]
+
+Without ``--model`` it is BERT-base of the tests' models. Each process has one thread.
+
+- Memory: that many processes at once, each with the model loaded and run at the longest sequence; the sum of
+  their PSS (/proc/PID/smaps_rollup), in which a page that several processes hold counts once. "bare" are
+  processes that have imported ONNX Runtime and numpy and made an empty session.
+- Latency: a new process for each measurement, plain and shared in turn, one at a time; the median over the
+  processes' medians, and the ratio of neighbours.
+- Loading: from a call to the session, in a new process each time: "cold" prepares the weights and opens them,
+  "warm" opens what is there, "plain" is ONNX Runtime alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+MB = 1 << 20
+
+
+class Process:
+    """One process of this file's worker: it answers each line with a line of JSON."""
+
+    def __init__(self, kind: str, model: Path, cache: Path) -> None:
+        environment = {**os.environ, "SHARDRUN_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", kind, "--model", str(model)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.loaded = self._answer()
+
+    def ask(self, *request: Any) -> Any:
+        """Sends a request and waits for its answer."""
+        self.send(*request)
+        return self._answer()
+
+    def send(self, *request: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of PSS: private, and of files."""
+        found = {}
+        for line in Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, _, value = line.partition(":")
+            found[name] = int(value.split()[0]) << 10
+        return found["Pss_Anon"], found["Pss"] - found["Pss_Anon"]
+
+    def close(self) -> None:
+        self._process.communicate("", timeout=60)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+def work(kind: str, model: Path) -> None:
+    """The worker: loads, then measures or waits as it is asked."""
+    import numpy as np
+    import onnxruntime as ort
+
+    from ranks.session import SessionConfig, create, create_plain
+    from ranks.weights.store import default_store
+
+    config, session = SessionConfig(threads=1), None
+    if kind == "bare":
+        create_plain(_empty(), config, "an empty model")
+    store = default_store() if kind == "shared" else None
+    began = time.perf_counter()
+    if kind != "bare":
+        session = create(model, SessionConfig(threads=1, store=store), str(model))
+    seconds = time.perf_counter() - began
+    if store is not None and not store.opened:
+        raise SystemExit(f"{model} was not loaded from the store {store.folder}")
+    print(json.dumps({"seconds": seconds, "version": ort.__version__}), flush=True)
+    for line in sys.stdin:
+        length, runs = json.loads(line)
+        times = []
+        if session is not None:
+            feeds = {
+                item.name: np.ones(_shape(item, length), _dtype(item.type)) for item in session.get_inputs()
+            }
+            began = time.perf_counter()
+            first = session.run(None, feeds)
+            times.append(time.perf_counter() - began)
+            assert all(np.isfinite(value).all() for value in first)
+            for _ in range(runs):
+                began = time.perf_counter()
+                session.run(None, feeds)
+                times.append(time.perf_counter() - began)
+        print(json.dumps(times), flush=True)
+
+
+def _empty() -> bytes:
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "empty", value[:1], value[1:])
+    opset = [helper.make_opsetid("", 17)]
+    data: bytes = helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    return data
+
+
+def _shape(item: Any, length: int) -> list[int]:
+    """A batch of one; other open axes have this length."""
+    return [
+        dim if isinstance(dim, int) else 1 if axis == 0 else length for axis, dim in enumerate(item.shape)
+    ]
+
+
+def _dtype(text: str) -> str:
+    return {"tensor(int64)": "int64", "tensor(float)": "float32"}[text]
+
+
+def measure_loading(model: Path, cache: Path, rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {"cold": [], "warm": [], "plain": []}
+    import shutil
+
+    for number in range(rounds):
+        kinds = ("plain", "cold", "warm") if number < 3 else ("plain", "warm")
+        for kind in kinds:
+            if kind == "cold":
+                shutil.rmtree(cache / "weights", ignore_errors=True)
+            process = Process("plain" if kind == "plain" else "shared", model, cache)
+            times[kind].append(process.loaded["seconds"])
+            process.close()
+    return {kind: statistics.median(found) for kind, found in times.items()}
+
+
+def measure_memory(
+    model: Path, cache: Path, counts: Sequence[int], length: int
+) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for kind in ("bare", "plain", "shared"):
+        found[kind] = []
+        for count in counts:
+            processes = [Process(kind, model, cache) for _ in range(count)]
+            for process in processes:
+                process.ask(length, 1)
+            parts = [process.memory() for process in processes]
+            found[kind].append((sum(part[0] for part in parts), sum(part[1] for part in parts)))
+            for process in processes:
+                process.close()
+    return found
+
+
+def measure_latency(
+    model: Path, cache: Path, lengths: Sequence[int], rounds: int, seconds: float
+) -> dict[int, dict[str, Any]]:
+    """Pairs of processes, plain and shared, run in short turns; the other waits meanwhile."""
+    found: dict[int, dict[str, list[float]]] = {n: {"plain": [], "shared": [], "first": []} for n in lengths}
+    ratios: dict[int, list[float]] = {n: [] for n in lengths}
+    for number in range(rounds):
+        kinds = ("plain", "shared") if number % 2 == 0 else ("shared", "plain")
+        processes = {kind: Process(kind, model, cache) for kind in kinds}
+        for length in lengths:
+            firsts = {kind: process.ask(length, 3) for kind, process in processes.items()}
+            found[length]["first"].append(firsts["shared"][0] / firsts["plain"][0])
+            runs = max(2, int(seconds / 6 / min(firsts["plain"])))
+            turns: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for _ in range(3):
+                for kind, process in processes.items():
+                    turns[kind] += process.ask(length, runs)[1:]
+            for kind in kinds:
+                found[length][kind].append(statistics.median(turns[kind]))
+            ratios[length].append(statistics.median(turns["shared"]) / statistics.median(turns["plain"]))
+        for process in processes.values():
+            process.close()
+    return {
+        n: {**{k: statistics.median(v) for k, v in found[n].items()}, "ratio": statistics.median(ratios[n])}
+        for n in lengths
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--quick", action="store_true", help="few and short measurements, to see that it works"
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", choices=("bare", "plain", "shared"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.model)
+        return
+    if options.model is None:
+        from tests import models
+
+        options.model = models.get("bert_base").path
+    if options.quick:
+        options.processes, options.sequences, options.rounds = options.processes[:2], options.sequences[:2], 2
+    with tempfile.TemporaryDirectory(prefix="shardrun-shared-weights.") as folder:
+        cache = Path(folder)
+        loading = measure_loading(options.model, cache, options.rounds)
+        memory = measure_memory(options.model, cache, options.processes, options.sequences[-1])
+        latency = measure_latency(
+            options.model, cache, options.sequences, options.rounds, 0.5 if options.quick else 4.0
+        )
+        kept = sum(path.stat().st_size for path in (cache / "weights").rglob("*") if path.is_file())
+    report(options, loading, memory, latency, kept)
+    if options.json:
+        data = {"loading": loading, "memory": memory, "latency": latency, "processes": options.processes}
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def report(
+    options: argparse.Namespace,
+    loading: dict[str, float],
+    memory: dict[str, list[tuple[int, int]]],
+    latency: dict[int, dict[str, Any]],
+    kept: int,
+) -> None:
+    """Prints the tables, and the goals beside what was found."""
+    print(f"{options.model.name}: {kept / MB:.0f} MB on the disk when prepared\n")
+    print("memory (MB of PSS, private + files)")
+    print("processes                bare            plain           shared   shared/(one plain + bare)")
+    # What one process's weights take: what a plain session adds to a bare process.
+    one = sum(memory["plain"][0]) - sum(memory["bare"][0])
+    if options.processes[0] != 1:
+        one = one // options.processes[0]
+    worst = 0.0
+    for index, count in enumerate(options.processes):
+        row = [memory[kind][index] for kind in ("bare", "plain", "shared")]
+        goal = one + sum(row[0])
+        worst = max(worst, sum(row[2]) / goal)
+        cells = "".join(f"{part[0] / MB:9.0f} + {part[1] / MB:4.0f}" for part in row)
+        print(f"{count:9}  {cells}   {sum(row[2]) / goal:10.3f}")
+    print("\nlatency (ms)\nsequence     plain    shared     ratio   first run's ratio")
+    for length, found in latency.items():
+        print(
+            f"{length:8} {found['plain'] * 1e3:9.2f} {found['shared'] * 1e3:9.2f} {found['ratio']:9.3f} "
+            f"{found['first']:9.3f}"
+        )
+    print("\nloading (s)")
+    for kind, seconds in loading.items():
+        print(f"{kind:8} {seconds:9.3f}")
+    slowest = max(found["ratio"] for found in latency.values())
+    print("\ngoal                                           found")
+    print(f"memory <= 1.05 x (one process's weights + bare) {worst:6.3f}")
+    print(f"latency within 2 %                              {slowest:6.3f}")
+    print(f"attaching <= 0.25 x the owner's loading (cold)  {loading['warm'] / loading['cold']:6.3f}")
+    print(f"          against plain ONNX Runtime            {loading['warm'] / loading['plain']:6.3f}")
+
+
+if __name__ == "__main__":
+    main()
