@@ -95,7 +95,8 @@ def work(arrangement: str, paths: list[str], lengths: list[int], rounds: int) ->
         models.append(ranks.Model())
         models[-1].build_from_file(path, ranks.ModelType.ONNX, context)
     built = memory()
-    answers, times = [], []
+    answers: list[Any] = []
+    times: list[float] = []
     for _ in range(rounds):
         answers = []
         for model, own in zip(models, data, strict=True):

@@ -276,7 +276,7 @@ def encoders(folder: Path, width: int = 1024) -> list[str]:
     made = []
     for name in ("first", "second"):
         own = random.standard_normal((width, 4)).astype(np.float32)
-        weights = [*shared, own]
+        weights: list[np.ndarray[Any, Any]] = [*shared, own]
         nodes = []
         value = "x"
         for index in range(len(weights)):

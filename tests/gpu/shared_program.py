@@ -1,0 +1,57 @@
+"""A process of tests/gpu/test_shared_weights.py: `MODE MODEL FEED`, MODE "owner", "alone" or a handle.
+
+Says in lines of JSON how much free device memory building and running the model took, and what it computed;
+then, for each line of standard input, what it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+import ranks
+from ranks.weights.cuda_driver import Driver
+
+
+def started(driver: Driver) -> int:
+    """Free bytes of the device once this process has its context and libraries there."""
+    shape = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", shape[:1], shape[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CUDAExecutionProvider"])
+    session.run(None, {"x": np.ones((2, 2), np.float32)})
+    assert isinstance(onnx.__version__, str)
+    return driver.free_bytes(0)
+
+
+def main() -> None:
+    """Builds, runs and answers."""
+    mode, path, feed = sys.argv[1:]
+    driver = Driver()
+    before = started(driver)
+    context = ranks.Context()
+    context.target = ["gpu"]
+    x = np.load(feed)
+    if mode == "owner":
+        model: ranks.Model = ranks.share_weights(path, context, family=int(sys.stdin.readline()))
+    elif mode == "alone":
+        model = ranks.Model()
+        model.build_from_file(path, ranks.ModelType.ONNX, context)
+    else:
+        model = ranks.attach(mode, path, context)
+    run = model.predict
+    first = run([x])[0].get_data_to_numpy()
+    handle = str(model.handle) if mode == "owner" else ""  # type: ignore[attr-defined]
+    taken = before - driver.free_bytes(0)
+    print(json.dumps({"taken": taken, "handle": handle, "result": first.tolist()}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(run([x])[0].get_data_to_numpy().tolist()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
