@@ -53,6 +53,8 @@ def read(path: Path, key: Key | None = None) -> Container:
         raise ModelError(f"{wrong}: {error}; it is truncated or another format.") from None
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise ModelError(f"{wrong}: {error}.") from None
+    if not _is_text(model):
+        raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.")
     _check(model, path)
     return Container(path, model, data, method is not None)
 
@@ -77,6 +79,23 @@ def check_format(head: bytes, path: Path) -> None:
             f"{path} is a MindSpore Lite file (.ms), whose operators are compiled for devices: convert the "
             "file that it was made from, the .mindir of mindspore.export, or an ONNX file."
         )
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all text in a message is UTF-8: what is not, protobuf gives as bytes."""
+    waiting = [message]
+    try:
+        while waiting:
+            for field, value in waiting.pop().ListFields():
+                if field.type == field.TYPE_STRING:
+                    many = value if not isinstance(value, (str, bytes)) else (value,)
+                    if not all(isinstance(item, str) for item in many):
+                        return False
+                elif field.message_type is not None:
+                    waiting.extend(value if hasattr(value, "add") else (value,))
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check(model: Any, path: Path) -> None:

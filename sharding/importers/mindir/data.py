@@ -54,7 +54,7 @@ class Data:
             if location == IN_MODEL_FILE and self.container.encrypted:
                 location = None
         else:
-            raise ModelError(f"{what} has no data: was it exported with its parameters?")
+            raise ModelError(f"{what} has no data: export the network with its parameters.")
         if len(data) != needed:
             raise ModelError(f"{what} needs {needed} bytes for its type and shape, but has {len(data)}.")
         kind = np.dtype(np.uint8) if dtype == np.bool_ else dtype
