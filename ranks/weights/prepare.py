@@ -10,7 +10,6 @@ equal weights of different models become one file.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ranks import session
 from ranks.errors import WeightsError
+from ranks.weights.pages import give_back_memory
 
 if TYPE_CHECKING:
     import onnx
@@ -82,15 +82,6 @@ def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -
     blobs = _take_apart(graph, work)
     (work / _DATA).unlink(missing_ok=True)
     return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))
-
-
-def give_back_memory() -> None:
-    """Returns to the system what ONNX Runtime freed in this process: it packs each weight before it takes the
-    packed form from the file instead."""
-    import ctypes
-
-    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from ranks.session import SessionConfig
 from ranks.weights import entries
 from ranks.weights.automatic import setting
 from ranks.weights.keys import key_of, size_of
-from ranks.weights.prepare import give_back_memory, prepare
+from ranks.weights.pages import give_back_memory, populate
+from ranks.weights.prepare import prepare
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class Store:
             return None
         weakref.finalize(opened, pin.close)
         give_back_memory()
+        populate([blob.name for blob in entry.blobs])
         return opened
 
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
