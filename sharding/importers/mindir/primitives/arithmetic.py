@@ -65,9 +65,9 @@ def _true_division(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 
 @primitive("Div", "RealDiv", "Divs")
 def div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """A true division; of integers with an integer result, one that rounds down as the CPU kernel does."""
+    """A true division; of integers with an integer result, one that rounds towards zero."""
     if node.result is not None and not is_float(node.result.dtype):
-        return floor_div(b, node, x, y)
+        return truncate_div(b, node, x, y)
     return _true_division(b, node, x, y)
 
 

@@ -388,3 +388,31 @@ def extract_patches(
     w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
     around = None if text(padding, "padding", PAD_MODES) == "same" else {}
     return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
+
+
+@primitive("Im2Col", settings=("ksizes", "strides", "dilations", "pads"))
+def im2col(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    ksizes: Operand = 1,
+    strides: Operand = 1,
+    dilations: Operand = 1,
+    pads: Operand = 0,
+) -> Value:
+    """Each window's places, (batch, channel, place in the window, window): a convolution of each channel alone
+    with one weight of 1 for each place."""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
+    mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
+    around: dict[str, Any] | None = None
+    if mode != "same":
+        around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
+    places = kernel[0] * kernel[1]
+    weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
+    w = b.const(weight.astype(x.dtype))
+    found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
+    return b.reshape(found, (b.dim(x, 0), channels, places, -1))

@@ -229,8 +229,6 @@ def crop_and_resize(
     known = b.known_ints(crop_size)
     if known is None or len(known) != 2:
         raise RefusedError("crop_size must be two integers that are known before a run")
-    images = b.transpose(b.cast(x, FLOAT32), [0, 3, 1, 2])
-    chosen = b.op("Gather", [images, b.cast(owner, INT64)], {"axis": 0})
     corners = b.cast(boxes, FLOAT32)
     lines = []
     for axis, count in enumerate(known):
@@ -239,20 +237,32 @@ def crop_and_resize(
         steps = np.arange(count) / (count - 1) if count > 1 else np.array([0.5])
         span = b.op("Mul", [b.op("Sub", [high, low]), b.const(steps, np.float32)])
         lines.append(b.op("Add", [span, low]))
-    rows, columns = b.unsqueeze(lines[0], [2]), b.unsqueeze(lines[1], [1])
-    zero = b.op("Sub", [columns, columns]), b.op("Sub", [rows, rows])
-    rows, columns = b.op("Add", [rows, zero[0]]), b.op("Add", [columns, zero[1]])
-    parts = b.op("Concat", [b.unsqueeze(columns, [3]), b.unsqueeze(rows, [3])], {"axis": 3})
-    grid = b.op("Sub", [b.op("Add", [parts, parts]), scalar(b, 1, parts)])
-    found = b.op("GridSample", [chosen, grid], {"mode": kind, "padding_mode": "border", "align_corners": 1})
-    outside = b.op("ReduceMax", [
-        b.cast(b.op("Or", [b.op("Less", [parts, scalar(b, 0, parts)]),
-                           b.op("Greater", [parts, scalar(b, 1, parts)])]), INT32),
-        b.ints((3,)),
-    ], {"keepdims": 0})  # fmt: skip
+    shape = b.op("Concat", [b.ints(b.dim(corners, 0)), b.ints((*known, 1))], {"axis": 0})
+    # (box, height, width, (y, x)), in parts of the image
+    parts = b.op("Concat", [
+        b.op("Expand", [b.unsqueeze(lines[0], [2, 3]), shape]),
+        b.op("Expand", [b.unsqueeze(lines[1], [1, 3]), shape]),
+    ], {"axis": 3})  # fmt: skip
+    images, owners = b.cast(x, FLOAT32), b.cast(owner, INT64)
+    if kind == "nearest":
+        ends = [b.op("Sub", [b.cast(b.ints(b.dim(images, axis)), FLOAT32), b.const(1, np.float32)]) for axis in (1, 2)]
+        last = b.op("Concat", ends, {"axis": 0})
+        places = b.op("Floor", [b.op("Add", [b.op("Mul", [parts, last]), b.const(0.5, np.float32)])])
+        places = b.op("Max", [b.op("Min", [places, last]), b.const(0, np.float32)])
+        which = b.op("Expand", [b.unsqueeze(owners, [1, 2, 3]), shape])
+        found = b.op("GatherND", [images, b.op("Concat", [which, b.cast(places, INT64)], {"axis": 3})])
+    else:
+        chosen = b.op("Gather", [b.transpose(images, [0, 3, 1, 2]), owners], {"axis": 0})
+        turned = b.op("Gather", [parts, b.const([1, 0], np.int64)], {"axis": 3})  # ONNX has x first
+        grid = b.op("Sub", [b.op("Add", [turned, turned]), scalar(b, 1, turned)])
+        sampled = b.op("GridSample", [chosen, grid], {"padding_mode": "border", "align_corners": 1})
+        found = b.transpose(sampled, [0, 2, 3, 1])
+    beyond = b.op("Or", [
+        b.op("Less", [parts, scalar(b, 0, parts)]), b.op("Greater", [parts, scalar(b, 1, parts)])
+    ])  # fmt: skip
+    outside = b.op("ReduceMax", [b.cast(beyond, INT32), b.ints((3,))], {"keepdims": 1})
     filler = scalar(b, number(extrapolation_value, "extrapolation_value"), found)
-    found = b.op("Where", [b.cast(b.unsqueeze(outside, [1]), BOOL), filler, found])
-    return b.transpose(found, [0, 2, 3, 1])
+    return b.op("Where", [b.cast(outside, BOOL), filler, found])
 
 
 _ROI = ("pooled_height", "pooled_width", "spatial_scale", "sample_num", "roi_end_mode")
@@ -275,15 +285,17 @@ def roi_align(
     found = b.cast(rois, FLOAT32)
     first = b.op("Slice", [found, b.ints((0,)), b.ints((1,)), b.ints((1,))])
     corners = b.op("Slice", [found, b.ints((1,)), b.ints((5,)), b.ints((1,))])
+    scale = float(number(spatial_scale, "spatial_scale"))
+    mode = "output_half_pixel"  # which makes every box at least one place wide
     if integer(b, roi_end_mode, "roi_end_mode"):
-        corners = b.op("Add", [corners, b.const([0, 0, 1, 1], np.float32)])
+        mode, half = "half_pixel", 0.5 / scale  # which does not, but takes half a place away
+        corners = b.op("Add", [corners, b.const([half, half, 1 + half, 1 + half], np.float32)])
     owner = b.cast(b.squeeze(first, [1]), INT64)
     return b.op("RoiAlign", [b.cast(x, FLOAT32), corners, owner], {
         "output_height": integer(b, pooled_height, "pooled_height"),
         "output_width": integer(b, pooled_width, "pooled_width"),
         "sampling_ratio": integer(b, sample_num, "sample_num"),
-        "spatial_scale": float(number(spatial_scale, "spatial_scale")),
-        "coordinate_transformation_mode": "output_half_pixel",
+        "spatial_scale": scale, "coordinate_transformation_mode": mode,
     })  # fmt: skip
 
 
@@ -296,8 +308,8 @@ def _column(b: Builder, boxes: Value, place: int) -> Value:
 
 @primitive("IOU", settings=("mode",))
 def iou(b: Builder, node: Node, anchors: Value, truths: Value, *, mode: Operand = "iou") -> Value:
-    """For each box of the second operand and each of the first, how much they overlap: of both (iou) or of the
-    second alone (iof)."""
+    """For each box of the second operand and each of the first, how much of both (iou) or of the
+    second alone (iof) they share. Both ends belong to a box."""
     kind = text(mode, "mode", ("iou", "iof"))
     first, second = (b.cast(item, FLOAT32) for item in (anchors, truths))
     one = [b.unsqueeze(_column(b, first, i), [0]) for i in range(4)]
@@ -306,18 +318,21 @@ def iou(b: Builder, node: Node, anchors: Value, truths: Value, *, mode: Operand 
 
 
 def _overlap(b: Builder, one: list[Value], other: list[Value], kind: str) -> Value:
-    zero, small = b.const(0, np.float32), b.const(1e-10, np.float32)
+    zero, unit = b.const(0, np.float32), b.const(1, np.float32)
+
+    def length(low: Value, high: Value) -> Value:
+        return b.op("Add", [b.op("Sub", [high, low]), unit])
 
     def sides(box: list[Value]) -> Value:
-        return b.op("Mul", [b.op("Sub", [box[2], box[0]]), b.op("Sub", [box[3], box[1]])])
+        return b.op("Mul", [length(box[0], box[2]), length(box[1], box[3])])
 
     shared = []
     for low, high in ((0, 2), (1, 3)):
-        end = b.op("Min", [one[high], other[high]])
-        shared.append(b.op("Max", [b.op("Sub", [end, b.op("Max", [one[low], other[low]])]), zero]))
+        start, end = b.op("Max", [one[low], other[low]]), b.op("Min", [one[high], other[high]])
+        shared.append(b.op("Max", [length(start, end), zero]))
     common = b.op("Mul", shared)
     whole = sides(other) if kind == "iof" else b.op("Sub", [b.op("Add", [sides(one), sides(other)]), common])
-    return b.op("Div", [common, b.op("Add", [whole, small])])
+    return b.op("Div", [common, whole])
 
 
 @primitive("BoundingBoxDecode", settings=("max_shape", "means", "stds", "wh_ratio_clip"))
@@ -353,7 +368,7 @@ def box_decode(
         reach = b.op("Sub", [b.op("Mul", [longer, half]), half])
         for place, op_type in ((axis, "Sub"), (axis + 2, "Add")):
             corner = b.op(op_type, [moved, reach])
-            corner = b.op("Clip", [corner, b.const(0, np.float32), b.const(limit - 1, np.float32)])
+            corner = b.op("Clip", [corner, b.const(0, np.float32), b.const(limit, np.float32)])
             found[place] = b.unsqueeze(corner, [1])
     return b.op("Concat", found, {"axis": 1})
 
@@ -389,8 +404,8 @@ def box_encode(
 
 @primitive("NMSWithMask", settings=("iou_threshold",))
 def nms_with_mask(b: Builder, node: Node, boxes: Value, *, iou_threshold: Operand = 0.5) -> Operand:
-    """Boxes (x0, y0, x1, y1, score) by falling score, their places, and which are kept: those that overlap
-    none of a higher score that is kept by more than a threshold."""
+    """Boxes (x0, y0, x1, y1, score) by falling score, the numbers 0, 1, ..., and which are kept: those that
+    overlap none of a higher score that is kept by more than a threshold."""
     found = b.cast(boxes, FLOAT32)
     count = b.dim(found, 0)
     scores = _column(b, found, 4)
@@ -407,7 +422,7 @@ def nms_with_mask(b: Builder, node: Node, boxes: Value, *, iou_threshold: Operan
     nothing = b.op("Expand", [b.const(0, np.int32), b.ints(count)])
     marks = b.op("Expand", [b.const(1, np.int32), b.op("Shape", [rows])])
     mask = b.op("ScatterElements", [nothing, rows, marks], {"axis": 0})
-    return ranked, b.cast(order, INT32), b.cast(mask, BOOL)
+    return ranked, b.cast(places, INT32), b.cast(mask, BOOL)
 
 
 @primitive("NonMaxSuppressionV3")

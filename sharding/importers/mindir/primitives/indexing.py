@@ -14,6 +14,7 @@ from sharding.importers.mindir.primitives.operands import (
     element_type,
     integer,
     integers,
+    is_float,
     known_rank,
     moved,
     promoted,
@@ -407,7 +408,8 @@ def sorted_order(order: tuple[int, ...]) -> list[int]:
 @primitive("Unique")
 def unique(b: Builder, node: Node, x: Value) -> Operand:
     """What occurs, in the order of the first time, and where each element is in that."""
-    values, _, inverse, _ = b.ops("Unique", [computable(b, x)], {"sorted": 0}, outputs=4)
+    wide = x if is_float(x.dtype) else b.cast(x, INT64)
+    values, _, inverse, _ = b.ops("Unique", [computable(b, wide)], {"sorted": 0}, outputs=4)
     return values, b.cast(inverse, INT32)
 
 

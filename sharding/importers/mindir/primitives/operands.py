@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,13 +217,14 @@ def moved(b: Builder, x: Value, source: int, target: int) -> Value:
     return b.transpose(x, order)
 
 
-def lengths_product(b: Builder, x: Value, axes: Sequence[int] | None) -> Value:
+def lengths_product(b: Builder, x: Value, axes: Iterable[int] | None) -> Value:
     """The number of elements along axes, as an int64 scalar."""
+    axes = list(axes) if axes is not None else None
     if x.shape is not None:
         chosen = range(len(x.shape)) if axes is None else axes
         if all(x.shape[axis] is not None for axis in chosen):
             return b.const(int(np.prod([x.shape[axis] for axis in chosen], dtype=np.int64)), np.int64)
     shape = b.op("Shape", [x])
     if axes is not None:
-        shape = b.op("Gather", [shape, b.const(list(axes), np.int64)], {"axis": 0})
+        shape = b.op("Gather", [shape, b.const(axes, np.int64)], {"axis": 0})
     return b.op("ReduceProd", [shape], {"keepdims": 0})

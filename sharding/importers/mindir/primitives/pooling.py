@@ -10,12 +10,14 @@ import numpy as np
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.conv import PAD_MODES, channels_last, last, paired, same_pads
 from sharding.importers.mindir.primitives.operands import (
+    INT32,
     INT64,
     computable,
     element_type,
     floating,
     integers,
     known_rank,
+    lengths_product,
     number,
     scalar,
     text,
@@ -144,12 +146,14 @@ def _in_volume(
     ceil: bool,
     count_padding: bool | None,
 ) -> Value:
-    mode = text(pad_mode, "pad_mode", PAD_MODES)
+    mode = text(pad_mode, "pad_mode", (*PAD_MODES, "calculated"))
     if mode == "same":
         wide = computable(b, x)
         padding = same_pads(b, wide, kernel, steps, [1, 1, 1])
-        return b.op(op_type, [wide], {"kernel_shape": kernel, "strides": steps, **padding})
-    pads = paired(integers(b, pad_list, "pad_list"), 3, "pad_list") if mode == "pad" else [0] * 6
+        counted = None if count_padding is None else int(count_padding)
+        attributes = {"kernel_shape": kernel, "strides": steps, "count_include_pad": counted, **padding}
+        return b.op(op_type, [wide], attributes)
+    pads = paired(integers(b, pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
     return pooled(b, op_type, x, kernel, steps, pads, ceil=ceil, count_padding=count_padding)
 
 
@@ -216,45 +220,50 @@ def avg_pool_ext(
 
 
 _WITH_PLACES = ("kernel_size", "strides", "pads", "dilation", "ceil_mode", "argmax_type")
+_PLACE_TYPES = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
+"""The places' element type as classic primitives name or number it."""
 
 
-@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", settings=_WITH_PLACES)
+@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax",
+           settings=_WITH_PLACES)  # fmt: skip
 def max_pool_places(
     b: Builder,
     node: Node,
     x: Value,
     *,
-    kernel_size: Operand = 1,
+    kernel_size: Operand = None,
     strides: Operand = None,
     pads: Operand = 0,
     dilation: Operand = 1,
     ceil_mode: Operand = False,
     argmax_type: Operand = None,
 ) -> Operand:
-    """The largest of each window, and its place among the height times width places of its channel.
+    """The largest of each window, and its place among all of its channel.
 
     MaxPoolWithMask, whose second result is made for one device's gradient, gives the first alone.
     """
-    kernel = last(integers(b, kernel_size, "kernel_size"), 2, "kernel_size")
-    steps = kernel if strides in (None, ()) else last(integers(b, strides, "strides"), 2, "strides")
-    around = last(integers(b, pads, "pads"), 2, "pads") * 2
-    gaps = last(integers(b, dilation, "dilation"), 2, "dilation")
+    count = 3 if node.op_type == "MaxPool3DWithArgmax" else 2
+    setting = node.attributes.get("ksize", 1) if kernel_size is None else kernel_size
+    kernel = last(integers(b, setting, "kernel_size"), count, "kernel_size")
+    steps = kernel if strides in (None, ()) else last(integers(b, strides, "strides"), count, "strides")
+    around = last(integers(b, pads, "pads"), count, "pads") * 2
+    gaps = last(integers(b, dilation, "dilation"), count, "dilation")
     if node.op_type == "MaxPoolWithMask":
         return (pooled(b, "MaxPool", x, kernel, steps, around, ceil=bool(ceil_mode), dilations=gaps),)
-    lone = known_rank(x) == 3
+    lone = known_rank(x) == count + 1
     wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
-    values, places = b.ops("MaxPool", [wide], {
-        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps, "ceil_mode": int(bool(ceil_mode)),
-    }, outputs=2)  # fmt: skip
-    area = b.op("Mul", [_length(b, wide, 2), _length(b, wide, 3)])
-    places = b.op("Mod", [places, area])
+    attributes = {
+        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps,
+        "ceil_mode": int(bool(ceil_mode)),
+    }  # fmt: skip
+    values, places = b.ops("MaxPool", [wide], attributes, outputs=2)
+    # ONNX counts over all channels of all batch entries.
+    places = b.op("Mod", [places, lengths_product(b, wide, range(2, 2 + count))])
     if lone:
         values, places = b.squeeze(values, [0]), b.squeeze(places, [0])
+    if isinstance(argmax_type, (str, int)) and argmax_type in _PLACE_TYPES:
+        return values, b.cast(places, _PLACE_TYPES[argmax_type])
     return values, b.cast(places, element_type(argmax_type, INT64))
-
-
-def _length(b: Builder, x: Value, axis: int) -> Value:
-    return b.value(b.dim(x, axis))
 
 
 # Adaptive pooling
