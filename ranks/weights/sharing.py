@@ -169,11 +169,12 @@ def _facts(use: Use) -> dict[str, str]:
     """What must be the same in owner and attached process."""
     from ranks.weights import keys
 
+    release, _, build = keys.runtime().partition(" ")
     return {
         "model": _content(use.path),
         # Processes may count GPUs differently: which one it is, the memory itself says.
         "device": "a GPU with CUDA" if use.provider == CUDA else use.device,
-        "runtime": keys.runtime(),
+        "runtime": f"{release} (build {hashlib.sha256(build.encode()).hexdigest()[:8]})",
         "processor": keys.cpu_features(),
     }
 

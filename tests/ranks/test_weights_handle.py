@@ -482,6 +482,7 @@ def test_values_of_other_types(config: Any, message: str, shared_model: Path) ->
     assert str(caught.value) == message
 
 
+@settings(deadline=None)
 @given(
     key=st.sampled_from(["pids", "shared_mem_handle"]),
     value=st.recursive(
@@ -534,6 +535,7 @@ def test_arguments_of_the_short_way(shared_model: Path) -> None:
             call()
 
 
+@settings(deadline=None)
 @given(text=st.one_of(st.text(max_size=30), st.from_regex(r"[-0-9, \[\]]{0,40}", fullmatch=True)))
 def test_any_list_of_pids(text: str) -> None:
     try:
@@ -545,7 +547,7 @@ def test_any_list_of_pids(text: str) -> None:
         assert len(set(found)) == len(found)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(text=st.one_of(st.text(max_size=30), st.integers(-(2**70), 2**70).map(str)))
 def test_any_handle(text: str) -> None:
     try:
