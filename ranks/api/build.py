@@ -111,6 +111,7 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     `RuntimeError`.
     """
     options = config.load(config_path, config_dict)
+    options = replace(options, sharing=request or options.sharing)
     try:
         if key is not None:
             return _decrypted(path, model_type, context, options, key)
@@ -119,9 +120,8 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
             from ranks.api.group import joined
 
             recipe = joined(recipe, sharing)
-        request = request or options.sharing
-        if request is not None:
-            return _together(recipe, request)
+        if options.sharing is not None:
+            return _together(recipe, options.sharing)
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
