@@ -1,0 +1,118 @@
+"""MindIR models as ranks load them: alone, encrypted, and with collectives of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Context, Model, ModelType, executor, imported
+from ranks.errors import ModelError, ShardError
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+
+DATA = Path(__file__).parents[1] / "data" / "mindir"
+KEY = b"0123456789ABCDEF"
+SHARDED = [
+    (case, name)
+    for case in ("shard_mlp_allreduce", "shard_row_allreduce", "shard_col_allgather")
+    for name in ("model.mindir", "model_v1.mindir")
+    if (DATA / case / "rank_0" / name).exists()
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def close(found: Any, expected: Any) -> bool:
+    return float(np.abs(found - expected).max() / np.abs(expected).max()) <= 1e-5
+
+
+def built(path: Path, **options: Any) -> Model:
+    model = Model()
+    model.build_from_file(str(path), ModelType.MINDIR, Context(), **options)
+    return model
+
+
+@pytest.mark.parametrize(("case", "name"), SHARDED)
+def test_files_with_collectives_run_on_two_ranks(case: str, name: str) -> None:
+    """Each rank has its own file, and MindSpore's two processes gave each these answers."""
+    folders = [DATA / case / f"rank_{rank}" for rank in range(2)]
+    archives = [np.load(folder / "io.npz") for folder in folders]
+
+    def work(communicator: FakeCommunicator) -> list[Any]:
+        archive = archives[communicator.rank]
+        model = executor.load(folders[communicator.rank] / name, communicator=communicator)
+        inputs = sorted(key for key in archive if key.endswith("in_0") and "full" not in key)
+        return [model.run({model.inputs[0].name: archive[key]}) for key in inputs]
+
+    for archive, results in zip(archives, on_ranks(2, work), strict=True):
+        answers = sorted(key for key in archive if key.endswith("out_0") and "full" not in key)
+        assert len(answers) == len(results) > 0
+        for key, (found,) in zip(answers, results, strict=True):
+            assert close(found, archive[key])
+
+
+def test_one_rank_alone_is_refused() -> None:
+    with pytest.raises(ShardError, match="one rank's part of a model, but this process runs alone"):
+        executor.load(DATA / "shard_row_allreduce" / "rank_0" / "model.mindir")
+
+
+@pytest.mark.parametrize("name", ["mlp/model.mindir", "mlp/model_v1.mindir", "mlp_split/model_graph.mindir"])
+def test_models_of_both_versions(name: str) -> None:
+    archive = np.load(DATA / "mlp" / "io.npz")
+    model = built(DATA / name)
+    (tensor,) = model.get_inputs()
+    assert (tensor.name, tensor.shape) == ("x", [4, 20])
+    tensor.set_data_from_numpy(archive["in_0"])
+    assert close(model.predict([tensor])[0].get_data_to_numpy(), archive["out_0"])
+
+
+@pytest.mark.parametrize(("name", "mode"), [("gcm", "AES-GCM"), ("cbc", "AES-CBC")])
+def test_encrypted_models(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
+) -> None:
+    pytest.importorskip(
+        "cryptography", reason="cryptography is not installed: encrypted files cannot be read"
+    )
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = DATA / "mlp_encrypted" / f"model_aes_{name}.mindir"
+    model = built(path, dec_key=KEY, dec_mode=mode)
+    archive = np.load(DATA / "mlp" / "io.npz")
+    assert close(model.predict([archive["in_0"]])[0].get_data_to_numpy(), archive["out_0"])
+    model.resize(model.get_inputs(), [[7, 20]])
+    assert model.predict([np.zeros((7, 20), np.float32)])[0].shape == [7, 5]
+    with pytest.raises(RuntimeError, match="the key is wrong"):
+        built(path, dec_key=b"x" * 16, dec_mode=mode)
+    with pytest.raises(RuntimeError, match=rf"is encrypted \({mode}\): give its key"):
+        built(path)
+    with pytest.raises(RuntimeError, match="expected 16, 24, 32"):
+        built(path, dec_key=b"short", dec_mode=mode)
+    # Nothing that was decrypted is left.
+    assert not list(tmp_path.glob("shardrun-*"))
+    assert not list(cache.rglob("*.onnx"))
+
+
+def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.mindir"
+    path.write_bytes((DATA / "mlp" / "model.mindir").read_bytes())
+    first = imported.as_onnx(path)
+    stamp = first.stat().st_mtime_ns
+    assert first.name == "net.onnx" and first.is_relative_to(cache)
+    assert imported.as_onnx(path) == first and first.stat().st_mtime_ns == stamp
+    first.write_bytes(b"damaged")
+    assert imported.as_onnx(path) == first and first.stat().st_size > 1000
+    path.write_bytes((DATA / "mlp" / "model_v1.mindir").read_bytes())
+    assert imported.as_onnx(path) != first
+    assert imported.as_onnx(first) == first  # ONNX is what it is
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        ModelError, match=r"is converted to ONNX first, but .* cannot be used: Not a directory"
+    ):
+        imported.as_onnx(DATA / "mlp" / "model.mindir")
