@@ -1,5 +1,7 @@
 """Networks that MindSpore exported and ran: the converted models give MindSpore's own answers."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,3 +174,12 @@ def test_collectives_of_the_file_are_collective_nodes() -> None:
     assert {item.domain for item in model.opset_import} == {"", "com.microsoft"}
     with pytest.raises(SliceError, match="one rank's part already"):
         slice_model(DATA / "shard_mlp_allreduce" / "rank_0" / "model.mindir", 2, Path("unused"))
+
+
+def test_the_table_of_primitives_is_the_present_one() -> None:
+    """`python scripts/mindir_table.py` writes it."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, root / "scripts" / "mindir_table.py", "--check"], cwd=root, timeout=120, check=False
+    )
+    assert done.returncode == 0, "docs/mindir.md is not up to date: run scripts/mindir_table.py"

@@ -17,6 +17,8 @@ OPSET = 18
 IR_VERSION = 9
 FOLDED = 4096
 """Results with at most this many elements are computed at once where all inputs are constants."""
+MOST = 1 << 28
+"""Elements of each result on the way to a constant that is computed while converting."""
 
 
 class Builder:
@@ -221,6 +223,10 @@ class Builder:
             if current.name not in self._producers:
                 return None
             node, inputs = self._producers[current.name]
+            if any(attribute.HasField("g") for attribute in node.attribute):
+                return None
+            if current.shape is None or math.prod(n if n is not None else MOST for n in current.shape) > MOST:
+                raise RefusedError("constants that it is computed from are too large")
             if node.output[0] not in nodes:
                 nodes[node.output[0]] = node
                 waiting.extend(item for item in inputs if item is not None)

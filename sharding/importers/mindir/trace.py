@@ -373,10 +373,8 @@ class Tracer:
                 prim = self.program.prim_of(node)
                 if prim is None:
                     continue
-                if (
-                    prim.op_type.startswith(_WRITING)
-                    or self._attributes_of(prim).get("side_effect_mem") is True
-                ):
+                unknown = prim.op_type not in PRIMITIVES and prim.op_type.startswith(_WRITING)
+                if unknown or self._attributes_of(prim).get("side_effect_mem") is True:
                     self.refuse(
                         f"{prim.op_type}: it changes a parameter while it runs, which ONNX has no way to say",
                         node.domain,
