@@ -583,3 +583,20 @@ def test_what_cannot_be_prepared_is_tried_once(
     store.folder.mkdir(exist_ok=True)
     create(big, replace(CONFIG, store=store), "it")
     assert list(store.opened) == [entry.key]
+
+
+def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path) -> None:
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+    if release < (5, 14):
+        pytest.skip("this kernel has no MADV_POPULATE_READ")
+    session = create(big, replace(CONFIG, store=store), "it")
+    mapped: dict[str, int] = {}
+    offset, name = "0", ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):
+            offset, name = fields[2], fields[5] if len(fields) > 5 else ""
+        elif fields[0] == "Rss:" and str(store.folder) in name and int(offset, 16):
+            mapped[name] = int(fields[1]) << 10
+    assert len(mapped) == 4 and min(mapped.values()) >= 1024 * 1024 * 4
+    del session
