@@ -36,11 +36,18 @@ def swapped(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
+def _matrix(x: Value) -> Value:
+    """The same value, known to have two axes."""
+    return x if x.shape is not None else Value(x.name, x.dtype, (None, None), x.constant)
+
+
 @primitive("MatMul", "BatchMatMul", settings=("transpose_a", "transpose_b"))
 def matmul(
     b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
 ) -> Value:
-    """The product, either factor transposed first if wanted."""
+    """The product, either factor transposed first if wanted; those of MatMul are matrices."""
+    if node.op_type == "MatMul":
+        x, y = _matrix(x), _matrix(y)
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
     return product(b, first, second)
