@@ -29,7 +29,6 @@ from ranks.errors import ShardrunError
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
-    from ranks.weights.store import Store
 
 __all__ = ["ModelParallelRunner", "RunnerConfig"]
 
@@ -165,27 +164,35 @@ def _workers(
             f"{model_path} is made for a group of ranks, which run each prediction together: use Model for "
             "it, and ModelParallelRunner for the whole model."
         )
-    if options.sharing is not None:
-        raise ShardrunError(
-            "a ModelParallelRunner shares one copy of the weights among its own workers, and not by handle "
-            "with other processes: take the options of shared weights out of its configuration."
-        )
     on_cpu = first.placement.providers[0] == CPU
     if on_cpu and parallel.device_ids:
         warn_user(f"device_ids {parallel.device_ids} have no effect on the CPU.")
+        recipes = [first]
     cores = _cores()
     size, threads = sizes(
         parallel.workers_num, first.threads or 0, cores, devices=0 if on_cpu else len(recipes)
     )
-    # Threads that wait for their next work by spinning are in the way of those that have work.
-    spin = {"session.intra_op.allow_spinning": "0"} if threads > 1 and size * threads > cores else {}
-    shared = threads == 1 or not on_cpu
-    store = None if shared or size == 1 else _store()
-    recipes = [
-        replace(recipe, threads=threads, entries=spin, memory_pattern=size == 1, store=store)
-        for recipe in recipes
-    ]
+    shared = size == 1 or threads == 1 or not on_cpu
+    recipes = [replace(recipe, threads=threads, memory_pattern=size == 1) for recipe in recipes]
+    if not shared:
+        recipes = [_many(recipe, spin=size * threads <= cores) for recipe in recipes]
     return _load(recipes, size, shared=shared)
+
+
+def _many(recipe: Recipe, *, spin: bool) -> Recipe:
+    """The recipe for several sessions of one model: they have weights and the memory for buffers in common.
+
+    Without ``spin`` a session's threads sleep at once when there is nothing to do: where threads are more
+    than cores, those that wait by spinning are in the way of those that have work.
+    """
+    from ranks import arena
+    from ranks.weights.store import default_store
+
+    arena.register()
+    entries = dict(arena.WORKSPACE_ONLY)
+    if not spin:
+        entries["session.intra_op.allow_spinning"] = "0"
+    return replace(recipe, entries=entries, store=default_store())
 
 
 def _load(recipes: Sequence[Recipe], size: int, *, shared: bool) -> list[RankModel]:
@@ -234,10 +241,3 @@ def _cores() -> int:
 
     identity = identify()
     return default_threads(identity.local_size or identity.world_size)
-
-
-def _store() -> Store | None:
-    """Where the sessions of several workers find one copy of the weights; None where it is switched off."""
-    from ranks.weights.store import default_store
-
-    return default_store()

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 import ranks
 import sharding
 from ranks import Context, Model, ModelParallelRunner, ModelType, RunnerConfig, Tensor
+from ranks.api import runner as runner_module
 from ranks.api.runner import sizes
 from ranks.errors import ModelError, QueueFullError, ShardrunError
 from ranks.executor import RankModel
@@ -375,7 +376,87 @@ def test_device_ids_on_the_cpu_change_nothing(tmp_path: Path) -> None:
     path = api_models.linear(tmp_path / "m.onnx")
     with pytest.warns(UserWarning, match=r"device_ids \[0, 1\] have no effect on the CPU"):
         runner = built(path, context(device_ids=[0, 1]))
+    assert runner._pool is not None
+    assert len({id(worker) for worker in runner._pool._free}) == 1
     assert runner.predict([np.ones((1, 8), np.float32)])[0].shape == [1, 4]
+
+
+def test_workers_take_turns_on_devices() -> None:
+    given = context()
+    given.gpu.device_id = 7
+    assert [one.gpu.device_id for one in runner_module._per_device(given, [])] == [7]
+    assert [one.gpu.device_id for one in runner_module._per_device(given, [2, 0, 2])] == [2, 0]
+    assert [one.ascend.device_id for one in runner_module._per_device(given, [2, 0])] == [2, 0]
+    assert given.gpu.device_id == 7
+
+    class Loads:
+        """A recipe whose models threads may run at once, or not."""
+
+        def __init__(self, concurrent: bool) -> None:
+            self.model = type("Model", (), {"concurrent": concurrent})
+
+        def load(self) -> Any:
+            return self.model()
+
+    for concurrent, shared, different in ((True, True, 2), (False, True, 5), (True, False, 5)):
+        recipes: Any = [Loads(concurrent), Loads(concurrent)]
+        workers = runner_module._load(recipes, 5, shared=shared)
+        assert [type(worker) for worker in workers] == [recipes[index % 2].model for index in range(5)]
+        assert len({id(worker) for worker in workers}) == different
+
+
+@pytest.mark.parametrize("key", ["shareable_weight_pid_list", "shareable_weight_mem_handle"])
+def test_weights_are_not_shared_by_handle(key: str, tmp_path: Path) -> None:
+    given = context(config_info={"cpu_context": {key: "12"}})
+    with pytest.raises(RuntimeError, match=FAILED + ".* does not share weights with other processes"):
+        built(api_models.linear(tmp_path / "m.onnx"), given)
+
+
+MEMORY = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+import ranks
+
+context = ranks.Context()
+context.cpu.thread_num = int(sys.argv[2])
+context.parallel.workers_num = int(sys.argv[3])
+runner = ranks.ModelParallelRunner()
+runner.build_from_file(sys.argv[1], context)
+client = lambda: [runner.predict([np.ones((1, 8), np.float32)]) for _ in range(20)]
+clients = [threading.Thread(target=client) for _ in range(16)]
+for thread in clients:
+    thread.start()
+for thread in clients:
+    thread.join()
+lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+print(next(line.split()[1] for line in lines if line.startswith("Pss:")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what a process shares")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_workers_have_one_copy_of_the_weights(threads: int, tmp_path: Path) -> None:
+    """Eight workers may take more than one, but not half of the weights more, which are of 128 MB."""
+    width = 4096
+    random = np.random.default_rng(0)
+    weights = {
+        "w0": random.standard_normal((8, width), np.float32),
+        "w1": random.standard_normal((width, width), np.float32),
+        "w2": random.standard_normal((width, width), np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"]),
+        helper.make_node("MatMul", ["a", "w1"], ["b"]),
+        helper.make_node("MatMul", ["b", "w2"], ["y"]),
+    ]
+    path = api_models.save(tmp_path / "m.onnx", nodes, {"x": ["n", 8]}, {"y": ["n", width]}, weights)
+    found = []
+    for workers in (1, 8):
+        done = run([sys.executable, "-c", MEMORY, str(path), str(threads), str(workers)], tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(int(done.stdout) << 10)
+    assert found[1] - found[0] < 64 << 20, found
 
 
 def test_the_generation_before(tmp_path: Path) -> None:
