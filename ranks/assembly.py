@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ranks.part import Part
     from ranks.schedule import Schedule
+    from ranks.weights.variable import VariableWeights
 
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
@@ -39,6 +40,11 @@ class Assembly:
     outputs: list[TensorSpec]
     segments: int
     collectives: int
+    memory: Memory
+    exchange: Communicator | None
+    """All ranks, as a communicator of the memory's buffers."""
+    model: onnx.ModelProto
+    weights: VariableWeights | None
 
 
 def assemble(
@@ -49,20 +55,24 @@ def assemble(
     *,
     part: Part | None = None,
     whole: Mapping[str, Sequence[Dim]] | None = None,
+    weights: VariableWeights | None = None,
 ) -> Assembly:
     """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
 
     A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
-    whole model's inputs and outputs, where something knows them better than the rank model does. Raises
-    `ModelError`, `ShardError` and the communicator's errors.
+    whole model's inputs and outputs, where something knows them better than the rank model does.
+    ``weights``: the variable weights, which the model has as inputs.
+
+    Raises `ModelError`, `ShardError` and the communicator's errors.
     """
     index = getattr(getattr(world, "device", None), "index", None)
     if index is not None:  # the GPU that NCCL holds
         config = replace(config, device_id=index)
     memory = _memory(world, config)
-    plan, group, mail = cut(model), world, None
-    if world is not None:
-        exchange = _on_memory(world, memory)
+    variable = frozenset(weights.feeds) if weights is not None else frozenset()
+    plan, group, mail = cut(model, weights=variable), world, None
+    exchange = _on_memory(world, memory) if world is not None else None
+    if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
         plan = _agreed(plan, exchange, memory, part, file)
         group = exchange if part is None else exchange.split(part.groups("tensor"))
@@ -79,7 +89,14 @@ def assemble(
             raise ModelError(
                 f"{c.op} of {c.input or c.output!r} in {file}: only tensors of numbers are sent."
             )
-    program = Program(plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail)
+    bound = None
+    if weights is not None:
+        from ranks.weights.variable_bound import BoundWeights
+
+        bound = BoundWeights(weights)
+    program = Program(
+        plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail, weights=bound
+    )
     inputs = [_spec(name, types[name]) for name in plan.inputs]
     outputs = [_spec(name, types[name]) for name in plan.outputs]
     for spec in inputs + outputs:
@@ -88,7 +105,7 @@ def assemble(
                 f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
             )
     runner: Program | Schedule = program
-    if world is not None and part is not None and part.scheduled:
+    if world is not None and exchange is not None and part is not None and part.scheduled:
         from ranks.schedule import Schedule
 
         runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
@@ -98,14 +115,15 @@ def assemble(
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
     count = sum(map(len, plan.collectives))
-    return Assembly(runner, inputs, outputs, sum(session is not None for session in sessions), count)
+    used = sum(session is not None for session in sessions)
+    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights)
 
 
 def _agreed(plan: Cut, world: Communicator, memory: Memory, part: Part | None, file: Path) -> Cut:
     """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
     if agreement.agree(plan, world, memory, part) is None:
         return plan
-    plan = cut(plan.model, keep_order=True)
+    plan = cut(plan.model, keep_order=True, weights=plan.weights)
     why = agreement.agree(plan, world, memory, part, final=True)
     if why is not None:
         raise ModelError(f"{file}: {why}")

@@ -72,6 +72,8 @@ class Cut:
     collectives: list[list[Collective]]
     inputs: list[str]
     outputs: list[str]
+    weights: frozenset[str] = frozenset()
+    """Inputs of the graph that are no inputs of the model: variable weights, there from the start."""
 
     @property
     def mail(self) -> list[Collective]:
@@ -89,30 +91,33 @@ class Cut:
         return any(c.op in POINT_TO_POINT for level in self.collectives for c in level)
 
 
-def cut(model: onnx.ModelProto, *, keep_order: bool = False) -> Cut:
+def cut(model: onnx.ModelProto, *, keep_order: bool = False, weights: frozenset[str] = frozenset()) -> Cut:
     """Cuts a rank model, whose external data need not be loaded.
 
     ``keep_order`` runs the collectives exactly in the file's order (more segments at times); ranks whose
     models differ in structure, as those that send and receive do, need it to meet in the same order.
+    ``weights``: inputs of the graph that are variable weights.
 
     Raises `ModelError` for collectives in subgraphs or functions, unknown attributes, values that nothing
     produces, values produced twice and nodes out of order.
     """
-    return _Cutter(model, keep_order).cut()
+    return _Cutter(model, keep_order, weights).cut()
 
 
 class _Cutter:
-    def __init__(self, model: onnx.ModelProto, keep_order: bool) -> None:
+    def __init__(self, model: onnx.ModelProto, keep_order: bool, weights: frozenset[str]) -> None:
         self.model = model
+        self.weights = weights
         self.keep_order = keep_order
         graph = model.graph
         self.constants = {tensor.name for tensor in graph.initializer}
         self.constants |= {tensor.values.name for tensor in graph.sparse_initializer}
         self.constants |= {name for node in graph.node if is_constant(node) for name in node.output}
-        self.inputs = [value.name for value in graph.input if value.name not in self.constants]
+        given = [value.name for value in graph.input if value.name not in self.constants]
+        self.inputs = [name for name in given if name not in weights]
         self.outputs = [value.name for value in graph.output]
         self.collectives: list[list[Collective]] = []
-        self.ready: dict[str, int] = dict.fromkeys(self.inputs, 0)
+        self.ready: dict[str, int] = dict.fromkeys(given, 0)
         """Value -> first segment in which it can be read."""
         self.nodes: list[onnx.NodeProto] = []
         self.reads: list[list[str]] = []
@@ -123,7 +128,7 @@ class _Cutter:
         self._assign_levels()
         self._drop_unused()
         segments = self._segments(self._settle())
-        return Cut(self.model, segments, self.collectives, self.inputs, self.outputs)
+        return Cut(self.model, segments, self.collectives, self.inputs, self.outputs, self.weights)
 
     def _reject_hidden_collectives(self) -> None:
         for function in self.model.functions:

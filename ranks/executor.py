@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from ranks import devices, imported, model_file, optional, pattern
 from ranks.collectives.base import Communicator
-from ranks.errors import ModelError, ShardError, ShardrunError
+from ranks.errors import ModelError, ShardError, ShardrunError, WeightsError
 from ranks.identity import identify
 from ranks.session import SessionConfig, create, default_threads, reason
 from ranks.tensors import Dim, TensorSpec, order_feeds, spec_of
@@ -23,10 +23,15 @@ from ranks.weights import automatic
 if TYPE_CHECKING:
     import onnx
 
+    from ranks.assembly import Assembly
     from ranks.part import Part
     from ranks.program import Program
     from ranks.schedule import Schedule
     from ranks.weights.store import Store
+    from ranks.weights.variable import VariableWeights
+    from ranks.weights.variable_group import Together
+    from ranks.weights.variable_parts import Whole
+    from ranks.weights.variable_values import Given
     from sharding.manifest import Manifest
 
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
@@ -54,10 +59,13 @@ class RankModel:
         session: ort.InferenceSession | None = None,
         program: Program | Schedule | None = None,
         stats: Stats | None = None,
+        weights: VariableWeights | None = None,
+        together: Together | None = None,
         optional: Sequence[TensorSpec] = (),
         defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> None:
-        """``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
+        """``weights``: the variable weights; ``together``: those of a model that several ranks run;
+        ``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
         self.path = path
         self.inputs = inputs
         self.outputs = outputs
@@ -66,6 +74,8 @@ class RankModel:
         self._session = session
         self._program = program
         self._stats = stats
+        self._weights = weights
+        self._together = together
         self._lock = threading.Lock()
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
@@ -80,8 +90,11 @@ class RankModel:
         """
         arrays = self._ordered(feeds)
         if self._session is not None:
+            given: dict[str, Any] = dict(feeds)
+            if self._weights is not None:
+                given.update(self._weights.snapshot().feeds)
             try:
-                return list(self._session.run(None, dict(feeds)))
+                return list(self._session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.path}: {reason(error)}") from None
         if self._program is None:
@@ -94,6 +107,39 @@ class RankModel:
             return order_feeds(self.inputs, feeds)
         feeds = {**self._defaults, **feeds}
         return order_feeds(self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds], feeds)
+
+    @property
+    def weights(self) -> VariableWeights | None:
+        """The variable weights of this rank's model; None where it was loaded without."""
+        return self._weights
+
+    def update_weights(self, given: Given | Exception) -> int:
+        """Replaces variable weights between two runs, all at once; returns the new version.
+
+        ``given``: whole values by the names of the source model; an exception where the caller refuses them
+        already, which is raised. In a group every rank must call it, and either rank 0 or every rank gives
+        the values; where one rank refuses, all do. Raises `WeightsError`; nothing has changed then.
+        """
+        if self._together is not None:
+            with self._lock:
+                return self._together.update(given)
+        if isinstance(given, Exception):
+            raise given
+        if self._weights is None:
+            raise WeightsError(
+                "The model was built without variable weights: name them in variable_weights_list or "
+                "variable_weights_file."
+            )
+        return self._weights.update(given)
+
+    def share_weights_of(self, other: RankModel) -> None:
+        """Uses the variable weights of another load of the same model from now on, with their values."""
+        if other._weights is None or self._weights is None:
+            return
+        with self._lock:
+            self._weights, self._together = other._weights, other._together
+            if self._program is not None and self._program.weights is not None:
+                self._program.weights.weights = self._weights
 
     @property
     def stats(self) -> Stats:
@@ -134,6 +180,7 @@ def load(
     entries: Mapping[str, str] | None = None,
     memory_pattern: bool = True,
     store: Store | None = None,
+    variable_weights: Sequence[str] = (),
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -148,7 +195,8 @@ def load(
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
     ``memory_pattern`` is as in `SessionConfig`;
-    ``store`` is where they take their weights from, on the CPU, to share them with other processes.
+    ``store`` is where they take their weights from, on the CPU, to share them with other processes;
+    ``variable_weights`` names the weights that `RankModel.update_weights` may replace.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -175,20 +223,21 @@ def load(
     )
     config = automatic.choose(config, shard.manifest, local_size)
     try:
-        return _load(file, communicator, config, dims, shard.manifest)
+        return _load(file, communicator, config, dims, shard.manifest, tuple(variable_weights))
     except UnicodeDecodeError as error:
         raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
 
 
-def _load(
+def _load(  # noqa: PLR0917 - what `load` was given
     file: Path,
     communicator: Communicator | None,
     config: SessionConfig,
     dims: Mapping[str, Sequence[Dim]] | None,
     manifest: Manifest | None,
+    variable: tuple[str, ...],
 ) -> RankModel:
-    model = None
-    if dims or model_file.may_have_collectives(file):
+    model = weights = None
+    if dims or variable or model_file.may_have_collectives(file):
         from ranks.cut import has_collectives
         from ranks.part import is_part, read_part
 
@@ -213,44 +262,87 @@ def _load(
             }
             model_file.resize(model, own, file)
         if together and communicator is not None:
-            return _load_cut(file, model, communicator, config, part=part, whole=_shapes(manifest, dims))
-    return _load_plain(file, model if dims else None, config)
+            return _load_group(
+                file, model, communicator, config, part, _shapes(manifest, dims), manifest, variable
+            )
+        if variable:
+            weights = _marked(model, variable, file, config)
+    return _load_plain(file, model if dims or variable else None, config, weights)
 
 
-def _load_plain(file: Path, model: onnx.ModelProto | None, config: SessionConfig) -> RankModel:
+def _load_plain(
+    file: Path, model: onnx.ModelProto | None, config: SessionConfig, weights: VariableWeights | None
+) -> RankModel:
     source: bytes | Path = file
     if model is not None:
         source = model_file.serialized(model, file)
         config = replace(config, folder=file.parent)
-    session = create(source, config, str(file))
-    inputs = [spec_of(argument) for argument in session.get_inputs()]
+    feeds = weights.feeds if weights is not None else {}
+    try:
+        session = create(source, config, str(file))
+    except ModelError as error:
+        if weights is None or model is None:
+            raise
+        raise ModelError(weights.blamed(model, str(error))) from None
+    inputs = [spec_of(argument) for argument in session.get_inputs() if argument.name not in feeds]
     outputs = [spec_of(argument) for argument in session.get_outputs()]
     fed = [spec_of(argument) for argument in session.get_overridable_initializers()]
     if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs + fed):
         # ONNX Runtime takes such arrays (bfloat16, float8) by address only.
-        return _load_cut(file, model or model_file.read(file), None, config)
-    return RankModel(file, inputs, outputs, session=session, optional=fed)
+        from ranks.assembly import assemble
+
+        model = model or model_file.read(file)
+        defaults = optional.take(model, file)
+        return _cut_model(file, assemble(file, model, None, config, weights=weights), defaults=defaults)
+    stats = None
+    if weights is not None and model is not None:
+        stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
+    return RankModel(file, inputs, outputs, session=session, stats=stats, weights=weights, optional=fed)
 
 
-def _load_cut(
+def _load_group(  # noqa: PLR0917 - what `_load` was given
     file: Path,
     model: onnx.ModelProto,
-    communicator: Communicator | None,
+    communicator: Communicator,
     config: SessionConfig,
-    *,
-    part: Part | None = None,
-    whole: Mapping[str, Sequence[Dim]] | None = None,
+    part: Part | None,
+    whole: Mapping[str, Sequence[Dim]],
+    manifest: Manifest | None,
+    variable: tuple[str, ...],
 ) -> RankModel:
     from ranks.assembly import assemble
 
+    weights, wholes = None, {}
     defaults = optional.take(model, file)
-    made = assemble(file, model, communicator, config, part=part, whole=whole)
+    if variable:
+        from ranks.weights.variable_parts import wholes as find
+
+        wholes = find(variable, model, manifest, part, (communicator.rank, communicator.size), file)
+        held = [share.held for whole in wholes.values() for share in whole.shares]
+        weights = _marked(model, held, file, config)
+    made = assemble(file, model, communicator, config, part=part, whole=whole, weights=weights)
+    return _cut_model(file, made, communicator, wholes, defaults)
+
+
+def _cut_model(
+    file: Path,
+    made: Assembly,
+    communicator: Communicator | None = None,
+    wholes: Mapping[str, Whole] | None = None,
+    defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> RankModel:
+    weights, together = made.weights, None
+    if communicator is not None and made.exchange is not None:
+        from ranks.weights.variable_group import Together
+
+        together = Together(communicator, made.memory, made.exchange, weights, wholes or {})
     stats = Stats(
         segments=made.segments,
         collectives=made.collectives,
-        weight_bytes=model_file.weight_bytes(model),
+        weight_bytes=model_file.weight_bytes(made.model) + (weights.nbytes if weights is not None else 0),
         communication_seconds=0.0,
     )
+    defaults = defaults or {}
     return RankModel(
         file,
         [spec for spec in made.inputs if spec.name not in defaults],
@@ -259,7 +351,20 @@ def _load_cut(
         defaults=defaults,
         program=made.program,
         stats=stats,
+        weights=weights,
+        together=together,
     )
+
+
+def _marked(
+    model: onnx.ModelProto, names: Sequence[str], file: Path, config: SessionConfig
+) -> VariableWeights:
+    """Makes weights of the model inputs of it."""
+    from ranks.weights.variable import mark
+
+    device = devices.DEVICES.get(config.providers[0])
+    on_gpu = device is not None and device.buffers == "cuda"
+    return mark(model, names, file, config, ("cuda", config.device_id) if on_gpu else ("cpu", 0))
 
 
 def _join(provider: str) -> Communicator:

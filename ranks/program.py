@@ -14,21 +14,24 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
 from ranks.buffers import HostMemory, Memory, Pool, Shape, nbytes
 from ranks.collectives.base import Communicator
-from ranks.cut import Collective, Cut
+from ranks.cut import Collective, Cut, Segment
 from ranks.errors import ModelError
 from ranks.exchange import Exchanges
 from ranks.lifetimes import Lifetimes
 from ranks.mail import Mail, ReshapedError
 from ranks.session import reason
+
+if TYPE_CHECKING:
+    from ranks.weights.variable_bound import Bindings, BoundWeights
 
 MAX_PLANS = 8
 """Sets of input shapes whose buffers are kept; the longest unused goes first."""
@@ -46,6 +49,8 @@ class Plan:
     steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]]
     levels: int
     """How many levels, from the first, run as planned; the others run with shapes unknown."""
+    bound: list[Bindings] = field(default_factory=list)
+    """The variable weights that the sessions read."""
 
 
 class Program:
@@ -61,12 +66,15 @@ class Program:
         *,
         small: frozenset[str] = frozenset(),
         mail: Mail | None = None,
+        weights: BoundWeights | None = None,
     ) -> None:
         """``elements``: each value's ONNX element type, None where its size is not fixed.
 
         ``mail``: sends and receives; without it, between the ranks of ``communicator``.
         ``small``: values that stay on the host even where ``memory`` is a GPU's.
+        ``weights``: the variable weights, which the sessions have as inputs.
         """
+        self.weights = weights
         self._cut = cut
         self._sessions = sessions
         self._elements = elements
@@ -107,6 +115,8 @@ class Program:
                 self._mail.fail(reason)
 
     def _run(self, feeds: Sequence[Any]) -> list[Any]:
+        if self.weights is not None and self.weights.renew():
+            self._bind_weights(self.weights)
         key = tuple([array.shape for array in feeds])
         plan = self._plans.get(key)
         if plan is None:
@@ -142,6 +152,15 @@ class Program:
             values = dict(values)
             self._run_free(values, level, {})
         return self._results(values)
+
+    def _bind_weights(self, weights: BoundWeights) -> None:
+        """Binds a new version in every plan. Values of another shape end what was known of shapes."""
+        if weights.reshaped:
+            self._plans.clear()
+            self._shapes.clear()
+        for plan in self._plans.values():
+            for bound in plan.bound:
+                weights.update(bound)
 
     # shapes unknown
 
@@ -189,11 +208,7 @@ class Program:
             self._run_on_strings(session, level, values)
             return
         binding = session.io_binding()
-        for name in segment.inputs:
-            if self._elements[name] is None:
-                binding.bind_ortvalue_input(name, values[name])
-            else:
-                self._bind(binding.bind_input, name, values[name])
+        self._bind_inputs(binding, segment, values)
         for name in segment.outputs:
             memory = self._place(name)
             binding.bind_output(name, memory.device, memory.device_id)
@@ -207,8 +222,11 @@ class Program:
     def _run_on_strings(self, session: ort.InferenceSession, level: int, values: Values) -> None:
         """A segment that reads an input of strings, which ONNX Runtime takes in no other way than this."""
         segment = self._cut.segments[level]
-        feeds = {}
+        feeds: dict[str, Any] = {}
         for name in segment.inputs:
+            if self.weights is not None and name in self._cut.weights:
+                feeds[name] = self.weights.value(name)
+                continue
             value = values[name]
             if self._elements[name] is not None:
                 value = self._place(name).fetch(value)
@@ -241,13 +259,13 @@ class Program:
         levels = self._planned_levels
         values = self._allocate(shapes, levels)
         steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]] = []
+        bound: list[Bindings] = []
         for level in range(levels):
             segment, session = self._cut.segments[level], self._sessions[level]
             run = None
             if session is not None:
                 binding = session.io_binding()
-                for name in segment.inputs:
-                    self._bind(binding.bind_input, name, values[name])
+                bound += self._bind_inputs(binding, segment, values)
                 for name in segment.outputs:
                     self._bind(binding.bind_output, name, values[name])
                 run = partial(session.run_with_iobinding, binding)
@@ -258,7 +276,7 @@ class Program:
                 in_place = c.output in self._life.in_place
                 exchanges += self._exchanges.calls(c, source, target, in_place=in_place)
             steps.append((run, exchanges))
-        plan = self._plans[key] = Plan(values, steps, levels)
+        plan = self._plans[key] = Plan(values, steps, levels, bound)
         return plan
 
     def _allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
@@ -336,6 +354,17 @@ class Program:
         memory = self._place(name)
         shape = list(memory.shape(buffer))
         bind(name, memory.device, memory.device_id, self._elements[name], shape, memory.address(buffer))
+
+    def _bind_inputs(self, binding: ort.IOBinding, segment: Segment, values: Values) -> list[Bindings]:
+        weights = []
+        for name in segment.inputs:
+            if name in self._cut.weights:
+                weights.append(name)
+            elif self._elements[name] is None:
+                binding.bind_ortvalue_input(name, values[name])
+            else:
+                self._bind(binding.bind_input, name, values[name])
+        return [self.weights.bind(binding, weights)] if self.weights is not None and weights else []
 
     def _results(self, values: Values) -> list[Any]:
         results = []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ranks.part import Part
     from ranks.program import Program
     from ranks.tensors import TensorSpec
+    from ranks.weights.variable_bound import BoundWeights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -65,6 +66,11 @@ class Schedule:
     def collectives(self) -> str:
         """The name of the backend in use."""
         return self._world.name
+
+    @property
+    def weights(self) -> BoundWeights | None:
+        """The program's variable weights."""
+        return self._program.weights
 
     @property
     def communication_seconds(self) -> float:

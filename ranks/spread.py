@@ -39,15 +39,15 @@ class Spreader:
                 head = piece[: BLOCK - position]
                 self._block[position : position + len(head)] = head
             position += len(piece)
-        self._broadcast(self._block, root)
+        self.broadcast(self._block, root)
         position = 0
         for piece in pieces:
             if position + len(piece) > BLOCK:
-                self._broadcast(piece[max(0, BLOCK - position) :], root)
+                self.broadcast(piece[max(0, BLOCK - position) :], root)
             position += len(piece)
 
     def _take(self, root: int) -> wire.Message:
-        self._broadcast(self._block, root)
+        self.broadcast(self._block, root)
         position = 0
 
         def fill(target: memoryview, first: bool = False) -> None:
@@ -55,12 +55,13 @@ class Spreader:
             inline = min(len(target), max(0, BLOCK - position))
             target[:inline] = self._block[position : position + inline].data
             if inline < len(target):
-                self._broadcast(np.frombuffer(target[inline:], np.uint8), root)
+                self.broadcast(np.frombuffer(target[inline:], np.uint8), root)
             position += len(target)
 
         return wire.read_frame(fill)
 
-    def _broadcast(self, data: np.ndarray[Any, Any], root: int) -> None:
+    def broadcast(self, data: np.ndarray[Any, Any], root: int = 0) -> None:
+        """Overwrites a host array with rank ``root``'s. A collective."""
         if not self._on_device:
             self._communicator.broadcast(data, root)
             return

@@ -1,0 +1,372 @@
+"""Weights that can be replaced between two predictions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ranks import model_file
+from ranks.cut import reads
+from ranks.errors import ModelError, WeightsError
+from ranks.tensors import element_number
+from ranks.weights.variable_graph import Divided, divide
+from ranks.weights.variable_values import (
+    Array,
+    Delta,
+    Given,
+    Pair,
+    Spec,
+    added,
+    array_of,
+    check_value,
+    converted,
+    copied,
+    delta,
+    of_file,
+    ort_value,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.session import SessionConfig
+    from ranks.weights.variable_memory import Attached, Published, Region
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of the weights; never changes. A prediction takes one and keeps to it."""
+
+    version: int
+    feeds: Mapping[str, ort.OrtValue]
+    """Further inputs of the session, ready to be given to it without a copy."""
+    arrays: Mapping[str, Array]
+    """The same values on the host; they own the memory."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A further input of the session: the weight or prepared value that it takes, and what it is.
+
+    A length of a prepared value that depends on the values themselves is None.
+    """
+
+    source: str
+    element: int
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An update that is complete but not in use yet."""
+
+    snapshot: Snapshot
+    values: Mapping[str, Array]
+    bases: Mapping[str, Array]
+    regions: Mapping[str, Region]
+    """Where the new values lie in shared memory."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Computes from the weights what the main model reads in their place."""
+
+    session: ort.InferenceSession
+    sources: Mapping[str, frozenset[str]]
+
+    def run(self, values: Mapping[str, ort.OrtValue], outputs: Sequence[str]) -> dict[str, ort.OrtValue]:
+        """These outputs. Raises `WeightsError` where ONNX Runtime cannot compute them."""
+        inputs = {argument.name: values[argument.name] for argument in self.session.get_inputs()}
+        try:
+            found = self.session.run_with_ort_values(list(outputs), inputs)
+        except Exception as error:
+            from ranks.session import reason
+
+            raise WeightsError(
+                f"What the model computes from these weights cannot be computed: {reason(error)}"
+            ) from None
+        return dict(zip(outputs, found, strict=True))
+
+
+class VariableWeights:
+    """The variable weights of one loaded model (of a rank: of its part), with their present values."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Spec],
+        values: Mapping[str, Array],
+        feeds: Mapping[str, Feed],
+        preparation: Preparation | None = None,
+        device: tuple[str, int] = ("cpu", 0),
+    ) -> None:
+        """``feeds``: the further inputs of the model's session; ``values``: those of the file."""
+        self.specs = dict(weights)
+        self.feeds = dict(feeds)
+        self._direct = {feed.source: name for name, feed in feeds.items() if feed.source in weights}
+        self._preparation = preparation
+        self._device = device
+        self._values = dict(values)
+        self._bases: dict[str, Array] = {}
+        self._current: Snapshot | None = None
+        self._published: Published | None = None
+        self._attached: Attached | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The weights that may be replaced."""
+        return tuple(self.specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all variable weights."""
+        return sum(spec.nbytes for spec in self.specs.values())
+
+    @property
+    def version(self) -> int:
+        """0 for the values of the file, then one more with every update."""
+        return self.snapshot().version
+
+    def snapshot(self) -> Snapshot:
+        """The present version. Cheap: for every prediction; safe from any thread."""
+        if self._attached is not None:
+            return self._attached.snapshot()
+        current = self._current
+        return current if current is not None else self._first()
+
+    def _first(self) -> Snapshot:
+        with self._lock:
+            if self._attached is not None:
+                return self._attached.snapshot()
+            if self._current is None:
+                self._current = self._build(0, self._values, self._values, {}).snapshot
+            return self._current
+
+    def update(self, given: Given) -> int:
+        """Replaces weights, all at once; returns the new version.
+
+        Raises `WeightsError` where a name, type or shape is not that of a variable weight; nothing has
+        changed then.
+        """
+        with self._lock:
+            return self.commit(self.prepare(given))
+
+    def prepare(self, given: Given, *, empty: bool = False) -> Prepared:
+        """All of an update but its coming into use. ``empty``: it may concern none of these weights."""
+        with self._lock:
+            if self._attached is not None:
+                raise WeightsError(
+                    "These weights are another process's, which shares them: only their owner updates them."
+                )
+            if not given and not empty:
+                raise WeightsError("No weights were given.")
+            try:
+                fresh, bases = self._fresh(given)
+                return self._build(self.snapshot().version + 1, {**self._values, **fresh}, fresh, bases)
+            except MemoryError:
+                raise WeightsError(
+                    "There is not enough memory for the new weights beside the present ones."
+                ) from None
+
+    def commit(self, prepared: Prepared) -> int:
+        """Makes a prepared update the present version, which it returns."""
+        with self._lock:
+            self._values, self._bases = dict(prepared.values), dict(prepared.bases)
+            self._current = prepared.snapshot
+            if self._published is not None:
+                self._published.publish(prepared.snapshot.version, prepared.regions)
+            return prepared.snapshot.version
+
+    def check(self, name: str, value: Array | Pair | Delta) -> None:
+        """Raises `WeightsError` unless a value may be given for a weight."""
+        spec = self.specs.get(name)
+        if spec is None:
+            raise WeightsError(not_marked(name, self.names))
+        check_value(name, spec, value)
+
+    def _fresh(self, given: Given) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The new values, our own or about to be copied, and the bases of pairs after the update."""
+        for name, value in given.items():
+            self.check(name, value)
+        fresh: dict[str, Array] = {}
+        bases = {name: base for name, base in self._bases.items() if name not in given}
+        for name, value in given.items():
+            if isinstance(value, (Pair, Delta)):
+                change = delta(value) if isinstance(value, Pair) else value.change
+                bases[name] = self._bases.get(name, self._values[name])
+                fresh[name] = added(bases[name], change)
+                continue
+            new = converted(value, self.specs[name])
+            # Shared memory is filled from the caller's array; what else is kept must be our own.
+            shared = self._published is not None and name in self._direct
+            fresh[name] = copied(new) if new is value and not shared else new
+        return fresh, bases
+
+    def _build(
+        self,
+        version: int,
+        values: Mapping[str, Array],
+        fresh: Mapping[str, Array],
+        bases: Mapping[str, Array],
+    ) -> Prepared:
+        """A version in which the weights ``fresh`` are new."""
+        placed = self._changed(values, fresh)
+        regions: Mapping[str, Region] = {}
+        if self._published is not None:
+            regions = self._published.place(placed)
+            placed = {feed: region.array for feed, region in regions.items()}
+        kept = dict(values)
+        kept.update((name, placed[feed]) for name, feed in self._direct.items() if feed in placed)
+        before = self._current
+        arrays = {**(before.arrays if before else {}), **placed}
+        feeds = {**(before.feeds if before else {}), **self._ort_values(placed)}
+        return Prepared(Snapshot(version, feeds, arrays), kept, bases, regions)
+
+    def _changed(self, values: Mapping[str, Array], fresh: Mapping[str, Array]) -> dict[str, Array]:
+        """The feeds that new values of these weights change."""
+        changed = {feed: fresh[name] for name, feed in self._direct.items() if name in fresh}
+        preparation = self._preparation
+        if preparation is None:
+            return changed
+        outputs = {
+            feed.source: name
+            for name, feed in self.feeds.items()
+            if feed.source in preparation.sources and not preparation.sources[feed.source].isdisjoint(fresh)
+        }
+        if outputs:
+            whole = {name: np.ascontiguousarray(array) for name, array in values.items()}
+            given = {name: ort_value(array.reshape(values[name].shape)) for name, array in whole.items()}
+            for source, value in preparation.run(given, list(outputs)).items():
+                changed[outputs[source]] = array_of(value)
+        return changed
+
+    def _ort_values(self, arrays: Mapping[str, Array]) -> dict[str, ort.OrtValue]:
+        return {feed: ort_value(array, *self._device) for feed, array in arrays.items()}
+
+    def blamed(self, model: onnx.ModelProto, error: str) -> str:
+        """ONNX Runtime's refusal of a model that has these weights as inputs, with the weights concerned."""
+        readers = [(reads(node), node.name) for node in model.graph.node]
+        named = {
+            feed.source
+            for name, feed in self.feeds.items()
+            if any(node and node in error and name in names for names, node in readers)
+        }
+        names = sorted(named) or list(self.names)
+        listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+        return (
+            f"{error} The weight{'s' if len(names) > 1 else ''} {listed} would be variable, but some "
+            "operators take constants only: leave out what these read."
+        )
+
+    # Sharing with other processes.
+
+    def export(self) -> tuple[dict[str, Any], list[int]]:
+        """The present version for another process: a JSON-able description, and open files to send with it.
+
+        From the first call on the values lie in memory that other processes can map. The caller closes the
+        files. Raises `WeightsError` where there is no such memory.
+        """
+        from ranks.weights.variable_memory import Published
+
+        with self._lock:
+            if self._attached is not None:
+                raise WeightsError("These weights are another process's, which shares them.")
+            if self._published is None:
+                snapshot = self.snapshot()
+                published = Published(snapshot.version)
+                regions = published.place(snapshot.arrays)
+                published.publish(snapshot.version, regions)
+                placed = {feed: region.array for feed, region in regions.items()}
+                self._values.update((name, placed[feed]) for name, feed in self._direct.items())
+                self._current = Snapshot(snapshot.version, self._ort_values(placed), placed)
+                self._published = published
+            description, files = self._published.describe()
+            return {"names": list(self.names), **description}, files
+
+    def attach(
+        self,
+        description: Mapping[str, Any],
+        files: Sequence[int],
+        fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]],
+    ) -> None:
+        """Takes the values from another process from now on, which gave the description and files of its
+        `export`; closes the files.
+
+        ``fetch`` asks it for its newest version, in the same form; it is called by the first prediction after
+        an update. Where it raises `OSError`, `EOFError` or `ShardrunError` the values stay as they are (the
+        owner may have ended). Raises `WeightsError` where the description does not fit this model.
+        """
+        from ranks.weights.variable_memory import Attached
+
+        expected = {name: (feed.element, feed.shape) for name, feed in self.feeds.items()}
+        attached = Attached(description, files, fetch, expected, self._ort_values)
+        with self._lock:
+            self._attached = attached
+            self._current, self._values, self._bases = None, {}, {}
+
+
+def not_marked(name: str, names: Sequence[str]) -> str:
+    """What is wrong with a weight that is not among the variable ones."""
+    known = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+    return (
+        f"The weight {name[:200]!r} is not variable: name it in variable_weights_list or "
+        f"variable_weights_file when the model is built. Variable are {known or 'none'}."
+    )
+
+
+def mark(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    file: Path,
+    config: SessionConfig,
+    device: tuple[str, int] = ("cpu", 0),
+) -> VariableWeights:
+    """Makes weights of a model inputs of it (``model`` changes); returns them with the file's values.
+
+    Raises `ModelError` for names that are no weights of the model or cannot be variable.
+    """
+    import onnx
+
+    divided = divide(model, names, file)
+    preparation: Preparation | None = None
+    prepared: dict[str, Feed] = {}
+    if divided.preparation is not None:
+        preparation, prepared = _load(divided, file, config)
+    feeds: dict[str, Feed] = {}
+    for name, source in divided.feeds.items():
+        tensor = divided.weights.get(source)
+        feed = prepared[source] if tensor is None else Feed(source, tensor.data_type, tuple(tensor.dims))
+        feeds[name] = feed
+        value = onnx.helper.make_tensor_value_info(name, feed.element, list(feed.shape))
+        model.graph.input.append(value)
+    specs = {name: Spec(tensor.data_type, tuple(tensor.dims)) for name, tensor in divided.weights.items()}
+    values = {name: of_file(tensor, file) for name, tensor in divided.weights.items()}
+    return VariableWeights(specs, values, feeds, preparation, device)
+
+
+def _load(divided: Divided, file: Path, config: SessionConfig) -> tuple[Preparation, dict[str, Feed]]:
+    from ranks.session import SessionConfig, create
+
+    assert divided.preparation is not None
+    session = create(
+        model_file.serialized(divided.preparation, file),
+        SessionConfig(threads=config.threads, folder=file.parent),
+        f"what {file} computes from its variable weights",
+    )
+    feeds = {}
+    for argument in session.get_outputs():
+        element = element_number(argument.type)
+        if element is None:
+            names = ", ".join(map(repr, sorted(divided.sources[argument.name])[:5]))
+            raise ModelError(
+                f"{file} makes a {argument.type} of the weights {names}, so that they cannot be variable."
+            )
+        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in argument.shape)
+        feeds[argument.name] = Feed(argument.name, element, shape)
+    return Preparation(session, divided.sources), feeds
