@@ -33,6 +33,9 @@ MOST_CALLS = 20
 MAX_CALLS = 48
 """Calls within calls; each also nests messages, of which protobuf allows 100."""
 _WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
+_READING = ("View", "Embedding")
+"""Those that say of themselves that they write, but are views that only writers could write through, and
+lookups that write for a setting that their conversion refuses."""
 _PROBLEMS = (
     ArithmeticError,
     AssertionError,
@@ -374,7 +377,8 @@ class Tracer:
                 if prim is None:
                     continue
                 unknown = prim.op_type not in PRIMITIVES and prim.op_type.startswith(_WRITING)
-                if unknown or self._attributes_of(prim).get("side_effect_mem") is True:
+                writes = self._attributes_of(prim).get("side_effect_mem") is True
+                if unknown or (writes and not prim.op_type.endswith(_READING)):
                     self.refuse(
                         f"{prim.op_type}: it changes a parameter while it runs, which ONNX has no way to say",
                         node.domain,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sharding.importers.mindir.builder import Builder
 
-ROUNDING = ("floor", "trunc")
+ROUNDING = ("none", "trunc", "floor")
 
 
 def binary(b: Builder, node: Node, op_type: str, x: Operand, y: Operand) -> Value:
@@ -77,6 +77,8 @@ def div_mod(b: Builder, node: Node, x: Operand, y: Operand, *, rounding_mode: Op
     if rounding_mode is None:
         return _true_division(b, node, x, y)
     kind = text(rounding_mode, "rounding_mode", ROUNDING)
+    if kind == "none":
+        return _true_division(b, node, x, y)
     return floor_div(b, node, x, y) if kind == "floor" else truncate_div(b, node, x, y)
 
 

@@ -168,6 +168,8 @@ def arguments(
     known: Primitive, operands: Sequence[Any], attributes: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """A primitive's positional arguments and settings: see this module's text."""
+    if operands and operands[-1] is None and attributes.get("side_effect_mem") is True:
+        operands = operands[:-1]  # the order of effects
     count = _tensors(operands, len(known.settings)) if known.operands is None else known.operands
     if len(operands) < known.needed:
         raise RefusedError(f"expected {known.needed} operands, found {len(operands)}")

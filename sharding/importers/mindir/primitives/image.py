@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     FLOAT32,
@@ -118,12 +118,50 @@ def resize_bicubic(
     align_corners: Operand = False,
     half_pixel_centers: Operand = False,
 ) -> Value:
-    """Between the sixteen nearest places, by Keys' cubic with -0.5 for half pixels and -0.75 else."""
-    half = bool(half_pixel_centers)
-    return _resized(b, x, size, {
-        "mode": "cubic", "coordinate_transformation_mode": _coordinates(align_corners, half),
-        "cubic_coeff_a": -0.5 if half else -0.75, "exclude_outside": int(half),
-    })  # fmt: skip
+    """Between the sixteen nearest places: a product with a matrix along each axis."""
+    lengths = b.known_ints(size)
+    if lengths is None or len(lengths) != 2 or x.shape is None or None in x.shape[2:]:
+        half = bool(half_pixel_centers)
+        return _resized(b, x, size, {
+            "mode": "cubic", "coordinate_transformation_mode": _coordinates(align_corners, half),
+            "cubic_coeff_a": -0.5 if half else -0.75, "exclude_outside": int(half),
+        })  # fmt: skip
+    rows, columns = (
+        _cubic(length or 0, wanted, bool(align_corners), bool(half_pixel_centers))
+        for length, wanted in zip(x.shape[2:], lengths, strict=True)
+    )
+    wide = b.cast(x, FLOAT32)
+    along = b.op("MatMul", [wide, b.const(columns.T.copy(), np.float32)])
+    return b.op("MatMul", [b.const(rows, np.float32), along])
+
+
+CUBIC_STEPS = 1024
+"""MindSpore, like TensorFlow, takes the cubic's weights from a table with this many places between two."""
+
+
+def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
+    """The weights (wanted, length) of Keys' cubic convolution (1981), with -0.5 for half pixels and -0.75 else.
+
+    Places outside have no weight for half pixels, else the edge's.
+    """
+    a = -0.5 if half else -0.75
+    weights = np.zeros((wanted, length))
+    scale = (length - 1) / (wanted - 1) if align and wanted > 1 else length / wanted
+    for row in range(wanted):
+        place = np.float32((row + 0.5) * scale - 0.5 if half else row * scale)
+        low = int(np.floor(place))
+        step = int(np.rint((place - low) * CUBIC_STEPS)) / CUBIC_STEPS
+        near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (step, 1 - step)]
+        far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (step + 1, 2 - step)]
+        total = 0.0
+        for index, weight in zip(range(low - 1, low + 3), (far[0], near[0], near[1], far[1]), strict=True):
+            if half and not 0 <= index < length:
+                continue
+            weights[row, min(max(index, 0), length - 1)] += weight
+            total += weight
+        if half and abs(total) > 1e-3:
+            weights[row] /= total
+    return weights
 
 
 @primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",))
@@ -136,7 +174,7 @@ def resize_linear(
     coordinate_transformation_mode: Operand = "align_corners",
 ) -> Value:
     """Between the two nearest places of one axis."""
-    modes = ("align_corners", "half_pixel", "asymmetric")
+    modes = ("asymmetric", "align_corners", "half_pixel")
     mode = text(coordinate_transformation_mode, "coordinate_transformation_mode", modes)
     return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
 

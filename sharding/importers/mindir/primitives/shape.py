@@ -321,11 +321,17 @@ def _rolled(b: Builder, x: Value, axis: int, shift: int) -> Value:
     return b.op("Concat", [tail, head], {"axis": axis})
 
 
+@primitive("TensorShape", "DynamicShape")
+def tensor_shape(b: Builder, node: Node, x: Value) -> Value:
+    """The lengths as an int64 tensor."""
+    return b.ints(b.shape_of(x))
+
+
 @primitive("Meshgrid", settings=("indexing",))
 def meshgrid(b: Builder, node: Node, *items: Operand, indexing: Operand = "xy") -> Operand:
     """Each vector spread over the axes of all."""
     vectors = tensors(items[0] if len(items) == 1 else items)
-    matrix_order = text(indexing, "indexing", ("xy", "ij")) == "ij"
+    matrix_order = text(indexing, "indexing", ("ij", "xy")) == "ij"
     count = len(vectors)
     axes = list(range(count))
     if not matrix_order and count > 1:
