@@ -18,7 +18,7 @@ from sharding.importers.mindir.primitives.base import TensorType, Value
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
 from sharding.protobuf import INLINE_BYTES
-from sharding.text import counted, shortened
+from sharding.text import counted, one_line, shortened
 
 if TYPE_CHECKING:
     import onnx
@@ -41,6 +41,8 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET
     path = Path(path)
     try:
         return _import(path, key, opset)
+    except ModelError as error:
+        raise ModelError(one_line(str(error))) from None  # names in the file may hold line ends
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.") from None
     except RecursionError:
