@@ -113,6 +113,13 @@ class RankModel:
         """The variable weights of this rank's model; None where it was loaded without."""
         return self._weights
 
+    @property
+    def variable_names(self) -> frozenset[str]:
+        """The variable weights by the names that `update_weights` takes."""
+        if self._together is not None:
+            return self._together.names
+        return frozenset(self._weights.names) if self._weights is not None else frozenset()
+
     def update_weights(self, given: Given | Exception) -> int:
         """Replaces variable weights between two runs, all at once; returns the new version.
 

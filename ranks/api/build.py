@@ -45,6 +45,8 @@ class Recipe:
     """See `ranks.session.SessionConfig`."""
     store: Store | None = None
     """Where the sessions find their weights prepared; None: as the number of ranks and the size decide."""
+    variable_weights: tuple[str, ...] = ()
+    """See `ranks.api.variable_options`."""
 
     def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         """Loads the model; ``dims`` are other shapes than the file's, by input name."""
@@ -62,6 +64,7 @@ class Recipe:
                 entries=self.entries,
                 memory_pattern=self.memory_pattern,
                 store=self.store,
+                variable_weights=self.variable_weights,
             )
 
     def _group(self) -> Communicator | None:
@@ -182,7 +185,14 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
     cores = tuple(context.cpu.thread_affinity_core_list)
     from ranks.imported import as_onnx
 
-    return Recipe(as_onnx(path).absolute(), placement, threads, cores, identity)
+    return Recipe(
+        as_onnx(path).absolute(),
+        placement,
+        threads,
+        cores,
+        identity,
+        variable_weights=options.variable_weights,
+    )
 
 
 def _one_file(path: Path) -> Path:

@@ -70,6 +70,7 @@ class Built:
                     for spec, shape in zip(self.inputs, shapes, strict=True)
                 }
                 model = Built(self._load, self._load(dims), self.in_file)
+                model.model.share_weights_of(self.model)
             if any(_differ(fixed, shape) for fixed, shape in zip(self.in_file, shapes, strict=True)):
                 model._prove(shapes)
         except BaseException as error:
@@ -125,6 +126,8 @@ class Built:
 
             metadata = onnx.load(self.model.path, load_external_data=False).metadata_props
             return json.dumps({entry.key: entry.value for entry in metadata}) if metadata else ""
+        if key == "weights_version" and self.model.weights is not None:
+            return str(self.model.weights.version)
         if key == "shareable_weight_mem_handle" and self.shared is not None:
             return str(self.shared.given)
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranks.api import share_options
+from ranks.api import share_options, variable_options
 from ranks.api.check import check_sections
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
@@ -28,7 +28,7 @@ MOST_WAITING = 1_000_000
 KNOWN: Mapping[str, Mapping[str, bool]] = {
     "ascend_context": {
         "rank_table_file": True,
-        **dict.fromkeys(share_options.KEYS, True),
+        **dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
         **dict.fromkeys(
             (
                 "profiling_config_file",
@@ -47,8 +47,6 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
                 "provider",
                 "parameter_as_refdata",
                 "model_cache_mode",
-                "variable_weights_list",
-                "variable_weights_file",
                 "max_weight_batch",
                 "input_shape",
                 "dynamic_dims",
@@ -58,12 +56,12 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
         ),
     },
     "gpu_context": {
-        **dict.fromkeys(share_options.KEYS, True),
+        **dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
         **dict.fromkeys(
             ("input_shape", "dynamic_dims", "opt_dims", "precision_mode", "dump_ops", "dump_dir"), False
         ),
     },
-    "cpu_context": dict.fromkeys(share_options.KEYS, True),
+    "cpu_context": dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
     "ms_cache": {
         "serialize_path": True,
         **dict.fromkeys(("cache_model_path", "vocab_size", "device_cache_size"), False),
@@ -103,6 +101,8 @@ class Options:
     """Of `ModelParallelRunner`: how many predictions may wait for a worker; None for its default."""
     sharing: Share | Attach | None = None
     """Whether the model is the owner of shared weights, or attaches to them."""
+    variable_weights: tuple[str, ...] = ()
+    """Names of the weights that `Model.update_weights` may replace."""
 
 
 def load(config_path: str, config_dict: object = None) -> Options:
@@ -127,13 +127,14 @@ def load(config_path: str, config_dict: object = None) -> Options:
     sections = _all_folded(sections)
     _check(sections, origin)
     table = sections.get("ascend_context", {}).get("rank_table_file", "").strip()
-    named = config_dict.get("ascend_context", {}) if isinstance(config_dict, dict) else {}
-    given = "rank_table_file" in _folded("ascend_context", named)
+    own = _all_folded(config_dict) if isinstance(config_dict, dict) else {}
+    given = "rank_table_file" in own.get("ascend_context", {})
     return Options(
-        rank_table_file=table if given else _beside(table, config_path),
+        rank_table_file=table if given else variable_options.beside(table, config_path),
         engine_cache=sections.get("ms_cache", {}).get("serialize_path", "").strip(),
         queue_limit=_queue_limit(sections.get("parallel_runner", {}).get("queue_limit")),
         sharing=share_options.choose(sharing),
+        variable_weights=variable_options.named(sections, own, config_path),
     )
 
 
@@ -215,11 +216,3 @@ def _check(sections: Sections, origin: Mapping[str, str]) -> None:
                 idle.append(f"[{section}] {key}")
     if idle:
         warn_user(f"these options have no effect here: {', '.join(idle)}.")
-
-
-def _beside(table: str, config_path: str) -> str:
-    """``table`` as it stands or, where that is no file, beside the configuration file that names it."""
-    if not table or not config_path or "\0" in table or Path(table).exists():
-        return table
-    beside = Path(config_path).parent / table
-    return str(beside) if beside.exists() else table

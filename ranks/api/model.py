@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,12 @@ from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, result_tensor
 from ranks.api.types import ModelType, from_numpy
+from ranks.api.update import parse
 from ranks.errors import ShardrunError
 from ranks.weights.request import Attach, Share
+
+if TYPE_CHECKING:
+    from ranks.weights.variable_values import Given
 
 __all__ = ["Model", "ModelType"]
 
@@ -181,6 +185,35 @@ class Model:
                 "is open: set data, or call resize."
             )
         return tensor.get_data_to_numpy()
+
+    def update_weights(self, weights: Sequence[Sequence[Tensor]]) -> None:
+        """Replaces variable weights, all at once: a `predict` sees all old or all new values.
+
+        ``weights`` has one list, of tensors with the names of weights that the configuration made variable
+        (`ranks.api.variable_options`), and with their types and shapes. A pair of tensors ``NAME@A`` and
+        ``NAME@B`` makes the weight NAME its base + A @ B, where the base is the value of the file or of the
+        last whole update. The values are copied. On ranks every rank makes the call; either rank 0 gives the
+        whole weights and the others give ``[]``, or all give the same.
+
+        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `WeightsError` too)
+        where the model was not built, a name, type or shape does not fit, or another rank refuses. Nothing
+        has changed then, on any rank.
+        """
+        built = self._built
+        if built is None:
+            parse(weights)
+            raise runtime_error(
+                "update_weights failed! Error is the model is not built: call build_from_file first."
+            )
+        given: Given | Exception
+        try:
+            given = parse(weights if weights is not None else [], built.model.variable_names)
+        except (TypeError, ShardrunError) as error:
+            given = error  # other ranks wait for what this one says
+        try:
+            built.model.update_weights(given)
+        except ShardrunError as error:
+            raise as_runtime_error("update_weights failed!", error) from error
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Gives the inputs new shapes: ``dims`` has one for each of the model's inputs, in order.

@@ -122,7 +122,9 @@ class _Divider:
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], file: Path) -> None:
         graph = model.graph
         self.model, self.weights, self.file = model, weights, file
-        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        # From IR version 4 on an initializer that is an input as well may be given another value.
+        inputs = {value.name for value in graph.input} if model.ir_version >= 4 else set()
+        self.constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in inputs}
         self.depends = {name: frozenset({name}) for name in weights}
         """Value that weights alone decide -> the variable ones among them."""
         self.fixed: dict[str, onnx.NodeProto] = {}

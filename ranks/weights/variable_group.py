@@ -40,6 +40,11 @@ class Together:
         self._world, self._memory, self._exchange = world, memory, exchange
         self._weights, self._wholes = weights, wholes
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The variable weights, by the names of the source model."""
+        return frozenset(self._wholes)
+
     def update(self, given: Given | Exception) -> int:
         """Replaces weights; a collective. Returns the new version.
 
