@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -101,17 +100,19 @@ class _Reader:
     def __init__(self, stack: ExitStack, source: Path) -> None:
         self._stack = stack
         self._source = source
-        self._files: dict[str, mmap.mmap] = {}
+        self._files: dict[str, BinaryIO] = {}
 
     def chunks(self, item: onnx.TensorProto) -> Iterator[bytes]:
         """A weight's bytes in pieces. Raises `ModelError` where the file is shorter than it was."""
         location, offset, length = _place(item)
-        data = self._files.get(location)
-        if data is None:
+        file = self._files.get(location)
+        if file is None:
             file = self._stack.enter_context(_file(self._source, location).open("rb"))
-            data = self._stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            self._files[location] = data
-        if offset + length > len(data):
-            raise ModelError(f"{_file(self._source, location)} changed while it was read.")
-        for start in range(offset, offset + length, CHUNK):
-            yield data[start : min(start + CHUNK, offset + length)]
+            self._files[location] = file
+        file.seek(offset)
+        while length:
+            chunk = file.read(min(CHUNK, length))
+            if not chunk:
+                raise ModelError(f"{_file(self._source, location)} changed while it was read.")
+            length -= len(chunk)
+            yield chunk
