@@ -198,7 +198,7 @@ class VariableWeights:
         bases = {name: base for name, base in self._bases.items() if name not in given}
         for name, value in given.items():
             if isinstance(value, (Pair, Delta)):
-                change = delta(value) if isinstance(value, Pair) else value.change
+                change = delta(value, self.specs[name].dtype) if isinstance(value, Pair) else value.change
                 bases[name] = self._bases.get(name, self._values[name])
                 fresh[name] = added(bases[name], change)
                 continue

@@ -146,7 +146,7 @@ class _Divider:
         for index in range(len(graph.initializer) - 1, -1, -1):
             if graph.initializer[index].name in gone:
                 del graph.initializer[index]
-        inputs = {*self.weights, *self.moved}
+        inputs = {*self.weights, *self.moved, *gone}
         for values in (graph.input, graph.value_info):
             for index in range(len(values) - 1, -1, -1):
                 if values[index].name in inputs:

@@ -135,7 +135,7 @@ class Together:
             return {}
         if len(arrays) == 1:
             return {share.held: np.array(share.of(arrays[0]), order="C") for share in whole.shares}
-        change = delta(Pair(*arrays))
+        change = delta(Pair(*arrays), whole.spec.dtype)
         return {share.held: Delta(np.array(share.of(change), order="C")) for share in whole.shares}
 
 

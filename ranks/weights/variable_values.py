@@ -148,9 +148,9 @@ def _check_pair(name: str, spec: Spec, pair: Pair) -> None:
             )
 
 
-def delta(pair: Pair) -> Array:
-    """``a @ b`` in float32 (float64 where it is given so), whatever the weight's own precision."""
-    wide = np.float64 if pair.a.dtype == np.float64 else np.float32
+def delta(pair: Pair, dtype: np.dtype[Any]) -> Array:
+    """``a @ b`` for a weight of this type, in float32, or in float64 where the weight has that."""
+    wide = np.float64 if dtype == np.float64 else np.float32
     return np.matmul(pair.a.astype(wide, copy=False), pair.b.astype(wide, copy=False))
 
 
