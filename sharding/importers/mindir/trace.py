@@ -33,9 +33,9 @@ MOST_CALLS = 20
 MAX_CALLS = 48
 """Calls within calls; each also nests messages, of which protobuf allows 100."""
 _WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
-_READING = ("View", "Embedding")
-"""Those that say of themselves that they write, but are views that only writers could write through, and
-lookups that write for a setting that their conversion refuses."""
+_READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
+"""Ends of the names of those that say that they write, but nothing that a result depends on: views, lookups
+(whose conversion refuses the setting with which they write), and running moments beside those of the batch."""
 _PROBLEMS = (
     ArithmeticError,
     AssertionError,

@@ -52,9 +52,9 @@ def not_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 
 @primitive("EqualExt")
 def equal_ext(b: Builder, node: Node, x: Value, y: Value) -> Value:
-    """Whether two tensors are equal in every element."""
+    """Whether two tensors are equal in every element, as a vector of one."""
     same = b.cast(compare(b, "Equal", x, y), np.int32)
-    return b.cast(b.op("ReduceMin", [same], {"keepdims": 0}), BOOL)
+    return b.reshape(b.cast(b.op("ReduceMin", [same], {"keepdims": 0}), BOOL), (1,))
 
 
 def _logic(op_type: str, name: str) -> None:

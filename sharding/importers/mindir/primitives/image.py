@@ -283,7 +283,10 @@ def crop_and_resize(
     ], {"axis": 3})  # fmt: skip
     images, owners = b.cast(x, FLOAT32), b.cast(owner, INT64)
     if kind == "nearest":
-        ends = [b.op("Sub", [b.cast(b.ints(b.dim(images, axis)), FLOAT32), b.const(1, np.float32)]) for axis in (1, 2)]
+        ends = [
+            b.op("Sub", [b.cast(b.ints(b.dim(images, axis)), FLOAT32), b.const(1, np.float32)])
+            for axis in (1, 2)
+        ]
         last = b.op("Concat", ends, {"axis": 0})
         places = b.op("Floor", [b.op("Add", [b.op("Mul", [parts, last]), b.const(0.5, np.float32)])])
         places = b.op("Max", [b.op("Min", [places, last]), b.const(0, np.float32)])

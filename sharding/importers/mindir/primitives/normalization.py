@@ -252,7 +252,7 @@ def instance_norm(
     eps = float(number(epsilon, "epsilon"))
     found = b.op("InstanceNormalization", operands, {"epsilon": eps})
     variance, mean = moments(b, wide, list(range(2, known_rank(wide))), 0, False)
-    return found, mean, variance
+    return found, b.reshape(mean, (-1,)), b.reshape(variance, (-1,))
 
 
 def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Value]:

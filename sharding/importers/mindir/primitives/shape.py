@@ -300,7 +300,7 @@ def reverse(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
 @primitive("Roll", settings=("shifts", "dims"))
 def roll(b: Builder, node: Node, x: Value, *, shifts: Operand = 0, dims: Operand = None) -> Value:
     """Places moved along axes, around the end; without axes, of the flattened tensor."""
-    by = integers(b, shifts, "shifts")
+    by = integers(b, node.attributes.get("shift", shifts), "shifts")
     setting = node.attributes.get("axis", node.attributes.get("dims")) if dims is None else dims
     if setting is None or setting == ():
         return b.reshape(_rolled(b, b.reshape(x, (-1,)), 0, by[0]), b.shape_of(x))
