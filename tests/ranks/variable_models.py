@@ -33,8 +33,8 @@ class Case:
     external: bool = False
     out_element: int = TensorProto.FLOAT
     optimized: bool = True
-    """Whether ONNX Runtime's optimised answer is exact: a DequantizeLinear before a MatMul it fuses into a product
-    of 8-bit numbers, which rounds the inputs too."""
+    """Whether ONNX Runtime's optimised answer is exact: a DequantizeLinear before a MatMul it fuses into a
+    product of 8-bit numbers, which rounds the inputs too."""
 
     def save(self, path: Path) -> Path:
         """Writes the model."""
