@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,9 @@ from ranks.errors import ShardrunError
 if TYPE_CHECKING:
     from ranks.executor import RankModel
 
+    Feeds = Mapping[str, np.ndarray[Any, Any]]
+    _Workers = Pool[RankModel, Feeds, list[Any]]
+
 __all__ = ["ModelParallelRunner", "RunnerConfig"]
 
 MOST_WORKERS = 1024
@@ -46,7 +49,7 @@ class ModelParallelRunner:
     def __init__(self) -> None:
         self.model_path_ = ""
         self._model = Model()
-        self._pool: Pool[RankModel] | None = None
+        self._pool: _Workers | None = None
 
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
@@ -96,7 +99,7 @@ class ModelParallelRunner:
         except ShardrunError as error:
             raise as_runtime_error(f"{failed}!", error) from error
         limit = QUEUE_LIMIT if options.queue_limit is None else options.queue_limit
-        self._pool = Pool(workers, limit)
+        self._pool = Pool(workers, _run, limit)
         self._model = Model.over(_Pooled(workers[0], self._pool))
         self.model_path_ = model_path
 
@@ -131,17 +134,13 @@ class ModelParallelRunner:
 class _Pooled(Built):
     """A loaded model whose runs take turns on the workers of a pool."""
 
-    def __init__(self, model: RankModel, pool: Pool[RankModel]) -> None:
+    def __init__(self, model: RankModel, pool: _Workers) -> None:
         super().__init__(lambda _: model, model)
-        self._pool = pool
-        self.run = self._run
+        self.run = pool.run  # type: ignore[assignment]  # the name of the argument differs
 
-    def _run(self, feeds: Any) -> list[Any]:
-        worker = self._pool.take()
-        try:
-            return worker.run(feeds)
-        finally:
-            self._pool.give(worker)
+
+def _run(model: RankModel, feeds: Feeds) -> list[Any]:
+    return model.run(feeds)
 
 
 def _check_path(model_path: object, failed: str) -> None:

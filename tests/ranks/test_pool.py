@@ -1,11 +1,14 @@
 """The pool of workers: order, bound, errors and interruptions."""
 
+import gc
 import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -23,162 +26,247 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def start(target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread
+class Work:
+    """Work that waits until it is let go; records what was given, in the order in which it began."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self._passes = threading.Semaphore(0)
+
+    def __call__(self, worker: str, given: Any) -> tuple[str, Any]:
+        self.begun.append(given)
+        assert self._passes.acquire(timeout=SECONDS)
+        if isinstance(given, Exception):
+            raise given
+        return worker, given
+
+    def let(self, number: int) -> None:
+        self._passes.release(number)
+
+
+class Client:
+    """A thread that runs one thing on a pool."""
+
+    def __init__(self, pool: Pool[Any, Any, Any], given: Any) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+        def target() -> None:
+            try:
+                self.result = pool.run(given)
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=target, daemon=True)
+        self.thread.start()
+
+    def join(self) -> Any:
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def helpers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "shardrun-runner"]
 
 
 def test_first_come_first_served() -> None:
-    pool = Pool(["worker"], 100)
-    served: list[int] = []
-    mine = pool.take()
-
-    def client(number: int) -> None:
-        worker = pool.take()
-        served.append(number)
-        pool.give(worker)
-
-    threads = []
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    clients = []
     for number in range(20):
-        threads.append(start(lambda number=number: client(number)))  # type: ignore[misc]
-        until(lambda number=number: pool.waiting == number + 1)  # type: ignore[misc]
-    pool.give(mine)
-    for thread in threads:
-        thread.join(SECONDS)
-    assert served == list(range(20))
+        clients.append(Client(pool, number))
+        until(lambda number=number: len(work.begun) == 1 and pool.waiting == number)  # type: ignore[misc]
+    work.let(20)
+    assert [client.join() for client in clients] == [("worker", number) for number in range(20)]
+    assert work.begun == list(range(20))
+    assert (pool.waiting, pool.free) == (0, ["worker"])
 
 
 def test_nobody_overtakes_one_who_waits() -> None:
-    """A thread that gives its worker back and at once asks again is behind those that wait already."""
-    pool = Pool(["worker"], 100)
-    mine = pool.take()
-    let_go = threading.Event()
-    order: list[str] = []
-
-    def other() -> None:
-        worker = pool.take()
-        order.append("other")
-        let_go.wait(SECONDS)
-        pool.give(worker)
-
-    thread = start(other)
+    """A client that comes back at once is behind those that wait already."""
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    first = Client(pool, "first")
+    until(lambda: work.begun == ["first"])
+    other = Client(pool, "other")
     until(lambda: pool.waiting == 1)
-    pool.give(mine)
+    work.let(1)
+    first.join()
+    again = Client(pool, "again")
+    until(lambda: work.begun == ["first", "other"] and pool.waiting == 1)
+    work.let(2)
+    other.join()
+    again.join()
+    assert work.begun == ["first", "other", "again"]
 
-    def again() -> None:
-        worker = pool.take()
-        order.append("again")
-        pool.give(worker)
 
-    second = start(again)
-    until(lambda: pool.waiting == 1)  # although the other may not have run yet
-    let_go.set()
-    thread.join(SECONDS)
-    second.join(SECONDS)
-    assert order == ["other", "again"]
+def test_a_free_worker_works_in_the_callers_own_thread() -> None:
+    pool: Pool[int, None, threading.Thread] = Pool([1], lambda worker, given: threading.current_thread(), 0)
+    assert [pool.run(None) for _ in range(3)] == [threading.current_thread()] * 3
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_the_queue_has_a_bound(limit: int) -> None:
-    pool = Pool(["a", "b"], limit)
-    lent = [pool.take(), pool.take()]
-    assert set(lent) == {"a", "b"}
-    threads = [start(lambda: pool.give(pool.take())) for _ in range(limit)]
+    work = Work()
+    pool = Pool(["a", "b"], work, limit)
+    clients = [Client(pool, number) for number in range(2)]
+    until(lambda: len(work.begun) == 2)
+    clients += [Client(pool, number) for number in range(limit)]
     until(lambda: pool.waiting == limit)
-    with pytest.raises(
-        QueueFullError, match=rf"^all workers \(2\) are busy and {limit} predictions wait already"
-    ):
-        pool.take()
+    with pytest.raises(QueueFullError, match=rf"^all workers \(2\) are busy and {limit} predictions wait"):
+        pool.run(9)
     assert pool.waiting == limit
-    for worker in lent:
-        pool.give(worker)
-    for thread in threads:
-        thread.join(SECONDS)
-    assert {pool.take(), pool.take()} == {"a", "b"}
+    work.let(3 + limit)
+    for client in clients:
+        client.join()
+    until(lambda: sorted(pool.free) == ["a", "b"])
+    assert pool.run(9)[1] == 9
+
+
+def test_an_error_is_its_callers_alone() -> None:
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    clients = [Client(pool, given) for given in ("good", ValueError("one"), "good", KeyError("two"), "good")]
+    until(lambda: pool.waiting == 4)
+    work.let(5)
+    for client, expected in zip(clients, (None, ValueError, None, KeyError, None), strict=True):
+        if expected is None:
+            assert client.join() == ("worker", "good")
+        else:
+            with pytest.raises(expected):
+                client.join()
+    until(lambda: pool.free == ["worker"])
 
 
 def test_closing_wakes_who_waits() -> None:
-    pool = Pool(["worker"], 100)
-    mine = pool.take()
-    errors: list[str] = []
-
-    def client() -> None:
-        try:
-            pool.take()
-        except ShardrunError as error:
-            errors.append(str(error))
-
-    threads = [start(client) for _ in range(5)]
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    first = Client(pool, "first")
+    until(lambda: work.begun == ["first"])
+    clients = [Client(pool, number) for number in range(5)]
     until(lambda: pool.waiting == 5)
     pool.close()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert errors == ["the runner was closed."] * 5
-    pool.give(mine)
+    for client in clients:
+        with pytest.raises(ShardrunError, match=r"^the runner was closed\.$"):
+            client.join()
+    work.let(1)
+    assert first.join() == ("worker", "first")
     with pytest.raises(ShardrunError, match="closed"):
-        pool.take()
+        pool.run(1)
+    assert pool.free == []
     pool.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_threads_end_and_workers_are_freed(how: str) -> None:
+    class Worker:
+        pass
+
+    before = len(helpers())
+    barrier = threading.Barrier(2)
+
+    def work(worker: Worker, given: bool) -> None:
+        if given:
+            barrier.wait(SECONDS)
+
+    pool: Pool[Worker, bool, None] | None = Pool([Worker(), Worker()], work, 100)
+    assert pool is not None
+    workers = [weakref.ref(worker) for worker in pool.free]
+    clients = [Client(pool, True) for _ in range(8)]
+    for client in clients:
+        client.join()
+    until(lambda: pool is not None and len(pool.free) == 2)
+    if how == "closed":
+        pool.close()
+    del clients, client
+    pool = None
+    until(lambda: len(helpers()) == before)
+    gc.collect()
+    assert [worker() for worker in workers] == [None, None]
 
 
 class _InterruptedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("also_handed", [False, True])
-def test_an_interrupted_thread_leaves_the_queue(also_handed: bool) -> None:
+def test_an_interrupted_thread_leaves_the_queue() -> None:
     """As by Ctrl-C: the main thread waits, and a signal's handler raises there."""
-    pool = Pool(["worker"], 100)
-    mine = pool.take()
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    first = Client(pool, "first")
+    until(lambda: work.begun == ["first"])
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if also_handed:  # the worker comes at the same moment, and must not be lost
-            pool.give(mine)
         raise _InterruptedError
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(_InterruptedError):
-            pool.take()
+            pool.run("interrupted")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert pool.waiting == 0
-    if not also_handed:
-        pool.give(mine)
-    assert pool.take() == "worker"
+    work.let(2)
+    first.join()
+    assert pool.run("next") == ("worker", "next")
+    assert work.begun == ["first", "next"]
+
+
+def test_without_more_threads_callers_work_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    pool = Pool(["worker"], work, 100)
+    clients = [Client(pool, number) for number in range(4)]
+    until(lambda: pool.waiting == 3)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    work.let(4)
+    assert sorted(client.join()[1] for client in clients) == list(range(4))
 
 
 def test_many_threads_never_share_a_worker() -> None:
-    pool = Pool(list(range(3)), 1000)
     lock = threading.Lock()
     lent: set[int] = set()
-    most = 0
-    done = [0] * 24
     failures: list[str] = []
+    most = 0
+
+    def work(worker: int, given: int) -> int:
+        nonlocal most
+        with lock:
+            if worker in lent:
+                failures.append(f"worker {worker} was lent twice")
+            lent.add(worker)
+            most = max(most, len(lent))
+        if given % 3 == 0:
+            time.sleep(0)
+        with lock:
+            lent.discard(worker)
+        return given + 1
+
+    pool = Pool(list(range(3)), work, 1000)
+    done = [0] * 24
 
     def client(number: int) -> None:
-        nonlocal most
         dice = random.Random(number)
-        for _ in range(100):
-            worker = pool.take()
-            with lock:
-                if worker in lent:
-                    failures.append(f"worker {worker} was lent twice")
-                lent.add(worker)
-                most = max(most, len(lent))
-            if dice.random() < 0.3:
-                time.sleep(0)
-            with lock:
-                lent.discard(worker)
-            pool.give(worker)
+        for _ in range(200):
+            given = dice.randrange(1000)
+            if pool.run(given) != given + 1:
+                failures.append("another client's result")
             done[number] += 1
 
-    threads = [start(lambda number=number: client(number)) for number in range(24)]  # type: ignore[misc]
+    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(24)]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(SECONDS)
     assert failures == []
-    assert done == [100] * 24
+    assert done == [200] * 24
     assert 1 <= most <= 3
-    assert sorted(pool.take() for _ in range(3)) == [0, 1, 2]
+    until(lambda: sorted(pool.free) == [0, 1, 2])

@@ -197,7 +197,7 @@ def test_an_error_is_its_callers_alone(tmp_path: Path) -> None:
     assert all(text.startswith("predict failed! Error is ONNX Runtime could not run") for text in found[1::3])
     assert all("Input 'x' must have 1 axes" in text for text in found[2::3])
     assert runner._pool is not None
-    assert len(runner._pool._free) == 2
+    assert len(runner._pool.free) == 2
 
 
 WRONG: list[Any] = [
@@ -296,7 +296,7 @@ def test_the_model_is_freed(how: str, tmp_path: Path) -> None:
     path = api_models.linear(tmp_path / "m.onnx")
     runner: ModelParallelRunner | None = built(path, context(3, 2))
     assert runner is not None and runner._pool is not None
-    models = [weakref.ref(worker) for worker in runner._pool._free]
+    models = [weakref.ref(worker) for worker in runner._pool.free]
     assert len({id(one()) for one in models}) == 3
     runner.predict([np.ones((1, 8), np.float32)])
     if how == "closed":
@@ -312,8 +312,8 @@ def test_the_model_is_freed(how: str, tmp_path: Path) -> None:
 def test_one_thread_each_share_one_session(tmp_path: Path) -> None:
     runner = built(api_models.linear(tmp_path / "m.onnx"), context(5, 1))
     assert runner._pool is not None
-    assert len(runner._pool._free) == 5
-    assert len({id(worker) for worker in runner._pool._free}) == 1
+    assert len(runner._pool.free) == 5
+    assert len({id(worker) for worker in runner._pool.free}) == 1
 
 
 def test_a_model_that_runs_one_at_a_time_is_loaded_for_each_worker(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_model_that_runs_one_at_a_time_is_loaded_for_each_worker(tmp_path: Pat
     path = api_models.save(tmp_path / "m.onnx", [node], {"x": [2]}, {"y": [2]}, element=TensorProto.BFLOAT16)
     runner = built(path, context(2, 1))
     assert runner._pool is not None
-    assert len({id(worker) for worker in runner._pool._free}) == 2
+    assert len({id(worker) for worker in runner._pool.free}) == 2
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_device_ids_on_the_cpu_change_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"device_ids \[0, 1\] have no effect on the CPU"):
         runner = built(path, context(device_ids=[0, 1]))
     assert runner._pool is not None
-    assert len({id(worker) for worker in runner._pool._free}) == 1
+    assert len({id(worker) for worker in runner._pool.free}) == 1
     assert runner.predict([np.ones((1, 8), np.float32)])[0].shape == [1, 4]
 
 
