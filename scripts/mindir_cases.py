@@ -2,10 +2,9 @@
 
     python scripts/mindir_cases.py OUT.zip [NAME ...]
 
-MindSpore must be installed (2.0.0 writes version 1 files, 2.10 version 3). A primitive that this release does
-not have is named and left out. OUT.zip then holds NAME.mindir and NAME.npz (``in_0``, ..., ``out_0``, ...) for each
-case, without outputs where MindSpore has no CPU kernel; with ``--dynamic``, the networks take inputs of any
-lengths.
+MindSpore must be installed: 2.0.0 writes version 1 files, 2.10 version 3. A primitive that it does not have is
+named and left out. OUT.zip then holds NAME.mindir and NAME.npz (``in_0``, ..., ``out_0``, ...) for each case,
+without outputs where MindSpore has no CPU kernel. With ``--dynamic``, networks take inputs of any lengths.
 """
 
 from __future__ import annotations
@@ -89,7 +88,8 @@ def make(case: Case, folder: Path, dynamic: bool) -> None:
     given = tensors
     if dynamic:
         given = [
-            ms.Tensor(shape=[None] * array.ndim, dtype=tensor.dtype) for array, tensor in zip(arrays, tensors)
+            ms.Tensor(shape=[None] * array.ndim, dtype=tensor.dtype)
+            for array, tensor in zip(arrays, tensors)  # noqa: B905 - 3.9
         ]
         net = module.Net()
         net.set_train(False)
@@ -117,18 +117,12 @@ def work(folder: Path, names: list[str], dynamic: bool) -> None:
 
 
 def run_all(folder: Path, names: list[str], dynamic: bool) -> dict[str, str]:
-    """Runs children until each case was tried; a crash costs the case at which it happened. name -> why not"""
+    """Runs children until each case was tried; a crash costs its case. name -> why not"""
     failed: dict[str, str] = {}
     left = list(names)
     while left:
-        command = [
-            sys.executable,
-            __file__,
-            "--work",
-            str(folder),
-            *(["--dynamic"] if dynamic else []),
-            *left,
-        ]
+        flags = ["--dynamic", "--work"] if dynamic else ["--work"]
+        command = [sys.executable, __file__, *flags, str(folder), *left]
         found = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
         )
@@ -147,7 +141,7 @@ def run_all(folder: Path, names: list[str], dynamic: bool) -> dict[str, str]:
             left.remove(started)
             failed[started] = f"crashed ({found.returncode})"
         elif left:
-            failed.update({name: f"never started ({found.returncode})" for name in left})
+            failed.update(dict.fromkeys(left, f"never started ({found.returncode})"))
             break
     return failed
 

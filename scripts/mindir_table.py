@@ -79,9 +79,9 @@ def table() -> str:
     total, compared = len(every), sum(name in proven for name in every)
     return "\n".join(
         [
-            f"{total} names. {compared} of them, in bold, are compared with answers that MindSpore computed; most of",
-            "the others have no kernel for the CPU and are compared with the torch functions that MindSpore's",
-            "documentation names, or follow that documentation.",
+            f"{total} names. {compared} of them, in bold, are compared with answers that MindSpore computed;",
+            "most of the others have no kernel for the CPU and are compared with the torch functions that",
+            "MindSpore's documentation names, or follow that documentation.",
             "",
             "| family | primitives |",
             "| --- | --- |",

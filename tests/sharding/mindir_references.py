@@ -1,5 +1,5 @@
-"""What primitives that MindSpore's CPU kernels lack compute, in torch or numpy: case of `scripts.mindir_op_cases`
-to a function of its inputs. MindSpore documents these as the torch functions of the same names."""
+"""What primitives without a CPU kernel in MindSpore compute, in torch: case of `scripts.mindir_op_cases` to a
+function of its inputs. MindSpore documents these as the torch functions of the same names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - torch's own name of it
 
 Tensor = torch.Tensor
 REFERENCES: dict[str, Callable[..., Any]] = {

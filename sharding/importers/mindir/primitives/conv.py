@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Convolutions whose settings are attributes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import FORMATS
 from sharding.importers.mindir.primitives.operands import (
     computable,
     integer,
     integers,
-    known_rank,
     promoted,
     text,
 )
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
+
 
 PAD_MODES = ("pad", "same", "valid")
 """In the order of version 3's numbers."""
@@ -99,7 +97,7 @@ def _window(b: Builder, node: Node, spatial: int) -> _Window:
     )
 
 
-def _kernel(w: Value) -> list[int]:
+def kernel_of(w: Value) -> list[int]:
     if w.shape is None or any(length is None for length in w.shape):
         raise RefusedError("the weight's shape must be known")
     return [length or 0 for length in w.shape[2:]]
@@ -114,7 +112,7 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     x, w = (computable(b, item) for item in promoted(b, x, w))
     if flip:
         x, w = (b.transpose(item, [0, rank - 1, *range(1, rank - 1)]) for item in (x, w))
-    kernel = _kernel(w)
+    kernel = kernel_of(w)
     padding: dict[str, Any] = {}
     if window.mode == "same":
         padding = same_pads(b, x, kernel, window.strides, window.dilations)
@@ -143,7 +141,7 @@ def conv3d(b: Builder, node: Node, x: Value, w: Value) -> Value:
 def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Each channel alone; weights are (multiplier, channels, height, width)."""
     turned = b.transpose(w, [1, 0, 2, 3])
-    kernel = _kernel(w)
+    kernel = kernel_of(w)
     channels = w.shape[1] if w.shape else None
     if channels is None:
         raise RefusedError("the weight's shape must be known")
@@ -155,7 +153,7 @@ def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spat
     window = _window(b, node, spatial)
     if channels_last(node.attributes.get("format", node.attributes.get("data_format", "NCHW"))):
         raise RefusedError("a transposed convolution with the channels last has no conversion")
-    kernel = _kernel(w)
+    kernel = kernel_of(w)
     reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, window.dilations, strict=True)]
     more = [max(step - size, 0) for step, size in zip(window.strides, reach, strict=True)]
     if window.mode == "pad":
@@ -215,204 +213,3 @@ def conv2d_transpose(b: Builder, node: Node, x: Value, w: Value, shape: Operand 
 def conv3d_transpose(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (in, out / group, depth, height, width)."""
     return _transposed(b, node, x, w, node.attributes.get("input_size"), 3)
-
-
-# The later functions, with all settings as numbers
-
-
-def _ext(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand,
-    *,
-    stride: Operand,
-    dilation: Operand,
-    groups: Operand,
-    padding: dict[str, Any] | None = None,
-    transposed: bool = False,
-    output_padding: Operand = None,
-) -> Value:
-    spatial = known_rank(w) - 2
-    lone = known_rank(x) == spatial + 1
-    x = b.unsqueeze(x, [0]) if lone else x
-    operands = [computable(b, item) for item in promoted(b, x, w)]
-    kernel = _kernel(w)
-    strides = last(integers(b, stride, "stride"), spatial, "stride")
-    dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
-    if padding is None:
-        padding = same_pads(b, operands[0], kernel, strides, dilations)
-    if isinstance(bias, Value):
-        operands.append(b.cast(bias, operands[0].dtype))
-    more = (
-        last(integers(b, output_padding, "output_padding"), spatial, "output_padding") if transposed else []
-    )
-    found = b.op("ConvTranspose" if transposed else "Conv", operands, {
-        "kernel_shape": kernel, "strides": strides, "dilations": dilations,
-        "group": integer(b, groups, "groups"), "output_padding": more if any(more) else None, **padding,
-    })  # fmt: skip
-    return b.squeeze(found, [0]) if lone else found
-
-
-def _pads(b: Builder, padding: Operand, w: Value) -> dict[str, Any]:
-    """Pads from one number for each axis."""
-    each = last(integers(b, padding, "padding"), known_rank(w) - 2, "padding")
-    return {"pads": each * 2}
-
-
-_EXT = ("stride", "padding", "dilation", "groups")
-
-
-@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt", settings=_EXT)
-def conv_ext(
-    b: Builder,
-    node: Node,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    dilation: Operand = 1,
-    groups: Operand = 1,
-) -> Value:
-    """A convolution with a bias and the same padding at both ends of an axis."""
-    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=_pads(b, padding, w))
-
-
-@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding", settings=_EXT)
-def conv_padding(
-    b: Builder,
-    node: Node,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = "valid",
-    dilation: Operand = 1,
-    groups: Operand = 1,
-) -> Value:
-    """A convolution without padding, or with as much as keeps the lengths."""
-    around = None if text(padding, "padding", PAD_MODES) == "same" else {}
-    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
-
-
-_GENERAL = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-
-
-@primitive("Convolution", "ConvolutionStr", settings=_GENERAL)
-def convolution(
-    b: Builder,
-    node: Node,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    dilation: Operand = 1,
-    transposed: Operand = False,
-    output_padding: Operand = 0,
-    groups: Operand = 1,
-) -> Value:
-    """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
-    around: dict[str, Any] | None
-    if node.op_type == "ConvolutionStr":
-        around = None if text(padding, "padding", PAD_MODES) == "same" else {}
-    else:
-        around = _pads(b, padding, w)
-    return _ext(
-        b,
-        x,
-        w,
-        bias,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        padding=around,
-        transposed=bool(transposed),
-        output_padding=output_padding,
-    )
-
-
-@primitive("ConvTranspose2D", settings=("stride", "padding", "output_padding", "groups", "dilation"))
-def conv_transpose(
-    b: Builder,
-    node: Node,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    output_padding: Operand = 0,
-    groups: Operand = 1,
-    dilation: Operand = 1,
-) -> Value:
-    """A convolution's gradient, with a bias."""
-    return _ext(
-        b,
-        x,
-        w,
-        bias,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        padding=_pads(b, padding, w),
-        transposed=True,
-        output_padding=output_padding,
-    )
-
-
-@primitive("ExtractImagePatches", settings=("ksizes", "strides", "rates", "padding"))
-def extract_patches(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    ksizes: Operand = 1,
-    strides: Operand = 1,
-    rates: Operand = 1,
-    padding: Operand = "valid",
-) -> Value:
-    """Each window's places as channels: a convolution with one weight of 1 for each place."""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
-    channels = b.dim(x, 1)
-    if not isinstance(channels, int):
-        raise RefusedError("the number of channels must be known")
-    places = kernel[0] * kernel[1]
-    weight = np.zeros((places, channels, channels, places), np.float32)
-    for place in range(places):  # the window's place changes slowest in the result
-        weight[place, range(channels), range(channels), place] = 1
-    w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
-    around = None if text(padding, "padding", PAD_MODES) == "same" else {}
-    return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
-
-
-@primitive("Im2Col", settings=("ksizes", "strides", "dilations", "pads"))
-def im2col(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    ksizes: Operand = 1,
-    strides: Operand = 1,
-    dilations: Operand = 1,
-    pads: Operand = 0,
-) -> Value:
-    """Each window's places, (batch, channel, place in the window, window): a convolution of each channel alone
-    with one weight of 1 for each place."""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
-    channels = b.dim(x, 1)
-    if not isinstance(channels, int):
-        raise RefusedError("the number of channels must be known")
-    mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
-    around: dict[str, Any] | None = None
-    if mode != "same":
-        around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
-    places = kernel[0] * kernel[1]
-    weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
-    w = b.const(weight.astype(x.dtype))
-    found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
-    return b.reshape(found, (b.dim(x, 0), channels, places, -1))

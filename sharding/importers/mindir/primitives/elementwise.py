@@ -68,8 +68,8 @@ for _kind, _table in (
         _register(_op_type, _names, _kind)
 
 
-@primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity", "CopyToDevice",
-           "CopyToHost", "ToDevice", "FormatCast")  # fmt: skip
+@primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity",
+           "CopyToDevice", "CopyToHost", "ToDevice", "FormatCast")  # fmt: skip
 def identity(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
     """The value itself; where it lies and who may change it does not matter here."""
     return x

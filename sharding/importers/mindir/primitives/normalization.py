@@ -21,7 +21,7 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     text,
 )
-from sharding.importers.mindir.primitives.reduction import moments
+from sharding.importers.mindir.primitives.statistics import moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def element_type(setting: Any, default: np.dtype[Any]) -> np.dtype[Any]:
-    """An element type: numpy's own (version 1), MindSpore's number of it (version 3), or None for the default."""
+    """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
     from sharding.importers.mindir.values import ValueProblem, dtype_of_id
 
     if setting is None:
@@ -223,8 +223,19 @@ def lengths_product(b: Builder, x: Value, axes: Iterable[int] | None) -> Value:
     if x.shape is not None:
         chosen = range(len(x.shape)) if axes is None else axes
         if all(x.shape[axis] is not None for axis in chosen):
-            return b.const(int(np.prod([x.shape[axis] for axis in chosen], dtype=np.int64)), np.int64)
+            return b.const(int(np.prod([x.shape[axis] or 0 for axis in chosen], dtype=np.int64)), np.int64)
     shape = b.op("Shape", [x])
     if axes is not None:
         shape = b.op("Gather", [shape, b.const(axes, np.int64)], {"axis": 0})
     return b.op("ReduceProd", [shape], {"keepdims": 0})
+
+
+def flattened(operand: Operand) -> Operand:
+    """Nested tuples as one."""
+    if not isinstance(operand, tuple):
+        return operand
+    items: list[Operand] = []
+    for item in operand:
+        inner = flattened(item)
+        items.extend(inner if isinstance(inner, tuple) else (inner,))
+    return tuple(items)

@@ -9,7 +9,6 @@ import numpy as np
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
-    computable,
     integer,
     known_rank,
     number,
@@ -102,8 +101,17 @@ def lstm(
     return joined, last_h, last_c
 
 
-_DYNAMIC: dict[str, Any] = {"direction": "UNIDIRECTIONAL", "cell_depth": 1, "use_peephole": False, "keep_prob": 1.0,
-                            "cell_clip": -1.0, "num_proj": 0, "time_major": True, "activation": "tanh"}  # fmt: skip
+_DYNAMIC: dict[str, Any] = {
+    "direction": "UNIDIRECTIONAL",
+    "cell_depth": 1,
+    "use_peephole": False,
+    "keep_prob": 1.0,
+    "cell_clip": -1.0,
+    "num_proj": 0,
+    "time_major": True,
+    "activation": "tanh",
+}
+"""The settings of DynamicRNN and DynamicGRUV2 that have a conversion."""
 
 
 def _check_dynamic(node: Node) -> None:
@@ -131,8 +139,8 @@ def dynamic_rnn(
     c: Operand = None,
     *rest: Operand,
 ) -> Operand:
-    """An LSTM, time first; one matrix (input + hidden, 4 hidden) with the gates i, g, f, o. ``forget_bias`` is
-    added to the gate f. Gives states and cells of all times."""
+    """An LSTM, time first; one matrix (input + hidden, 4 hidden) with the gates i, g, f, o. ``forget_bias``
+    is added to the gate f. Gives states and cells of all times."""
     _check_dynamic(node)
     if isinstance(lengths, Value) or rest:
         raise RefusedError("sequence lengths and peepholes have no conversion")
@@ -182,10 +190,10 @@ def dynamic_gru(
     if w_hidden.shape is None or w_hidden.shape[0] is None or known_rank(x) != 3:
         raise RefusedError("the weight's shape must be known, and the input have three axes")
     hidden = w_hidden.shape[0]
-    weights = [
-        _settled(b, b.unsqueeze(_gates(b, b.transpose(computable(b, b.cast(item, FLOAT32)), [1, 0]), 0, orders[kind]), [0]))
-        for item in (w_input, w_hidden)
-    ]  # fmt: skip
+    weights = []
+    for item in (w_input, w_hidden):
+        turned = b.transpose(b.cast(item, FLOAT32), [1, 0])
+        weights.append(_settled(b, b.unsqueeze(_gates(b, turned, 0, orders[kind]), [0])))
     parts = [
         _gates(b, b.cast(item, FLOAT32), 0, orders[kind])
         if isinstance(item, Value)

@@ -1,0 +1,122 @@
+"""Blocks of places as channels or batch entries, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    flattened,
+    integer,
+    integers,
+    known_rank,
+    moved,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+@primitive("SpaceToDepth", settings=("block_size",))
+def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+    """Blocks of places as channels."""
+    return b.op("SpaceToDepth", [x], {"blocksize": integer(b, block_size, "block_size")})
+
+
+@primitive("DepthToSpace", settings=("block_size",))
+def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+    """Channels as blocks of places, the blocks' places first."""
+    return b.op("DepthToSpace", [x], {"blocksize": integer(b, block_size, "block_size"), "mode": "DCR"})
+
+
+@primitive("PixelShuffle", settings=("upscale_factor",))
+def pixel_shuffle(b: Builder, node: Node, x: Value, *, upscale_factor: Operand = 1) -> Value:
+    """Channels as blocks of places, the channels first."""
+    attributes = {"blocksize": integer(b, upscale_factor, "upscale_factor"), "mode": "CRD"}
+    rank = known_rank(x)
+    if rank == 4:
+        return b.op("DepthToSpace", [x], attributes)
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    found = b.op("DepthToSpace", [b.reshape(x, (-1, *shape[-3:]))], attributes)
+    last = b.shape_of(found)
+    assert isinstance(last, tuple)
+    return b.reshape(found, (*shape[:-3], *last[1:]))
+
+
+@primitive("ChannelShuffle", "ShuffleChannel", settings=("group",))
+def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> Value:
+    """The channels of groups interleaved."""
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    groups = integer(b, group, "group")
+    split_ = b.reshape(x, (shape[0], groups, -1, *shape[2:]))
+    return b.reshape(moved(b, split_, 1, 2), shape)
+
+
+@primitive("SpaceToBatch", "SpaceToBatchND", settings=("block_size", "paddings"))
+def space_to_batch(
+    b: Builder, node: Node, x: Value, *, block_size: Operand = None, paddings: Operand = ()
+) -> Value:
+    """Blocks of places along the axes after the channels as further batch entries, after padding."""
+    block, pads = _block(b, node, block_size, paddings, "paddings")
+    rank, first = known_rank(x), known_rank(x) - len(block)
+    before = [0] * first + [pads[2 * i] for i in range(len(block))]
+    after = [0] * first + [pads[2 * i + 1] for i in range(len(block))]
+    padded = b.op("Pad", [x, b.const([*before, *after], np.int64)]) if any(pads) else x
+    shape = b.shape_of(padded)
+    assert isinstance(shape, tuple)
+    if not all(isinstance(length, int) for length in shape[first:]):
+        raise RefusedError("the lengths of the axes in blocks must be known")
+    lengths: list[Operand] = list(shape[:first])
+    for length, step in zip(shape[first:], block, strict=True):
+        assert isinstance(length, int)
+        if length % step:
+            raise RefusedError(f"a length of {length} has no blocks of {step}")
+        lengths += [length // step, step]
+    cut = b.reshape(padded, tuple(lengths))
+    steps = [first + 2 * i + 1 for i in range(len(block))]
+    places = [first + 2 * i for i in range(len(block))]
+    turned = b.transpose(cut, [*steps, *range(first), *places])
+    kept = [lengths[place] for place in places]
+    assert rank == first + len(block)
+    return b.reshape(turned, (-1, *shape[1:first], *kept))
+
+
+@primitive("BatchToSpace", "BatchToSpaceND", "BatchToSpaceNDV2", settings=("block_size", "crops"))
+def batch_to_space(
+    b: Builder, node: Node, x: Value, *, block_size: Operand = None, crops: Operand = ()
+) -> Value:
+    """The inverse: batch entries as blocks of places, cropped then."""
+    block, cut = _block(b, node, block_size, crops, "crops")
+    rank, first = known_rank(x), known_rank(x) - len(block)
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    parts = b.reshape(x, (*block, -1, *shape[1:]))
+    order = list(range(len(block), len(block) + first))
+    for i in range(len(block)):
+        order += [len(block) + first + i, i]
+    turned = b.transpose(parts, order)
+    lengths: list[Operand] = list(shape[1:first])
+    for length, step in zip(shape[first:], block, strict=True):
+        if not isinstance(length, int):
+            raise RefusedError("the lengths of the axes in blocks must be known")
+        lengths.append(length * step)
+    joined = b.reshape(turned, (-1, *lengths))
+    if not any(cut):
+        return joined
+    starts = tuple(cut[2 * i] for i in range(len(block)))
+    ends = tuple(-cut[2 * i + 1] or 2**62 for i in range(len(block)))
+    return b.op("Slice", [joined, b.ints(starts), b.ints(ends), b.ints(tuple(range(first, rank)))])
+
+
+def _block(
+    b: Builder, node: Node, setting: Operand, around: Operand, what: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Block lengths and what is around each axis, before and after."""
+    wanted = node.attributes.get("block_shape") if setting is None else setting
+    pads = integers(b, flattened(around), what)
+    block = integers(b, wanted, "block_size", len(pads) // 2)
+    return block, pads

@@ -1,0 +1,222 @@
+"""Convolutions with all settings as operands, and windows as channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_pads
+from sharding.importers.mindir.primitives.operands import (
+    computable,
+    integer,
+    integers,
+    known_rank,
+    promoted,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+# The later functions, with all settings as numbers
+
+
+def _ext(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Operand,
+    *,
+    stride: Operand,
+    dilation: Operand,
+    groups: Operand,
+    padding: dict[str, Any] | None = None,
+    transposed: bool = False,
+    output_padding: Operand = None,
+) -> Value:
+    spatial = known_rank(w) - 2
+    lone = known_rank(x) == spatial + 1
+    x = b.unsqueeze(x, [0]) if lone else x
+    operands = [computable(b, item) for item in promoted(b, x, w)]
+    kernel = kernel_of(w)
+    strides = last(integers(b, stride, "stride"), spatial, "stride")
+    dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
+    if padding is None:
+        padding = same_pads(b, operands[0], kernel, strides, dilations)
+    if isinstance(bias, Value):
+        operands.append(b.cast(bias, operands[0].dtype))
+    more = (
+        last(integers(b, output_padding, "output_padding"), spatial, "output_padding") if transposed else []
+    )
+    found = b.op("ConvTranspose" if transposed else "Conv", operands, {
+        "kernel_shape": kernel, "strides": strides, "dilations": dilations,
+        "group": integer(b, groups, "groups"), "output_padding": more if any(more) else None, **padding,
+    })  # fmt: skip
+    return b.squeeze(found, [0]) if lone else found
+
+
+def _pads(b: Builder, padding: Operand, w: Value) -> dict[str, Any]:
+    """Pads from one number for each axis."""
+    each = last(integers(b, padding, "padding"), known_rank(w) - 2, "padding")
+    return {"pads": each * 2}
+
+
+_EXT = ("stride", "padding", "dilation", "groups")
+
+
+@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt", settings=_EXT)
+def conv_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    dilation: Operand = 1,
+    groups: Operand = 1,
+) -> Value:
+    """A convolution with a bias and the same padding at both ends of an axis."""
+    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=_pads(b, padding, w))
+
+
+@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding", settings=_EXT)
+def conv_padding(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = "valid",
+    dilation: Operand = 1,
+    groups: Operand = 1,
+) -> Value:
+    """A convolution without padding, or with as much as keeps the lengths."""
+    around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
+
+
+_GENERAL = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+@primitive("Convolution", "ConvolutionStr", settings=_GENERAL)
+def convolution(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    dilation: Operand = 1,
+    transposed: Operand = False,
+    output_padding: Operand = 0,
+    groups: Operand = 1,
+) -> Value:
+    """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
+    around: dict[str, Any] | None
+    if node.op_type == "ConvolutionStr":
+        around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    else:
+        around = _pads(b, padding, w)
+    return _ext(
+        b,
+        x,
+        w,
+        bias,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        padding=around,
+        transposed=bool(transposed),
+        output_padding=output_padding,
+    )
+
+
+@primitive("ConvTranspose2D", settings=("stride", "padding", "output_padding", "groups", "dilation"))
+def conv_transpose(
+    b: Builder,
+    node: Node,
+    x: Value,
+    w: Value,
+    bias: Operand = None,
+    *,
+    stride: Operand = 1,
+    padding: Operand = 0,
+    output_padding: Operand = 0,
+    groups: Operand = 1,
+    dilation: Operand = 1,
+) -> Value:
+    """A convolution's gradient, with a bias."""
+    return _ext(
+        b,
+        x,
+        w,
+        bias,
+        stride=stride,
+        dilation=dilation,
+        groups=groups,
+        padding=_pads(b, padding, w),
+        transposed=True,
+        output_padding=output_padding,
+    )
+
+
+@primitive("ExtractImagePatches", settings=("ksizes", "strides", "rates", "padding"))
+def extract_patches(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    ksizes: Operand = 1,
+    strides: Operand = 1,
+    rates: Operand = 1,
+    padding: Operand = "valid",
+) -> Value:
+    """Each window's places as channels: a convolution with one weight of 1 for each place."""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
+    places = kernel[0] * kernel[1]
+    weight = np.zeros((places, channels, channels, places), np.float32)
+    for place in range(places):  # the window's place changes slowest in the result
+        weight[place, range(channels), range(channels), place] = 1
+    w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
+    around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
+
+
+@primitive("Im2Col", settings=("ksizes", "strides", "dilations", "pads"))
+def im2col(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    ksizes: Operand = 1,
+    strides: Operand = 1,
+    dilations: Operand = 1,
+    pads: Operand = 0,
+) -> Value:
+    """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
+    alone with one weight of 1 for each place."""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
+    mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
+    around: dict[str, Any] | None = None
+    if mode != "same":
+        around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
+    places = kernel[0] * kernel[1]
+    weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
+    w = b.const(weight.astype(x.dtype))
+    found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
+    return b.reshape(found, (b.dim(x, 0), channels, places, -1))

@@ -1,0 +1,170 @@
+"""Orders, and finding places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.indexing import indices_of
+from sharding.importers.mindir.primitives.operands import (
+    INT32,
+    INT64,
+    computable,
+    element_type,
+    integer,
+    integers,
+    is_float,
+    known_rank,
+    promoted,
+    result_type,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+# Order
+
+
+@primitive("TopK", settings=("sorted",))
+def top_k(b: Builder, node: Node, x: Value, k: Operand, *, sorted: Operand = True) -> Operand:
+    """The k largest along the last axis, and their places as int32."""
+    values, places = _top(b, x, k, -1, True)
+    return values, b.cast(places, INT32)
+
+
+@primitive("TopkExt", settings=("dim", "largest", "sorted"))
+def topk_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    k: Operand,
+    *,
+    dim: Operand = -1,
+    largest: Operand = True,
+    sorted: Operand = True,
+) -> Operand:
+    """The k largest or smallest along an axis, and their places."""
+    return _top(b, x, k, integer(b, dim, "dim"), bool(largest))
+
+
+def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool) -> tuple[Value, Value]:
+    attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
+    values, places = b.ops("TopK", [computable(b, x), b.ints(k)], attributes, outputs=2)
+    return values, places
+
+
+def _sorted(b: Builder, x: Value, axis: Operand, descending: Operand) -> tuple[Value, Value]:
+    if x.rank == 0:
+        return x, b.const(0, np.int64)
+    place = b.axis(integer(b, axis, "axis"), x)
+    return _top(b, x, b.dim(x, place), place, bool(descending))
+
+
+@primitive("Sort", settings=("axis", "descending"))
+def sort(b: Builder, node: Node, x: Value, *, axis: Operand = -1, descending: Operand = False) -> Operand:
+    """In order along an axis, and the places as int32; equal ones keep theirs."""
+    values, places = _sorted(b, x, axis, descending)
+    return values, b.cast(places, INT32)
+
+
+@primitive("SortExt", settings=("dim", "descending", "stable"))
+def sort_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = -1,
+    descending: Operand = False,
+    stable: Operand = False,
+) -> Operand:
+    """In order along an axis, and the places."""
+    return _sorted(b, x, dim, descending)
+
+
+@primitive("ArgSort", settings=("dim", "descending", "stable"))
+def arg_sort(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = -1,
+    descending: Operand = False,
+    stable: Operand = False,
+) -> Value:
+    """The places in order along an axis."""
+    return _sorted(b, x, dim, descending)[1]
+
+
+@primitive("NonZero")
+def non_zero(b: Builder, node: Node, x: Value) -> Value:
+    """The places of what is not 0, a row for each."""
+    return b.transpose(b.op("NonZero", [computable(b, x)]), [1, 0])
+
+
+@primitive("NonZeroExt")
+def non_zero_ext(b: Builder, node: Node, x: Value) -> Operand:
+    """The places of what is not 0, a vector for each axis."""
+    found = b.op("NonZero", [computable(b, x)])
+    return tuple(
+        b.op("Gather", [found, b.const(axis, np.int64)], {"axis": 0}) for axis in range(known_rank(x))
+    )
+
+
+@primitive("SearchSorted", settings=("dtype", "right"))
+def search_sorted(
+    b: Builder,
+    node: Node,
+    sequence: Value,
+    values: Value,
+    sorter: Operand = None,
+    *,
+    dtype: Operand = None,
+    right: Operand = False,
+) -> Value:
+    """How many elements of a sorted sequence lie before each value."""
+    if isinstance(sorter, Value):
+        sequence = b.op("GatherElements", [sequence, indices_of(b, sorter)], {"axis": -1})
+    line, wanted = (computable(b, item) for item in promoted(b, sequence, values))
+    last = known_rank(line)
+    spread = b.unsqueeze(line, [last - 1])
+    before = b.op("LessOrEqual" if right else "Less", [spread, b.unsqueeze(wanted, [known_rank(wanted)])])
+    count = b.op("ReduceSum", [b.cast(before, INT64), b.ints((-1,))], {"keepdims": 0})
+    return b.cast(count, element_type(dtype, result_type(node, INT64)))
+
+
+@primitive("InvertPermutation")
+def invert_permutation(b: Builder, node: Node, x: Operand) -> Operand:
+    """The order that undoes another."""
+    order = integers(b, x, "the order")
+    if sorted_order(order) != list(range(len(order))):
+        raise RefusedError(f"{order} is no order")
+    found = tuple(int(place) for place in np.argsort(order))
+    return b.const(found, np.int64) if isinstance(x, Value) else found
+
+
+def sorted_order(order: tuple[int, ...]) -> list[int]:
+    """The numbers of an order, in order."""
+    return [int(item) for item in np.sort(np.asarray(order))]
+
+
+@primitive("Unique")
+def unique(b: Builder, node: Node, x: Value) -> Operand:
+    """What occurs, in the order of the first time, and where each element is in that."""
+    wide = x if is_float(x.dtype) else b.cast(x, INT64)
+    values, _, inverse, _ = b.ops("Unique", [computable(b, wide)], {"sorted": 0}, outputs=4)
+    return values, b.cast(inverse, INT32)
+
+
+@primitive("ReverseSequence", settings=("seq_dim", "batch_dim"))
+def reverse_sequence(
+    b: Builder, node: Node, x: Value, lengths: Value, *, seq_dim: Operand = 0, batch_dim: Operand = 0
+) -> Value:
+    """The first places along one axis reversed, for each place of another a number of its own."""
+    time, batch = b.axis(integer(b, seq_dim, "seq_dim"), x), b.axis(integer(b, batch_dim, "batch_dim"), x)
+    order = [time, batch, *[axis for axis in range(known_rank(x)) if axis not in {time, batch}]]
+    front = b.transpose(x, order)
+    found = b.op("ReverseSequence", [front, b.cast(lengths, INT64)], {"time_axis": 0, "batch_axis": 1})
+    return b.transpose(found, [order.index(axis) for axis in range(len(order))])

@@ -1,0 +1,142 @@
+"""Padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    flattened,
+    integers,
+    known_rank,
+    number,
+    text,
+)
+from sharding.importers.mindir.primitives.running import flipped
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+# Padding
+
+
+def padded(
+    b: Builder, x: Value, pairs: Sequence[tuple[int, int]], mode: str = "constant", value: Operand = None
+) -> Value:
+    """Padded by (before, after) along each axis; negative numbers take away."""
+    if not any(before or after for before, after in pairs):
+        return x
+    amounts = [before for before, _ in pairs] + [after for _, after in pairs]
+    filler = None
+    if mode == "constant" and value is not None:
+        filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
+        if filler.rank:
+            filler = b.op("Reshape", [filler, b.const([], np.int64)])
+    if mode != "constant" and any(item < 0 for item in amounts):
+        starts = tuple(-min(before, 0) for before, _ in pairs)
+        ends = tuple(min(after, 0) or 2**62 for _, after in pairs)
+        x = b.op("Slice", [x, b.ints(starts), b.ints(ends), b.ints(tuple(range(len(pairs))))])
+        amounts = [max(item, 0) for item in amounts]
+    return b.op("Pad", [x, b.const(amounts, np.int64), filler], {"mode": mode})
+
+
+def pairs_from_last(x: Value, amounts: Sequence[int]) -> list[tuple[int, int]]:
+    """(before, after) of each axis from a list that begins with the last axis."""
+    rank = known_rank(x)
+    if len(amounts) % 2 or len(amounts) > 2 * rank:
+        raise RefusedError(f"paddings {list(amounts)} do not fit a tensor with {rank} axes")
+    pairs = [(0, 0)] * rank
+    for i in range(len(amounts) // 2):
+        pairs[rank - 1 - i] = (amounts[2 * i], amounts[2 * i + 1])
+    return pairs
+
+
+def _rows(b: Builder, paddings: Operand, x: Value) -> list[tuple[int, int]]:
+    """(before, after) of each axis from a table with a row for each."""
+    found = integers(b, flattened(paddings), "paddings")
+    if len(found) != 2 * known_rank(x):
+        raise RefusedError(f"paddings {list(found)} do not fit a tensor with {x.rank} axes")
+    return [(found[2 * i], found[2 * i + 1]) for i in range(len(found) // 2)]
+
+
+@primitive("Pad", settings=("paddings",))
+def pad(b: Builder, node: Node, x: Value, *, paddings: Operand = ()) -> Value:
+    """Zeros around."""
+    return padded(b, x, _rows(b, paddings, x))
+
+
+@primitive("PadV3", settings=("mode", "paddings_contiguous"))
+def pad_v3(
+    b: Builder,
+    node: Node,
+    x: Value,
+    paddings: Operand,
+    value: Operand = None,
+    *,
+    mode: Operand = "constant",
+    paddings_contiguous: Operand = True,
+) -> Value:
+    """A constant, the nearest edge, a reflection, or the other end; the list begins with the last axis."""
+    found = integers(b, flattened(paddings), "paddings")
+    if not paddings_contiguous:
+        half = len(found) // 2
+        found = tuple(found[i // 2 + (half if i % 2 else 0)] for i in range(len(found)))
+    kind = text(mode, "mode", ("constant", "reflect", "edge", "circular"))
+    if kind == "circular":
+        return _circular(b, x, pairs_from_last(x, found))
+    return padded(b, x, pairs_from_last(x, found), kind, value)
+
+
+def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
+    for axis, (before, after) in enumerate(pairs):
+        place = b.ints((axis,))
+        parts = [x]
+        if before > 0:
+            parts.insert(0, b.op("Slice", [x, b.ints((-before,)), b.ints((2**62,)), place]))
+        if after > 0:
+            parts.append(b.op("Slice", [x, b.ints((0,)), b.ints((after,)), place]))
+        if before < 0 or after < 0:
+            raise RefusedError("a circular padding cannot be negative")
+        x = b.op("Concat", parts, {"axis": axis}) if len(parts) > 1 else x
+    return x
+
+
+@primitive("MirrorPad", settings=("mode",))
+def mirror_pad(b: Builder, node: Node, x: Value, paddings: Operand, *, mode: Operand = "REFLECT") -> Value:
+    """A reflection around, without the edge itself (REFLECT) or with it (SYMMETRIC)."""
+    pairs = _rows(b, paddings, x)
+    if text(mode, "mode", ("reflect", "symmetric")) == "reflect":
+        return padded(b, x, pairs, "reflect")
+    for axis, (before, after) in enumerate(pairs):
+        place, parts = b.ints((axis,)), [x]
+        if before:
+            head = b.op("Slice", [x, b.ints((0,)), b.ints((before,)), place])
+            parts.insert(0, flipped(b, head, [axis]))
+        if after:
+            tail = b.op("Slice", [x, b.ints((-after,)), b.ints((2**62,)), place])
+            parts.append(flipped(b, tail, [axis]))
+        x = b.op("Concat", parts, {"axis": axis}) if len(parts) > 1 else x
+    return x
+
+
+@primitive("ConstantPadND", settings=("padding", "value"))
+def constant_pad(b: Builder, node: Node, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
+    """One number around; the list begins with the last axis."""
+    amount = number(value, "value")
+    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "constant", amount)
+
+
+@primitive("ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D", settings=("padding",))
+def reflection_pad(b: Builder, node: Node, x: Value, *, padding: Operand = ()) -> Value:
+    """A reflection without the edge; the list begins with the last axis."""
+    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "reflect")
+
+
+@primitive("ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D", settings=("padding",))
+def replication_pad(b: Builder, node: Node, x: Value, *, padding: Operand = ()) -> Value:
+    """The nearest edge; the list begins with the last axis."""
+    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "edge")

@@ -1,0 +1,135 @@
+"""Parts joined and taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    integer,
+    integers,
+    promoted,
+    tensors,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+@primitive("Concat", settings=("axis",))
+def concat(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
+    """Joined along an axis."""
+    found = promoted(b, *tensors(items[0] if len(items) == 1 else items))
+    place = b.axis(integer(b, axis, "axis"), found[0])
+    return b.op("Concat", found, {"axis": place}) if len(found) > 1 else found[0]
+
+
+@primitive("Stack", "StackExt", "ParallelConcat", settings=("axis",))
+def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
+    """Joined along a new axis. Integers become a vector."""
+    given = items[0] if len(items) == 1 else items
+    if isinstance(given, tuple) and any(not isinstance(item, Value) for item in given):
+        given = tuple(b.value(item) for item in given)
+    found = promoted(b, *tensors(given))
+    if node.op_type == "ParallelConcat":
+        return b.op("Concat", found, {"axis": 0})
+    setting = node.attributes.get("dim", axis) if axis == 0 else axis
+    place = integer(b, setting, "axis")
+    if found[0].rank is not None:
+        place = place % (found[0].rank + 1)
+    return b.op("Concat", [b.unsqueeze(item, [place]) for item in found], {"axis": place})
+
+
+@primitive("Unstack", "UnstackExtView", "Unbind", settings=("axis", "num"))
+def unstack(b: Builder, node: Node, x: Value, *, axis: Operand = 0, num: Operand = None) -> Operand:
+    """One tensor for each place along an axis."""
+    place = b.axis(integer(b, axis, "axis"), x)
+    length = b.dim(x, place)
+    count = len(node.result_types) or (length if isinstance(length, int) else 0)
+    if not count:
+        raise RefusedError("the number of results must be known")
+    parts = split_evenly(b, x, place, count)
+    return tuple(b.squeeze(part, [place]) for part in parts)
+
+
+def split_evenly(b: Builder, x: Value, axis: int, count: int) -> list[Value]:
+    """Equal parts along an axis."""
+    if count == 1:
+        return [x]
+    return b.ops("Split", [x], {"axis": axis, "num_outputs": count}, outputs=count)
+
+
+def split_sizes(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> Operand:
+    """Parts of these lengths along an axis."""
+    if len(sizes) == 1:
+        return (x,)
+    wanted = b.const(list(sizes), np.int64)
+    return tuple(b.ops("Split", [x, wanted], {"axis": axis}, outputs=len(sizes)))
+
+
+@primitive("Split", settings=("axis", "output_num"))
+def split(b: Builder, node: Node, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -> Operand:
+    """This many equal parts along an axis."""
+    place = b.axis(integer(b, axis, "axis"), x)
+    count = integer(b, output_num, "output_num")
+    length = b.dim(x, place)
+    if count < 1 or (isinstance(length, int) and length % count):
+        raise RefusedError(f"a length of {length} cannot be cut into {count} equal parts")
+    return tuple(split_evenly(b, x, place, count))
+
+
+@primitive("SplitTensor", "SplitTensorView", settings=("split_size", "dim"))
+def split_tensor(b: Builder, node: Node, x: Value, *, split_size: Operand = 1, dim: Operand = 0) -> Operand:
+    """Parts of one length along an axis; the last one may be shorter."""
+    place = b.axis(integer(b, dim, "dim"), x)
+    size = integer(b, split_size, "split_size")
+    length = b.dim(x, place)
+    if not isinstance(length, int) or size < 1:
+        raise RefusedError(f"the length along axis {place} must be known, and split_size positive")
+    return split_sizes(b, x, place, _pieces(length, size))
+
+
+def _pieces(length: int, size: int) -> list[int]:
+    return [min(size, length - start) for start in range(0, max(length, 1), size)]
+
+
+@primitive("SplitWithSize", "SplitWithSizeView", settings=("split_size", "dim"))
+def split_with_size(
+    b: Builder, node: Node, x: Value, *, split_size: Operand = (), dim: Operand = 0
+) -> Operand:
+    """Parts of these lengths along an axis."""
+    return split_sizes(b, x, b.axis(integer(b, dim, "dim"), x), integers(b, split_size, "split_size"))
+
+
+@primitive("SplitV", settings=("size_splits", "split_dim", "num_split"))
+def split_v(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    size_splits: Operand = (),
+    split_dim: Operand = 0,
+    num_split: Operand = None,
+) -> Operand:
+    """Parts of these lengths along an axis; one -1 is what is left."""
+    place = b.axis(integer(b, split_dim, "split_dim"), x)
+    sizes = list(integers(b, size_splits, "size_splits"))
+    if -1 in sizes:
+        length = b.dim(x, place)
+        if not isinstance(length, int):
+            raise RefusedError("the length along the axis must be known for a part of length -1")
+        sizes[sizes.index(-1)] = length - sum(size for size in sizes if size != -1)
+    return split_sizes(b, x, place, sizes)
+
+
+@primitive("Chunk", "ChunkView", settings=("chunks", "dim"))
+def chunk(b: Builder, node: Node, x: Value, *, chunks: Operand = 1, dim: Operand = 0) -> Operand:
+    """At most this many parts of one length; the last one may be shorter."""
+    place = b.axis(integer(b, dim, "dim"), x)
+    count, length = integer(b, chunks, "chunks"), b.dim(x, place)
+    if not isinstance(length, int) or count < 1:
+        raise RefusedError(f"the length along axis {place} must be known, and chunks positive")
+    return split_sizes(b, x, place, _pieces(length, max(-(-length // count), 1)))

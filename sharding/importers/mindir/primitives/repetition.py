@@ -1,0 +1,110 @@
+"""Parts repeated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    integer,
+    integers,
+    known_rank,
+    tensors,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+@primitive("Tile", "Repeat")
+def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
+    """Repeated along each axis; missing axes come in front."""
+    times = b.known_ints(reps)
+    count = len(times) if times is not None else len(reps) if isinstance(reps, tuple) else None
+    if count is None:
+        raise RefusedError("the number of repetitions must be known")
+    rank = known_rank(x)
+    if count > rank:
+        x = b.unsqueeze(x, range(count - rank))
+    elif count < rank:
+        front: Operand = (1,) * (rank - count)
+        return b.op("Tile", [x, b.op("Concat", [b.ints(front), b.ints(reps)], {"axis": 0})])
+    if not count:
+        return x
+    return b.op("Tile", [x, b.ints(reps)])
+
+
+@primitive("RepeatInterleaveInt", "RepeatInterleaveTensor", settings=("repeats", "dim", "output_size"))
+def repeat_interleave(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    repeats: Operand = 1,
+    dim: Operand = None,
+    output_size: Operand = None,
+) -> Value:
+    """Each place along an axis repeated, one number of times or one for each place."""
+    if dim is None:
+        x, place = b.reshape(x, (-1,)), 0
+    else:
+        place = b.axis(integer(b, dim, "dim"), x)
+    times = integers(b, repeats, "repeats")
+    rank = known_rank(x)
+    if len(times) > 1:
+        rows = np.repeat(np.arange(len(times)), times)
+        return b.op("Gather", [x, b.const(rows, np.int64)], {"axis": place})
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    wide = b.unsqueeze(x, [place + 1])
+    reps = [1] * (rank + 1)
+    reps[place + 1] = times[0]
+    tiled = b.op("Tile", [wide, b.const(reps, np.int64)])
+    return b.reshape(tiled, (*shape[:place], -1, *shape[place + 1 :]))
+
+
+@primitive("BroadcastTo", "BroadcastToView", "Expand", "DynamicBroadcastTo")
+def broadcast_to(b: Builder, node: Node, x: Value, shape: Operand = None) -> Value:
+    """Repeated along axes of length 1; -1 keeps a length."""
+    wanted = node.attributes.get("shape") if shape is None else shape
+    known = b.known_ints(wanted)
+    if known is not None and -1 in known:
+        rank = known_rank(x)
+        lengths: list[Operand] = list(known)
+        for place, length in enumerate(known):
+            if length == -1:
+                own = place - (len(known) - rank)
+                if own < 0:
+                    raise RefusedError(f"shape {known} has -1 for an axis that the operand does not have")
+                lengths[place] = b.dim(x, own)
+        wanted = tuple(lengths)
+    return b.op("Expand", [x, b.ints(wanted)])
+
+
+@primitive("ExpandAs")
+def expand_as(b: Builder, node: Node, x: Value, other: Value) -> Value:
+    """Broadcast to the shape of another."""
+    return b.op("Expand", [x, b.ints(b.shape_of(other))])
+
+
+@primitive("Meshgrid", settings=("indexing",))
+def meshgrid(b: Builder, node: Node, *items: Operand, indexing: Operand = "xy") -> Operand:
+    """Each vector spread over the axes of all."""
+    vectors = tensors(items[0] if len(items) == 1 else items)
+    matrix_order = text(indexing, "indexing", ("ij", "xy")) == "ij"
+    count = len(vectors)
+    axes = list(range(count))
+    if not matrix_order and count > 1:
+        axes[0], axes[1] = 1, 0
+    lengths: list[Operand] = [0] * count
+    for vector, axis in zip(vectors, axes, strict=True):
+        lengths[axis] = b.dim(vector, 0)
+    shape = b.ints(tuple(lengths))
+    spread = []
+    for vector, axis in zip(vectors, axes, strict=True):
+        line = b.unsqueeze(vector, [place for place in range(count) if place != axis])
+        spread.append(b.op("Expand", [line, shape]))
+    return tuple(spread)

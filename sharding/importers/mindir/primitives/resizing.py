@@ -1,0 +1,221 @@
+"""Resizing of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    FLOAT32,
+    number,
+    text,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+def _resized(b: Builder, x: Value, size: Operand, attributes: dict[str, Any]) -> Value:
+    """The axes behind the channels at other lengths."""
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    lengths = b.ints(size)
+    whole = b.op("Concat", [b.ints(shape[:2]), lengths], {"axis": 0})
+    wide = x if x.dtype == FLOAT32 else b.cast(x, FLOAT32)
+    found = b.op("Resize", [wide, None, None, whole], attributes)
+    known = b.known_ints(lengths)
+    if known is not None and x.shape is not None:
+        found.shape = (*x.shape[:2], *known)
+    return found
+
+
+def _coordinates(align: Operand, half: Operand) -> str:
+    return "align_corners" if align else "half_pixel" if half else "asymmetric"
+
+
+@primitive("ResizeBilinearV2", settings=("align_corners", "half_pixel_centers"))
+def resize_bilinear(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand,
+    *,
+    align_corners: Operand = False,
+    half_pixel_centers: Operand = False,
+) -> Value:
+    """Between the four nearest places."""
+    mode = _coordinates(align_corners, half_pixel_centers)
+    return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
+
+
+@primitive("ResizeBilinear", settings=("size", "align_corners", "half_pixel_centers"))
+def resize_bilinear_v1(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    size: Operand = None,
+    align_corners: Operand = False,
+    half_pixel_centers: Operand = False,
+) -> Value:
+    """The same, its size a setting."""
+    return resize_bilinear(
+        b, node, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers
+    )
+
+
+def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand) -> Value:
+    return _resized(b, x, size, {
+        "mode": "nearest", "coordinate_transformation_mode": _coordinates(align, half),
+        "nearest_mode": "round_prefer_ceil" if align or half else "floor",
+    })  # fmt: skip
+
+
+@primitive("ResizeNearestNeighbor", settings=("size", "align_corners", "half_pixel_centers"))
+def resize_nearest(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    size: Operand = None,
+    align_corners: Operand = False,
+    half_pixel_centers: Operand = False,
+) -> Value:
+    """The nearest place, which without either setting is the one before."""
+    return _nearest(b, x, size, align_corners, half_pixel_centers)
+
+
+@primitive("ResizeNearestNeighborV2", settings=("align_corners", "half_pixel_centers"))
+def resize_nearest_v2(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand,
+    *,
+    align_corners: Operand = False,
+    half_pixel_centers: Operand = False,
+) -> Value:
+    """The same, its size an operand."""
+    return _nearest(b, x, size, align_corners, half_pixel_centers)
+
+
+@primitive("ResizeBicubic", settings=("align_corners", "half_pixel_centers"))
+def resize_bicubic(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand,
+    *,
+    align_corners: Operand = False,
+    half_pixel_centers: Operand = False,
+) -> Value:
+    """Between the sixteen nearest places: a product with a matrix along each axis."""
+    lengths = b.known_ints(size)
+    if lengths is None or len(lengths) != 2 or x.shape is None or None in x.shape[2:]:
+        half = bool(half_pixel_centers)
+        return _resized(b, x, size, {
+            "mode": "cubic", "coordinate_transformation_mode": _coordinates(align_corners, half),
+            "cubic_coeff_a": -0.5 if half else -0.75, "exclude_outside": int(half),
+        })  # fmt: skip
+    rows, columns = (
+        _cubic(length or 0, wanted, bool(align_corners), bool(half_pixel_centers))
+        for length, wanted in zip(x.shape[2:], lengths, strict=True)
+    )
+    wide = b.cast(x, FLOAT32)
+    along = b.op("MatMul", [wide, b.const(columns.T.copy(), np.float32)])
+    return b.op("MatMul", [b.const(rows, np.float32), along])
+
+
+CUBIC_STEPS = 1024
+"""MindSpore, like TensorFlow, takes the cubic's weights from a table with this many places between two."""
+
+
+def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
+    """The weights (wanted, length) of Keys' cubic convolution (1981): -0.5 for half pixels, else -0.75.
+
+    Places outside have no weight for half pixels, else the edge's.
+    """
+    a = -0.5 if half else -0.75
+    weights = np.zeros((wanted, length))
+    scale = (length - 1) / (wanted - 1) if align and wanted > 1 else length / wanted
+    for row in range(wanted):
+        place = np.float32((row + 0.5) * scale - 0.5 if half else row * scale)
+        low = int(np.floor(place))
+        step = int(np.rint((place - low) * CUBIC_STEPS)) / CUBIC_STEPS
+        near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (step, 1 - step)]
+        far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (step + 1, 2 - step)]
+        total = 0.0
+        for index, weight in zip(range(low - 1, low + 3), (far[0], near[0], near[1], far[1]), strict=True):
+            if half and not 0 <= index < length:
+                continue
+            weights[row, min(max(index, 0), length - 1)] += weight
+            total += weight
+        if half and abs(total) > 1e-3:
+            weights[row] /= total
+    return weights
+
+
+@primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",))
+def resize_linear(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand,
+    *,
+    coordinate_transformation_mode: Operand = "align_corners",
+) -> Value:
+    """Between the two nearest places of one axis."""
+    modes = ("asymmetric", "align_corners", "half_pixel")
+    mode = text(coordinate_transformation_mode, "coordinate_transformation_mode", modes)
+    return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
+
+
+def _upsampled(b: Builder, x: Value, size: Operand, scales: Operand, attributes: dict[str, Any]) -> Value:
+    if size is not None:
+        return _resized(b, x, size, attributes)
+    if not isinstance(scales, tuple):
+        raise RefusedError("it has neither a size nor scales")
+    factors = [float(number(item, "scales")) for item in scales]
+    wide = b.cast(x, FLOAT32)
+    whole = b.const([1.0, 1.0, *factors], np.float32)
+    return b.op("Resize", [wide, None, whole], attributes)
+
+
+@primitive("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D")
+def upsample_nearest(b: Builder, node: Node, x: Value, size: Operand = None, scales: Operand = None) -> Value:
+    """The place before."""
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _upsampled(b, x, size, scales, attributes)
+
+
+@primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D", settings=("align_corners",))
+def upsample_linear(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand = None,
+    scales: Operand = None,
+    *,
+    align_corners: Operand = False,
+) -> Value:
+    """Between the nearest places."""
+    mode = _coordinates(align_corners, True)
+    return _upsampled(b, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
+
+
+@primitive("UpsampleBicubic2D", settings=("align_corners",))
+def upsample_bicubic(
+    b: Builder,
+    node: Node,
+    x: Value,
+    size: Operand = None,
+    scales: Operand = None,
+    *,
+    align_corners: Operand = False,
+) -> Value:
+    """Between the sixteen nearest places, by Keys' cubic with -0.75."""
+    mode = _coordinates(align_corners, True)
+    attributes = {"mode": "cubic", "coordinate_transformation_mode": mode, "cubic_coeff_a": -0.75}
+    return _upsampled(b, x, size, scales, attributes)

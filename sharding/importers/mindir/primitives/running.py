@@ -1,0 +1,127 @@
+"""Running sums, products and extremes along an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    computable,
+    element_type,
+    integer,
+    is_float,
+    known_rank,
+    result_type,
+    scalar,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharding.importers.mindir.builder import Builder
+
+
+@primitive("CumSum", settings=("exclusive", "reverse"))
+def cumsum(
+    b: Builder,
+    node: Node,
+    x: Value,
+    axis: Operand = 0,
+    *,
+    exclusive: Operand = False,
+    reverse: Operand = False,
+) -> Value:
+    """The running sum along an axis."""
+    place = b.const(integer(b, axis, "axis"), np.int64)
+    attributes = {"exclusive": int(bool(exclusive)), "reverse": int(bool(reverse))}
+    return b.op("CumSum", [computable(b, x), place], attributes)
+
+
+@primitive("CumsumExt", settings=("dim", "dtype"))
+def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Operand = None) -> Value:
+    """The running sum along an axis, in the result's element type."""
+    if x.rank == 0:
+        return x
+    wide = computable(b, b.cast(x, element_type(dtype, result_type(node, x.dtype))))
+    return b.op("CumSum", [wide, b.const(integer(b, dim, "dim"), np.int64)])
+
+
+def _running(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
+    """A running fold along an axis, by doubling: log2(n) folds of the tensor with itself moved along."""
+    wide = computable(b, x)
+    place = b.axis(axis, wide)
+    length = wide.shape[place] if wide.shape is not None else None
+    if length is None:
+        raise RefusedError(f"the length along axis {axis} must be known")
+    rank = known_rank(wide)
+    step = 1
+    while step < length:
+        before = [0] * (2 * rank)
+        before[place] = step
+        kept = b.op("Slice", [wide, b.ints((0,)), b.ints((length - step,)), b.ints((place,))])
+        moved = b.op("Pad", [kept, b.const(before, np.int64), scalar(b, neutral, wide)])
+        wide = b.op(fold, [wide, moved])
+        step *= 2
+    return wide
+
+
+@primitive("CumProd", settings=("exclusive", "reverse"))
+def cumprod(
+    b: Builder,
+    node: Node,
+    x: Value,
+    axis: Operand = 0,
+    *,
+    exclusive: Operand = False,
+    reverse: Operand = False,
+) -> Value:
+    """The running product along an axis."""
+    place = b.axis(integer(b, axis, "axis"), x)
+    found = flipped(b, x, [place]) if reverse else x
+    if exclusive:
+        rank = known_rank(x)
+        before = [0] * (2 * rank)
+        before[place], before[place + rank] = 1, -1
+        wide = computable(b, found)
+        found = b.op("Pad", [wide, b.const(before, np.int64), scalar(b, 1, wide)])
+    found = _running(b, found, place, "Mul", 1)
+    return flipped(b, found, [place]) if reverse else found
+
+
+def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
+    """Axes in reverse."""
+    count = len(axes)
+    return b.op("Slice", [
+        x, b.ints((-1,) * count), b.ints((-(2**62),) * count), b.ints(tuple(axes)), b.ints((-1,) * count)
+    ])  # fmt: skip
+
+
+def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple[Value, Value]:
+    """The running extreme and where it was found last, as MindSpore counts equal ones."""
+    wide = computable(b, x)
+    place = b.axis(integer(b, axis, "axis"), wide)
+    if is_float(wide.dtype):
+        neutral: float = -np.inf if larger else np.inf
+    else:
+        limits = np.iinfo(wide.dtype)
+        neutral = int(limits.min if larger else limits.max)
+    values = _running(b, wide, place, "Max" if larger else "Min", neutral)
+    length = wide.shape[place] if wide.shape is not None else 0
+    rank = known_rank(wide)
+    line = np.arange(length or 0).reshape([-1 if axis_ == place else 1 for axis_ in range(rank)])
+    here = b.op("Where", [b.op("Equal", [wide, values]), b.const(line, np.int64), b.const(-1, np.int64)])
+    return values, _running(b, here, place, "Max", -1)
+
+
+@primitive("Cummax", settings=("axis",))
+def cummax(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
+    """The running maximum along an axis, and where it is."""
+    return _running_extreme(b, x, axis, True)
+
+
+@primitive("Cummin", "CumminExt", settings=("axis",))
+def cummin(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
+    """The running minimum along an axis, and where it is."""
+    return _running_extreme(b, x, axis, False)

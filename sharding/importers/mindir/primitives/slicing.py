@@ -1,0 +1,163 @@
+"""Slices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.indexing import END
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    integer,
+    integers,
+    known_rank,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+# Slices
+
+
+def _items(b: Builder, operand: Operand, what: str) -> list[Operand]:
+    """The single integers of a tuple or a vector, known or not."""
+    known = b.known_ints(operand)
+    if known is not None:
+        return list(known)
+    if isinstance(operand, tuple):
+        return list(operand)
+    if isinstance(operand, Value) and operand.rank == 1 and operand.shape and operand.shape[0] is not None:
+        return [b.op("Gather", [operand, b.const(place, np.int64)], {"axis": 0})
+                for place in range(operand.shape[0])]  # fmt: skip
+    raise RefusedError(f"the number of integers in {what} must be known")
+
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+
+@primitive("StridedSlice", settings=_MASKS)
+def strided_slice(
+    b: Builder,
+    node: Node,
+    x: Value,
+    begin: Operand,
+    end: Operand,
+    strides: Operand,
+    *,
+    begin_mask: Operand = 0,
+    end_mask: Operand = 0,
+    ellipsis_mask: Operand = 0,
+    new_axis_mask: Operand = 0,
+    shrink_axis_mask: Operand = 0,
+) -> Value:
+    """Python's slices, one entry for each axis; bits of the masks leave a bound open, stand for as many whole
+    axes as there are left, make a new axis, or take one place and drop the axis."""
+    starts, stops = _items(b, begin, "begin"), _items(b, end, "end")
+    steps = integers(b, strides, "strides")
+    count = len(starts)
+    if len(stops) != count or len(steps) != count:
+        raise RefusedError(f"begin, end and strides have {count}, {len(stops)} and {len(steps)} numbers")
+    open_first, open_last, ellipsis_, new, shrink = (
+        integer(b, mask, name)
+        for mask, name in zip(
+            (begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask), _MASKS, strict=True
+        )
+    )
+    first_ellipsis = next((i for i in range(count) if ellipsis_ >> i & 1), None)
+    taken = sum(1 for i in range(count) if i != first_ellipsis and not new >> i & 1)
+    axis, added, dropped = 0, [], []
+    place = 0  # among the result's axes
+    ranges: list[tuple[int, Operand, Operand, int]] = []
+    picks: list[tuple[int, Operand]] = []
+    for i in range(count):
+        if i == first_ellipsis:
+            skipped = known_rank(x) - taken
+            axis, place = axis + skipped, place + skipped
+        elif new >> i & 1:
+            added.append(place)
+            place += 1
+        elif shrink >> i & 1:
+            picks.append((axis, starts[i]))
+            dropped.append(axis)
+            axis += 1
+        else:
+            step = steps[i]
+            low: Operand = (0 if step > 0 else -1) if open_first >> i & 1 else starts[i]
+            high: Operand = (END if step > 0 else -END) if open_last >> i & 1 else stops[i]
+            if not (step == 1 and low == 0 and high == END):
+                ranges.append((axis, low, high, step))
+            axis, place = axis + 1, place + 1
+    if x.rank is not None and axis > x.rank:
+        raise RefusedError(f"it slices {axis} axes of a tensor with {x.rank}")
+    found = _sliced(b, x, ranges)
+    for where, item in sorted(picks, key=lambda pick: -pick[0]):
+        found = b.op("Gather", [found, b.const(item, np.int64) if isinstance(item, int) else _whole(b, item)],
+                     {"axis": where})  # fmt: skip
+    return b.unsqueeze(found, added)
+
+
+def _whole(b: Builder, operand: Operand) -> Value:
+    value = b.cast(b.value(operand), INT64)
+    return value if not value.rank else b.op("Reshape", [value, b.const([], np.int64)])
+
+
+def _sliced(b: Builder, x: Value, ranges: list[tuple[int, Operand, Operand, int]]) -> Value:
+    if not ranges:
+        return x
+    axes, lows, highs, steps = zip(*ranges, strict=True)
+    return b.op("Slice", [
+        x, b.ints(tuple(lows)), b.ints(tuple(highs)), b.ints(tuple(axes)), b.ints(tuple(steps))
+    ])  # fmt: skip
+
+
+@primitive("Slice")
+def slice_(b: Builder, node: Node, x: Value, begin: Operand, size: Operand) -> Value:
+    """A block from its first places and lengths; -1 is what is left."""
+    lows, lengths = _items(b, begin, "begin"), _items(b, size, "size")
+    ranges: list[tuple[int, Operand, Operand, int]] = []
+    for axis, (low, length) in enumerate(zip(lows, lengths, strict=True)):
+        high: Operand
+        if isinstance(length, int) and length == -1:
+            high = END
+        elif isinstance(low, int) and isinstance(length, int):
+            high = low + length
+        else:
+            high = b.op("Add", [_whole(b, low), _whole(b, length)])
+        ranges.append((axis, low, high, 1))
+    return _sliced(b, x, ranges)
+
+
+@primitive("SliceExt", "SliceExtView")
+def slice_ext(
+    b: Builder, node: Node, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1
+) -> Value:
+    """A slice along one axis."""
+    axis = b.axis(integer(b, dim, "dim"), x)
+    return _sliced(b, x, [(axis, _one(b, start), _one(b, end), integer(b, step, "step"))])
+
+
+def _one(b: Builder, operand: Operand) -> Operand:
+    known = b.known_ints(operand)
+    return known[0] if known is not None and len(known) == 1 else _whole(b, operand)
+
+
+@primitive("Narrow", "NarrowView")
+def narrow(b: Builder, node: Node, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
+    """This many places along one axis."""
+    axis, low, count = b.axis(integer(b, dim, "dim"), x), _one(b, start), _one(b, length)
+    if isinstance(low, int) and isinstance(count, int):
+        high: Operand = low + count if low >= 0 or low + count < 0 else END
+    else:
+        high = b.op("Add", [_whole(b, low), _whole(b, count)])
+    return _sliced(b, x, [(axis, low, high, 1)])
+
+
+@primitive("SelectExtView", "SelectExt")
+def select_place(b: Builder, node: Node, x: Value, dim: Operand, index: Operand) -> Value:
+    """One place along an axis, which goes."""
+    place = _one(b, index)
+    where = b.const(place, np.int64) if isinstance(place, int) else b.value(place)
+    return b.op("Gather", [x, where], {"axis": b.axis(integer(b, dim, "dim"), x)})

@@ -1,0 +1,243 @@
+"""Moments and norms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    axes_of,
+    computable,
+    element_type,
+    floating,
+    integers,
+    lengths_product,
+    number,
+    reduced,
+    result_type,
+    scalar,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharding.importers.mindir.builder import Builder
+
+
+def moments(
+    b: Builder, x: Value, axes: Sequence[int] | None, correction: float, keep: bool
+) -> tuple[Value, Value]:
+    """Variance and mean along axes; the squares' sum is divided by the count less ``correction``."""
+    wide = floating(b, x)
+    mean = reduced(b, "ReduceMean", wide, axes, True)
+    distance = b.op("Sub", [wide, mean])
+    total = reduced(b, "ReduceSum", b.op("Mul", [distance, distance]), axes, keep)
+    count = b.cast(lengths_product(b, wide, axes), wide.dtype)
+    if correction:
+        count = b.op("Max", [b.op("Sub", [count, scalar(b, correction, count)]), scalar(b, 0, count)])
+    if not keep:
+        mean = b.op("Squeeze", [mean, b.const(list(axes), np.int64) if axes is not None else None])
+    return b.op("Div", [total, count]), mean
+
+
+_MOMENTS = ("dim", "correction", "keepdim")
+
+
+def _both(
+    b: Builder, x: Value, dim: Operand, correction: Operand, keep: Operand, root: bool
+) -> tuple[Value, Value]:
+    variance, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keep))
+    return (b.op("Sqrt", [variance]) if root else variance), mean
+
+
+@primitive("Var", settings=_MOMENTS)
+def var(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = None,
+    correction: Operand = 1,
+    keepdim: Operand = False,
+) -> Value:
+    """The variance."""
+    return _both(b, x, dim, correction, keepdim, False)[0]
+
+
+@primitive("Std", settings=_MOMENTS)
+def std(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = None,
+    correction: Operand = 1,
+    keepdim: Operand = False,
+) -> Value:
+    """The standard deviation."""
+    return _both(b, x, dim, correction, keepdim, True)[0]
+
+
+@primitive("VarMean", settings=_MOMENTS)
+def var_mean(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = None,
+    correction: Operand = 1,
+    keepdim: Operand = False,
+) -> Operand:
+    """Variance and mean."""
+    return _both(b, x, dim, correction, keepdim, False)
+
+
+@primitive("StdMean", settings=_MOMENTS)
+def std_mean(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    dim: Operand = None,
+    correction: Operand = 1,
+    keepdim: Operand = False,
+) -> Operand:
+    """Standard deviation and mean."""
+    return _both(b, x, dim, correction, keepdim, True)
+
+
+@primitive("ReduceStd", settings=("axis", "unbiased", "keep_dims"))
+def reduce_std(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    axis: Operand = (),
+    unbiased: Operand = True,
+    keep_dims: Operand = False,
+) -> Operand:
+    """Standard deviation and mean."""
+    return _both(b, x, axis, 1 if unbiased else 0, keep_dims, True)
+
+
+@primitive("LogSumExp", "ReduceLogSumExp", settings=("dim", "keepdim"))
+def log_sum_exp(b: Builder, node: Node, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
+    """log(sum of exp(x))"""
+    return reduced(b, "ReduceLogSumExp", floating(b, x), axes_of(b, dim, x), bool(keepdim))
+
+
+def norm(b: Builder, x: Value, p: float, axes: Sequence[int] | None, keep: bool) -> Value:
+    """The p-norm along axes; infinite p are the largest and smallest magnitude, 0 counts what is not 0."""
+    wide = floating(b, x)
+    if p == 2:
+        return reduced(b, "ReduceL2", wide, axes, keep)
+    if p == 1:
+        return reduced(b, "ReduceL1", wide, axes, keep)
+    size = b.op("Abs", [wide])
+    if np.isinf(p):
+        return reduced(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keep)
+    if p == 0:
+        flags = b.cast(b.op("Greater", [size, scalar(b, 0, size)]), size.dtype)
+        return reduced(b, "ReduceSum", flags, axes, keep)
+    total = reduced(b, "ReduceSum", b.op("Pow", [size, scalar(b, p, size)]), axes, keep)
+    return b.op("Pow", [total, scalar(b, 1 / p, total)])
+
+
+@primitive("Norm", "LinalgVectorNorm", settings=("p", "dim", "keepdim", "dtype"))
+def vector_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    p: Operand = 2.0,
+    dim: Operand = None,
+    keepdim: Operand = False,
+    dtype: Operand = None,
+) -> Value:
+    """The p-norm."""
+    wide = b.cast(x, element_type(dtype, result_type(node, x.dtype)))
+    return norm(b, wide, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
+
+
+@primitive("LpNorm", settings=("axis", "p", "keep_dims", "epsilon"))
+def lp_norm(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    axis: Operand = (),
+    p: Operand = 2,
+    keep_dims: Operand = False,
+    epsilon: Operand = 1e-12,
+) -> Value:
+    """The p-norm, at least epsilon."""
+    return _bounded_norm(b, x, p, axis, keep_dims, epsilon)
+
+
+@primitive("LpNormV2", settings=("p", "dim", "keepdim", "epsilon"))
+def lp_norm_v2(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    p: Operand = 2,
+    dim: Operand = None,
+    keepdim: Operand = False,
+    epsilon: Operand = 1e-12,
+) -> Value:
+    """The p-norm, at least epsilon."""
+    return _bounded_norm(b, x, p, dim, keepdim, epsilon)
+
+
+def _bounded_norm(b: Builder, x: Value, p: Operand, axis: Operand, keep: Operand, epsilon: Operand) -> Value:
+    found = norm(b, x, float(number(p, "p")), axes_of(b, axis, x), bool(keep))
+    return b.op("Max", [found, scalar(b, number(epsilon, "epsilon"), found)])
+
+
+@primitive("SquareSumAll")
+def square_sum_all(b: Builder, node: Node, x: Value, y: Value) -> Operand:
+    """The sums of the squares of each."""
+    return tuple(b.op("ReduceSumSquare", [floating(b, item)], {"keepdims": 0}) for item in (x, y))
+
+
+@primitive("L2Loss")
+def l2_loss(b: Builder, node: Node, x: Value) -> Value:
+    """Half of the sum of the squares."""
+    total = b.op("ReduceSumSquare", [floating(b, x)], {"keepdims": 0})
+    return b.op("Mul", [total, scalar(b, 0.5, total)])
+
+
+@primitive("Trace", "TraceExt")
+def trace(b: Builder, node: Node, x: Value) -> Value:
+    """The sum of a matrix's diagonal."""
+    wide = computable(b, b.cast(x, result_type(node, x.dtype)))
+    rows, columns = (b.dim(x, axis) for axis in (0, 1))
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        raise RefusedError("the matrix's lengths must be known")
+    count = min(rows, columns)
+    places = np.arange(count)[:, None].repeat(2, 1)
+    return b.op("ReduceSum", [b.op("GatherND", [wide, b.const(places, np.int64)])], {"keepdims": 0})
+
+
+@primitive("MedianExt")
+def median(b: Builder, node: Node, x: Value) -> Value:
+    """The lower of the middle elements."""
+    flat = b.reshape(computable(b, x), (-1,))
+    length = flat.shape[0] if flat.shape else None
+    if not length:
+        raise RefusedError("the number of elements must be known and not 0")
+    count = b.const([length // 2 + 1 if length % 2 else length // 2], np.int64)
+    values = b.ops("TopK", [flat, count], {"largest": 0, "sorted": 1, "axis": 0}, outputs=2)[0]
+    return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
+
+
+@primitive("L2Normalize", settings=("axis", "epsilon"))
+def l2_normalize(b: Builder, node: Node, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
+    """x / sqrt(max(sum of x x along axes, epsilon))"""
+    wide = floating(b, x)
+    axes = [b.axis(item, x) for item in integers(b, axis, "axis")]
+    total = reduced(b, "ReduceSum", b.op("Mul", [wide, wide]), axes, True)
+    bound = b.op("Max", [total, scalar(b, number(epsilon, "epsilon"), total)])
+    return b.op("Div", [wide, b.op("Sqrt", [bound])])
