@@ -1,4 +1,4 @@
-"""Replacing weights of sliced models: whole weights in, the whole model's answers out, on all ranks or none."""
+"""New weights of sliced models: whole weights in, the whole model's answers out, on all ranks or none."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_processes(tmp_path: Path) -> None:
     path = save("columns and rows", tmp_path / "model.onnx")
     sharding.slice_model(path, 2, tmp_path / "slices")
     new = {key: value for key, value in weights_of("columns and rows", 5).items() if key != "b1"}
-    np.savez(tmp_path / "new.npz", **new, **FEEDS)
+    np.savez(tmp_path / "new.npz", **{**new, **FEEDS})  # type: ignore[arg-type]  # numpy takes any names
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, "-m", "launcher.cli", "exec", "--ranks", "2", "--launcher", "local"]
     done = run([*command, "program.py"], tmp_path)
