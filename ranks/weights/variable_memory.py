@@ -39,7 +39,7 @@ Value = tuple[int, tuple[int, ...], int, int]
 
 
 class File:
-    """A sealed file and its mapping, closed when nothing refers to it any more. Number 0 is the page."""
+    """A sealed file and its mapping, let go of when nothing refers to it any more. Number 0 is the page."""
 
     def __init__(self, descriptor: int, number: int, size: int) -> None:
         self.descriptor, self.number = descriptor, number
@@ -190,7 +190,7 @@ class Attached:
             version, numbers = int(description["version"]), [int(number) for number in description["files"]]
             values = {str(name): (int(e), tuple(map(int, shape)), int(number), int(offset))
                       for name, e, shape, number, offset in description["values"]}  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WeightsError(f"The owner describes its weights in another way ({error!r}).") from None
         if len(numbers) != len(left):
             raise WeightsError(f"The owner's weights lie in {len(numbers)} files, but {len(left)} came.")
@@ -265,6 +265,9 @@ def _opened(descriptor: int, number: int) -> File:
     except WeightsError:
         os.close(descriptor)
         raise
+    except (OSError, ValueError) as error:
+        os.close(descriptor)
+        raise WeightsError(f"The owner's weights cannot be mapped: {error}.") from None
 
 
 def _sealed_size(descriptor: int, wanted: int) -> int:
