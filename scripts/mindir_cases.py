@@ -2,9 +2,9 @@
 
     python scripts/mindir_cases.py OUT.zip [NAME ...]
 
-MindSpore must be installed: 2.0.0 writes version 1 files, 2.10 version 3. A primitive that it does not have is
-named and left out. OUT.zip then holds NAME.mindir and NAME.npz (``in_0``, ..., ``out_0``, ...) for each case,
-without outputs where MindSpore has no CPU kernel. With ``--dynamic``, networks take inputs of any lengths.
+MindSpore must be installed: 2.0.0 writes version 1 files, 2.10 version 3. A primitive that it does not have
+is named and left out. OUT.zip then holds NAME.mindir and NAME.npz (``in_0``, ..., ``out_0``, ...) for each
+case, without outputs where MindSpore has no CPU kernel. With ``--dynamic``, inputs may have any lengths.
 """
 
 from __future__ import annotations
@@ -91,8 +91,11 @@ def make(case: Case, folder: Path, dynamic: bool) -> None:
             ms.Tensor(shape=[None] * array.ndim, dtype=tensor.dtype)
             for array, tensor in zip(arrays, tensors)  # noqa: B905 - 3.9
         ]
-        net = module.Net()
-        net.set_train(False)
+        other = module.Net()
+        other.set_train(False)
+        for old, new in zip(net.get_parameters(), other.get_parameters()):  # noqa: B905 - 3.9
+            new.set_data(old.value())
+        net = other
         net.set_inputs(*given)
     ms.export(net, *given, file_name=str(folder / f"{case.name}.mindir"), file_format="MINDIR")
     data = {f"in_{i}": array for i, array in enumerate(arrays)}

@@ -123,7 +123,7 @@ def convolution(
     """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
     around: dict[str, Any] | None
     if node.op_type == "ConvolutionStr":
-        around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+        around = None if text(padding, "padding", PAD_MODES) == "same" else {}
     else:
         around = _pads(b, padding, w)
     return _ext(

@@ -48,7 +48,9 @@ def unstack(b: Builder, node: Node, x: Value, *, axis: Operand = 0, num: Operand
     """One tensor for each place along an axis."""
     place = b.axis(integer(b, axis, "axis"), x)
     length = b.dim(x, place)
-    count = len(node.result_types) or (length if isinstance(length, int) else 0)
+    # With an unknown number of results, the file declares a single one for all.
+    declared = len(node.result_types) if len(node.result_types) > 1 else 0
+    count = length if isinstance(length, int) else declared
     if not count:
         raise RefusedError("the number of results must be known")
     parts = split_evenly(b, x, place, count)

@@ -40,7 +40,7 @@ def rank(b: Builder, node: Node, x: Operand) -> Operand:
     return value.rank if value.rank is not None else b.op("Size", [b.op("Shape", [value])])
 
 
-@primitive("size")
+@primitive("Size", "size")
 def size(b: Builder, node: Node, x: Operand) -> Operand:
     """The number of elements."""
     return b.op("Size", [b.value(x)])
@@ -259,3 +259,11 @@ def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     if one is None or other is None:
         raise RefusedError("its tuples are not known before it runs")
     return one == other
+
+
+@primitive("InSequence", "in_sequence")
+def in_sequence(b: Builder, node: Node, x: Operand, items: Operand) -> Operand:
+    """Whether a known number or text is one of a known sequence."""
+    if not isinstance(items, tuple) or any(isinstance(item, Value) for item in (x, *items)):
+        raise RefusedError("whether a sequence holds a value that only a run tells cannot be said in ONNX")
+    return x in items
