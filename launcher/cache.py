@@ -5,19 +5,17 @@ number of ranks, the options, the manifest's version and the slicer's own code. 
 and renamed whole, so a folder under its final name is complete, whoever else was slicing or crashed.
 
     slices/KEY/  a slice folder, in the cache folder (`ranks.cache_folder`)
-    slices/KEY.lock  held while KEY is being made
+    slices/KEY.lock  held while KEY is being made (`ranks.cache_entries`)
 
 Everything in it may be deleted at any time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -27,6 +25,8 @@ from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
+from ranks.cache_limit import bound, limit_of
+from ranks.pins import hold
 from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ def sliced(
     allow_replicated: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it.
+    """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
+    as long as this process lives.
 
     ``allow_replicated`` is a short form of the option of that name. Raises what slicing raises, and
     `ConfigError` if the cache cannot be written.
@@ -58,14 +59,16 @@ def sliced(
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(model, ranks, options)
-        if _is_complete(place):
-            with contextlib.suppress(OSError):
-                os.utime(place)  # the time of its last use, for `shardrun cache list`
+        if hold(place) and _is_complete(place):
             return place
+        limit = limit_of(folder)
         with locked(place.with_suffix(".lock")):
             # Whoever held the lock before may have made it.
-            if not _is_complete(place):
-                _slice_into(place, model, ranks, options, progress)
+            if hold(place) and _is_complete(place):
+                return place
+            _slice_into(place, model, ranks, options, progress)
+            hold(place)
+        bound(folder.parent, limit)
         return place
     except OSError as problem:
         raise ConfigError(

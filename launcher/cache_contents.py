@@ -1,24 +1,22 @@
-"""What the cache holds, and emptying it: sliced models, hashes of model files, prepared weights."""
+"""What the cache holds, and emptying it."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
+from ranks import cache_entries
 from ranks.cache_folder import cache_folder, hashes_folder
+from ranks.cache_limit import limit_of, occupied
 
-KINDS = ("slices", "hashes", "weights")
+KINDS = ("slices", "converted", "hashes", "weights", "device")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A part of the cache: a sliced model, a model's prepared weights, or all hashes together."""
+    """A part of the cache: one folder of it, a model's prepared weights, or all hashes together."""
 
     kind: str
     name: str
@@ -31,39 +29,23 @@ class Item:
 
 @dataclass(frozen=True)
 class Contents:
-    """All items, the longest unused first within a kind, and the bytes on the disk by kind."""
+    """All items, the longest unused first within a kind, and the bytes on the disk by kind.
+
+    ``limit``: the most bytes of all together, after something was added."""
 
     folder: Path
     items: list[Item]
     occupied: dict[str, int]
-    weights_limit: int
+    limit: int
 
 
 def contents() -> Contents:
     """What is in the cache now. Raises `ShardrunError` where its limit is malformed."""
-    from ranks.weights import entries
-    from ranks.weights.store import limit_of
-
     folder = cache_folder()
-    slices = _slices(folder / "slices")
-    hashes = _hashes()
-    weights = [
-        Item(
-            "weights",
-            entry.key,
-            f"none: {entry.refused}" if entry.refused else entry.what,
-            entry.bytes,
-            entry.used,
-        )
-        for entry in entries.listing(folder / "weights")
-    ]
-    occupied = {
-        "slices": sum(item.bytes for item in slices),
-        "hashes": sum(item.bytes for item in hashes),
-        "weights": entries.occupied(folder / "weights"),
-    }
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    return Contents(folder, [*slices, *hashes, *weights], occupied, limit_of(there))
+    sizes = occupied(folder)
+    items = [item for kind in KINDS for item in _items(folder, kind)]
+    return Contents(folder, items, {kind: sizes[kind] for kind in KINDS}, limit_of(there))
 
 
 def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
@@ -71,41 +53,72 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
 
     Raises `ConfigError` where something cannot be removed.
     """
-    from ranks.weights import entries
-
-    before = {item.name: item for item in contents().items}
     removed: list[Item] = []
     busy: list[Item] = []
+    root = cache_folder()
     try:
-        if "slices" in kinds:
-            _clear_slices(cache_folder() / "slices", removed, busy)
-        if "hashes" in kinds:
-            removed += _hashes()
-            for path in _files(hashes_folder()):
-                path.unlink(missing_ok=True)
-        if "weights" in kinds:
-            gone, used = entries.throw_out(cache_folder() / "weights", 0)
-            removed += [before[entry.key] for entry in gone if entry.key in before]
-            busy += [before[entry.key] for entry in used if entry.key in before]
+        for kind in KINDS:
+            if kind not in kinds:
+                continue
+            if kind == "hashes":
+                removed += _hashes()
+                for path in cache_entries.children(hashes_folder()):
+                    if path.is_file():
+                        path.unlink(missing_ok=True)
+            elif kind == "weights":
+                _clear_weights(root, removed, busy)
+            else:
+                _clear_folders(root, kind, removed, busy)
     except OSError as problem:
-        raise ConfigError(
-            f"the cache at {cache_folder()} cannot be cleared: {problem.strerror or problem}"
-        ) from None
+        raise ConfigError(f"the cache at {root} cannot be cleared: {problem.strerror or problem}") from None
     return removed, busy
 
 
-def _slices(folder: Path) -> list[Item]:
-    found = []
-    for path in _children(folder):
-        if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):
-                what = "not finished" if ".tmp" in path.name else _source(path)
-                size = sum(_size(file) for file in path.rglob("*"))
-                found.append(Item("slices", path.name, what, size, path.stat().st_mtime))
-    return sorted(found, key=lambda item: item.used)
+def _items(root: Path, kind: str) -> list[Item]:
+    from ranks.weights import entries
+
+    if kind == "hashes":
+        return _hashes()
+    if kind == "weights":
+        return [
+            Item(kind, one.key, f"none: {one.refused}" if one.refused else one.what, one.bytes, one.used)
+            for one in entries.listing(root / kind)
+        ]
+    return [_folder(found) for found in cache_entries.listing(root, kind)]
 
 
-def _source(place: Path) -> str:
+def _folder(found: cache_entries.Folder) -> Item:
+    what = _SOURCES[found.kind](found.path) if found.finished else "not finished"
+    return Item(found.kind, found.path.name, what, found.bytes, found.used)
+
+
+def _clear_weights(root: Path, removed: list[Item], busy: list[Item]) -> None:
+    from ranks.weights import entries
+
+    before = {item.name: item for item in _items(root, "weights")}
+    gone, used = entries.throw_out(root / "weights", 0)
+    removed += [before[entry.key] for entry in gone if entry.key in before]
+    busy += [before[entry.key] for entry in used if entry.key in before]
+
+
+def _clear_folders(root: Path, kind: str, removed: list[Item], busy: list[Item]) -> None:
+    found = cache_entries.listing(root, kind)
+    mapped = cache_entries.mapped_files(root / kind) if found else set()
+    for one in found:
+        item = _folder(one)
+        (removed if cache_entries.remove(one, mapped) else busy).append(item)
+
+
+def _hashes() -> list[Item]:
+    files = [path for path in cache_entries.children(hashes_folder()) if path.suffix == ".json"]
+    if not files:
+        return []
+    times = [path.stat().st_mtime for path in files if path.exists()]
+    size = sum(map(cache_entries.size, files))
+    return [Item("hashes", "hashes", f"of {len(files)} model files", size, max(times, default=0.0))]
+
+
+def _sliced(place: Path) -> str:
     from launcher.errors import ShardrunError
     from sharding.manifest import read_manifest
     from sharding.text import counted
@@ -117,75 +130,16 @@ def _source(place: Path) -> str:
     return f"{manifest.source.file} on {counted(manifest.world_size, 'rank')}"
 
 
-def _hashes() -> list[Item]:
-    files = [path for path in _files(hashes_folder()) if path.suffix == ".json"]
-    if not files:
-        return []
-    times = [path.stat().st_mtime for path in files if path.exists()]
-    size = sum(map(_size, files))
-    return [Item("hashes", "hashes", f"of {len(files)} model files", size, max(times, default=0.0))]
+def _converted(place: Path) -> str:
+    models = [path.name for path in cache_entries.children(place) if path.suffix == ".onnx"]
+    return f"{models[0]}, from another format" if models else "damaged"
 
 
-def _clear_slices(folder: Path, removed: list[Item], busy: list[Item]) -> None:
-    mapped = _mapped(folder)
-    for item in _slices(folder):
-        place = folder / item.name
-        lock = folder / f"{item.name.split('.tmp')[0]}.lock"
-        with _alone(lock) as alone:
-            if not alone or any(Path(name).is_relative_to(place) for name in mapped):
-                busy.append(item)
-                continue
-            # Whoever finds the folder without its manifest makes it again.
-            (place / "manifest.json").unlink(missing_ok=True)
-            shutil.rmtree(place)
-            removed.append(item)
-    for lock in _files(folder):
-        if lock.suffix == ".lock" and not lock.with_suffix("").exists():
-            with _alone(lock) as alone:
-                if alone:
-                    lock.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[bool]:
-    """Whether nobody else holds a lock; held meanwhile."""
+def _on_device(place: Path) -> str:
     try:
-        descriptor = os.open(lock, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
-        return
-    try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-            return
-        yield False
-    finally:
-        os.close(descriptor)
+        return f"{(place / 'model.txt').read_bytes()[:4096].decode(errors='replace')} for a GPU"
+    except OSError:
+        return "damaged"
 
 
-def _mapped(folder: Path) -> set[str]:
-    """Files in ``folder`` that processes of this user have mapped, as sessions do with a model's weights."""
-    found: set[str] = set()
-    inside = f"{folder.resolve()}/"
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError), maps.open(encoding="utf-8", errors="surrogateescape") as lines:
-            found.update(line[line.index(inside) :].rstrip("\n") for line in lines if inside in line)
-    return {str(folder / Path(name).relative_to(inside)) for name in found}
-
-
-def _children(folder: Path) -> Iterable[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(folder.iterdir())
-    return []
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in _children(folder) if path.is_file()]
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        status = path.lstat()
-        return status.st_blocks * 512 if path.is_file() else 0
-    return 0
+_SOURCES = {"slices": _sliced, "converted": _converted, "device": _on_device}

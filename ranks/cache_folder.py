@@ -1,10 +1,12 @@
 """The cache folder: where it is, locks in it, and the hashes of model files that it remembers.
 
     $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun
-        slices/    sliced models (`launcher.cache`)      weights/  prepared weights (`ranks.weights.store`)
+        slices/    sliced models (`launcher.cache`)        weights/  prepared weights (`ranks.weights.store`)
+        converted/ models of other formats as ONNX (`ranks.imported`)
+        device/    models optimised for a GPU, whose weights processes share (`ranks.weights.on_device`)
         hashes/NAME.json  the hash of a model file, good while the files' size, time and inode stay the same
 
-Everything in it may be deleted at any time.
+Everything in it may be deleted at any time; `ranks.cache_limit` does so to keep it small.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ranks.errors import ModelError, ShardrunError
+from ranks.pins import is_at
 from sharding.manifest import sha256_of
 
 if TYPE_CHECKING:
@@ -48,15 +51,23 @@ def cache_folder() -> Path:
         ) from None
 
 
+def is_cached(path: Path, kind: str) -> bool:
+    """Whether a path lies in the cache as a thing of this kind, such as ``slices``."""
+    try:
+        return path.absolute().parent == cache_folder() / kind
+    except ShardrunError:
+        return False
+
+
 @contextlib.contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
     """Holds the lock file ``path``, made if need be; waits for whoever holds it, at most ``seconds``.
 
     Raises `OSError`, `TimeoutError` among them.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    descriptor = _open_lock(path)
     try:
-        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
@@ -67,10 +78,18 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
                 continue
             except OSError as problem:  # some network file systems have no locks: then two may work at once
                 log.info("cannot lock %s: %s", path, problem)
-            break
+            if is_at(descriptor, path):
+                break
+            there = _open_lock(path)  # whoever held it has removed it
+            os.close(descriptor)
+            descriptor = there
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def fingerprint(model: Path) -> str:

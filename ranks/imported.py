@@ -1,7 +1,7 @@
 """Models of other formats than ONNX, converted into the cache folder: what a rank loads is always ONNX.
 
     converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many
-    converted/KEY.lock       held while KEY is being made
+    converted/KEY.lock       held while KEY is being made (`ranks.cache_entries`)
 
 KEY is a hash of the model's content, its data files' and the importer's code. Everything in it may be deleted
 at any time.
@@ -36,14 +36,22 @@ def as_onnx(path: str | Path) -> Path:
     if not is_imported(path):
         return path
     from ranks.cache_folder import cache_folder, locked
+    from ranks.cache_limit import bound, limit_of
+    from ranks.pins import hold
 
     folder = cache_folder() / "converted"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(path)
+        limit = limit_of(folder)
         with locked(place.with_suffix(".lock")):
-            if not (found := _complete(place, path)):
-                found = _convert(path, place)
+            found = _complete(place, path)
+            if found is not None:
+                hold(place)
+                return found
+            found = _convert(path, place)
+            hold(place)
+        bound(folder.parent, limit)
         return found
     except OSError as problem:
         raise ModelError(

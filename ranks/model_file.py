@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardError
+from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
 from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 
@@ -46,6 +47,11 @@ class Shard:
         if self.ranks is not None and rank not in self.ranks and self.manifest.world_size == world_size:
             whose = " and ".join(map(str, self.ranks))
             raise ShardError(f"{self.path} is the shard of rank {whose}, but this process is rank {rank}.")
+        if folder.parent.name == "slices":
+            from ranks.cache_folder import is_cached
+
+            if is_cached(folder, "slices"):
+                hold(folder)
         entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
         return folder / entry.model
 

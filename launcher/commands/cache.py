@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
 HELP = "list or clear what is kept between runs"
 DESCRIPTION = """\
-Lists and clears the cache: sliced models (slices), hashes of model files (hashes), and optimised models with
-packed weights, which several processes hold once (weights). All of it is made again when it is needed. The
-cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun."""
+Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), hashes of model
+files (hashes), optimised models with packed weights, which several processes hold once (weights), and models
+optimised for a GPU whose weights processes share (device). All of it is made again when it is needed. The
+cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun. When something is added that
+makes it larger than $SHARDRUN_CACHE_LIMIT, what was not used for longest and is not in use goes."""
 EPILOG = """\
 examples:
   shardrun cache list
   shardrun cache clear
   shardrun cache clear weights hashes
 """
-_KINDS = ("slices", "hashes", "weights")
+_KINDS = ("slices", "converted", "hashes", "weights", "device")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="list|clear", required=True)
     show = actions.add_parser("list", help="show size, last use and origin of everything in the cache")
     clear = actions.add_parser("clear", help="remove everything, or some kinds; what is in use stays")
-    clear.add_argument("kinds", metavar="slices|hashes|weights", nargs="*", help="default: all of them")
+    clear.add_argument("kinds", metavar="|".join(_KINDS), nargs="*", help="default: all of them")
     for action in (show, clear):
         action.add_argument("--json", action="store_true", help="print it as JSON")
 
@@ -51,7 +53,7 @@ def _list(args: argparse.Namespace) -> int:
             "folder": str(found.folder),
             "items": [_told(item) for item in found.items],
             "bytes": found.occupied,
-            "weights_limit": found.weights_limit,
+            "limit": found.limit,
         }
         json.dump(data, sys.stdout, indent=1)
         print()
@@ -65,8 +67,7 @@ def _list(args: argparse.Namespace) -> int:
         ]
         print_table(["kind", "size", "last use", "what", "name"], rows, "lrlll")
     total = human_bytes(sum(found.occupied.values()))
-    weights, limit = human_bytes(found.occupied["weights"]), human_bytes(found.weights_limit)
-    print(f"{found.folder}: {total}, of it weights {weights} (at most {limit})")
+    print(f"{found.folder}: {total} of at most {human_bytes(found.limit)}")
     return 0
 
 

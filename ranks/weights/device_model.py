@@ -24,7 +24,9 @@ import numpy as np
 import onnxruntime as ort
 
 from ranks import session
+from ranks.cache_folder import locked
 from ranks.errors import WeightsError
+from ranks.pins import Pin, pin
 from ranks.weights import cuda_ipc, dlpack
 from ranks.weights.cuda_driver import Driver
 from ranks.weights.cuda_ipc import ALIGNMENT, Block
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from ranks.session import SessionConfig
 
 GRAPH, DATA = "graph.onnx", "weights.data"
+SOURCE = "model.txt"
+"""Says what the folder was made from, for `shardrun cache list`."""
 LARGE_BYTES = 4096
 """Weights of this many bytes and more are shared."""
 FORMAT = 1
@@ -49,12 +53,19 @@ class DeviceWeights:
     """
 
     def __init__(
-        self, block: Block, folder: Path, description: dict[str, Any], descriptors: list[int]
+        self,
+        block: Block,
+        folder: Path,
+        description: dict[str, Any],
+        descriptors: list[int],
+        used: Pin | None = None,
     ) -> None:
+        """``used`` holds the folder in the cache."""
         self.description, self.descriptors = description, descriptors
         self.device = block.device
         self._block = block
         self._folder = folder
+        self._used = used
         self._values = {
             tensor["name"]: dlpack.value_at(
                 block.address + tensor["offset"],
@@ -102,6 +113,8 @@ class DeviceWeights:
         """Lets go of the memory, which no session may use any more. Safe to call twice."""
         self._values = {}
         self._block.close()
+        if self._used is not None:
+            self._used.close()
 
 
 def export_device_weights(
@@ -114,8 +127,20 @@ def export_device_weights(
     there is none) and `WeightsError`.
     """
     driver = driver or Driver()
-    if not (folder / GRAPH).is_file():
-        _prepare(model, config, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if not (folder / GRAPH).is_file():
+            _prepare(model, config, folder)
+        used = pin(folder)
+    try:
+        return _export(config, folder, driver, used)
+    except BaseException:
+        if used is not None:
+            used.close()
+        raise
+
+
+def _export(config: SessionConfig, folder: Path, driver: Driver, used: Pin | None) -> DeviceWeights:
     tensors, size = _layout(folder)
     block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
     try:
@@ -125,7 +150,7 @@ def export_device_weights(
         block.seal()
         told, descriptors = block.export()
         description = {"format": FORMAT, "runtime": _runtime(), "memory": told, "tensors": tensors}
-        return DeviceWeights(block, folder, description, descriptors)
+        return DeviceWeights(block, folder, description, descriptors, used)
     except BaseException:
         block.close()
         raise
@@ -166,8 +191,7 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
     """Writes the optimised model into ``folder``, which appears whole or not at all."""
     import onnx
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work_name:
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp", dir=folder.parent) as work_name:
         work = Path(work_name)
         options = session.options_for(replace(config, many=False))
         options.optimized_model_filepath = str(work / GRAPH)
@@ -183,6 +207,7 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
         without_doubles(graph.graph)
         without_copies(graph.graph)
         (work / GRAPH).write_bytes(graph.SerializeToString())
+        (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
         if not (folder / GRAPH).is_file():
             shutil.rmtree(folder, ignore_errors=True)  # without a graph it is of no use
         try:

@@ -29,15 +29,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks.weights.keys import FORMAT
-from ranks.weights.prepare import BLOBS, Blob, Prepared
+from ranks import pins
+from ranks.pins import Pin
 
 log = logging.getLogger(__name__)
 
-LOCKS, WORK = "locks", "work"
+FORMAT = 1
+"""Of the store's files; others are not looked at."""
+BLOBS, LOCKS, WORK = "blobs", "locks", "work"
 REFUSED_SECONDS = 86400.0
 """How long nobody tries again to prepare what could not be prepared: the reason may have been passing."""
 _MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A weight's file: its raw bytes, then its packed forms. ``name`` is the SHA-256 of all of it."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``graph`` is a serialized model that refers to ``blobs``, which lie in the work folder."""
+
+    graph: bytes
+    blobs: tuple[Blob, ...]
 
 
 @dataclass(frozen=True)
@@ -58,21 +76,6 @@ class Entry:
     def bytes(self) -> int:
         """Of the graph and all its weights, whether other entries share them or not."""
         return self.graph_bytes + sum(blob.bytes for blob in self.blobs)
-
-
-class Pin:
-    """An entry in use: held, it is not thrown out. ``close`` lets go of it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        """Lets go. Safe to call twice."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    __del__ = close
 
 
 def make_folders(folder: Path) -> None:
@@ -97,10 +100,10 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     except FileNotFoundError:
         return None
     pin = Pin(descriptor)
-    _lock(descriptor, fcntl.LOCK_SH)
+    pins.lock(descriptor, fcntl.LOCK_SH)
     entry = _read(descriptor, key)
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
-    if entry is None or not _is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
+    if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
         return None
     if entry.refused:
         return None if time.time() - entry.used > REFUSED_SECONDS else (entry, pin)
@@ -178,10 +181,13 @@ def occupied(folder: Path) -> int:
     return total
 
 
-def throw_out(folder: Path, limit: int, keep: Iterable[str] = ()) -> tuple[list[Entry], list[Entry]]:
+def throw_out(
+    folder: Path, limit: int, keep: Iterable[str] = (), *, only: str | None = None
+) -> tuple[list[Entry], list[Entry]]:
     """Removes entries, the longest unused first, until at most ``limit`` bytes are occupied.
 
-    Returns those removed, and those that would have been but are in use. ``keep``: keys to leave.
+    Returns those removed, and those that would have been but are in use. ``keep``: keys to leave; ``only``:
+    the one key that may go.
     """
     removed: list[Entry] = []
     busy: list[Entry] = []
@@ -197,7 +203,7 @@ def throw_out(folder: Path, limit: int, keep: Iterable[str] = ()) -> tuple[list[
         for entry in entries:
             if total <= limit and limit > 0:
                 break
-            if entry.key in kept:
+            if entry.key in kept or (only is not None and entry.key != only):
                 continue
             if not _remove_unused(folder, entry.key):
                 busy.append(entry)
@@ -215,7 +221,7 @@ def _remove_unused(folder: Path, key: str) -> bool:
     except OSError:
         return True
     try:
-        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
         remove(folder, key)
     finally:
@@ -288,15 +294,6 @@ def _read(descriptor: int, key: str) -> Entry | None:
         return None
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except OSError:
-        return False
-    ours = os.fstat(descriptor)
-    return (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
-
-
 def _is_whole(folder: Path, entry: Entry) -> bool:
     """Whether all files are there with their sizes: a shorter one would kill a process that maps it."""
     try:
@@ -310,17 +307,6 @@ def _folder_lock(folder: Path, how: int) -> Iterator[bool]:
     """Locks a folder; gives whether that worked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield _lock(descriptor, how)
+        yield pins.lock(descriptor, how)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
-    except OSError as problem:  # some network file systems have no locks
-        log.info("no lock: %s", problem)
-        return False
-    return True

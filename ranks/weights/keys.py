@@ -20,14 +20,13 @@ from ranks.cache_folder import (
     size_of_files,
 )
 from ranks.errors import ModelError
+from ranks.weights.entries import FORMAT
 
 if TYPE_CHECKING:
     import onnx
 
     from ranks.session import SessionConfig
 
-FORMAT = 1
-"""Of the store's files; others are not looked at."""
 # Options of a session that do not change its graph or its packed weights.
 _NEUTRAL = frozenset(
     {

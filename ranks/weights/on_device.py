@@ -14,10 +14,11 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from ranks.cache_limit import bound, limit_of
 from ranks.errors import WeightsError
 from ranks.session import SessionConfig
 from ranks.weights.cuda_driver import Driver
-from ranks.weights.device_model import DeviceWeights, export_device_weights, open_device_weights
+from ranks.weights.device_model import GRAPH, DeviceWeights, export_device_weights, open_device_weights
 from ranks.weights.protocol import Part, close_all
 from ranks.weights.store import Store
 
@@ -31,16 +32,18 @@ class OwnedOnDevice(Store):
 
     providers = (CUDA,)
 
-    def __init__(self, base: Path) -> None:
-        """``base``: where folders with optimised models lie."""
-        super().__init__(base)
+    def __init__(self, base: Path, cache: Path | None = None) -> None:
+        """``base``: where folders with optimised models lie; ``cache``: the cache folder that it is in."""
+        super().__init__(base, cache=cache)
         self._weights: DeviceWeights | None = None
 
     def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
         """A session over weights that others can use. Raises `WeightsError`, `DeviceError`, `ModelError`."""
         if isinstance(model, bytes) or self._weights is not None:
             raise _not_whole(what)
-        self.folder = self.folder / self.key(model, config)
+        base, limit = self.folder, None if self.cache is None else limit_of(self.cache)
+        self.folder = base / self.key(model, config)
+        there = (self.folder / GRAPH).is_file()
         try:
             self._weights = export_device_weights(model, config, self.folder, driver())
         except OSError as error:
@@ -48,10 +51,12 @@ class OwnedOnDevice(Store):
                 f"the weights of {what} cannot be shared: {error.filename or self.folder} cannot be written "
                 f"({error.strerror or error})."
             ) from None
+        if self.cache is not None and limit is not None and not there:
+            bound(self.cache, limit)
         return _session(self._weights, config, what)
 
     def keep(self) -> AbstractContextManager[None]:
-        """The memory is kept by the session."""
+        """The memory, and with it the folder, is kept by the session."""
         return contextlib.nullcontext()
 
     def parts(self) -> dict[str, Callable[[], Part]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ranks import session
 from ranks.errors import WeightsError
+from ranks.weights.entries import BLOBS, Blob, Prepared
 from ranks.weights.pages import give_back_memory
 
 if TYPE_CHECKING:
@@ -29,28 +30,11 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 4096
 """Weights of this many bytes and more have files of their own; smaller ones stay in the graph."""
-BLOBS = "blobs"
 PAGE = 4096
 """Parts of a file begin at whole pages: a part that is never read then costs no memory."""
 
 _GRAPH, _DATA = "graph.onnx", "weights.data"
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A weight's file: its raw bytes, then its packed forms. ``name`` is the SHA-256 of all of it."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """``graph`` is a serialized model that refers to ``blobs``, which lie in the work folder."""
-
-    graph: bytes
-    blobs: tuple[Blob, ...]
 
 
 def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -> Prepared:

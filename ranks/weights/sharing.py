@@ -139,7 +139,7 @@ def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
         from ranks.cache_folder import cache_folder
         from ranks.weights.on_device import OwnedOnDevice
 
-        return OwnedOnDevice(cache_folder() / "device")
+        return OwnedOnDevice(cache_folder() / "device", cache_folder())
     if use.provider != CPU:
         raise WeightsError(f"weights are shared on the CPU and with CUDA only, but not on {use.device}.")
     from ranks.weights.owned import OwnedStore
@@ -151,7 +151,7 @@ def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
             "weights cannot be shared without the store of prepared weights: SHARDRUN_WEIGHTS is off, or "
             "there is no cache folder that can be used (set SHARDRUN_CACHE to one)."
         )
-    return OwnedStore(store.folder, store.limit)
+    return OwnedStore(store.folder, store.limit, cache=store.cache)
 
 
 def _attached(use: Use, connection: Connection) -> Store:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
-import re
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator
@@ -25,7 +23,8 @@ import onnxruntime as ort
 
 from ranks import session
 from ranks.cache_folder import cache_folder, locked
-from ranks.errors import ModelError, ShardrunError, WeightsError
+from ranks.cache_limit import bound, limit_of
+from ranks.errors import ModelError, WeightsError
 from ranks.session import SessionConfig
 from ranks.weights import entries
 from ranks.weights.automatic import setting
@@ -37,21 +36,28 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 300.0
 """How long a process waits for another one that prepares the same; then it goes on with its own weights."""
-MOST_BYTES = 20 * 10**9
-"""The default limit, or a tenth of the disk if that is less."""
 
 
 class Store:
-    """A folder of prepared weights, at most ``limit`` bytes (None: no limit).
+    """A folder of prepared weights.
 
-    ``read_only``: nothing is prepared; what is not there is an error.
+    ``limit``: the most bytes that it may take (None: no limit), or that the whole cache folder may take where
+    it is a part of one, ``cache``. ``read_only``: nothing is prepared; what is not there is an error.
     """
 
     providers: tuple[str, ...] = (session.CPU,)
     """What sessions run on that find their weights here."""
 
-    def __init__(self, folder: Path, limit: int | None = None, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit: int | None = None,
+        *,
+        cache: Path | None = None,
+        read_only: bool = False,
+    ) -> None:
         self.folder = folder
+        self.cache = cache
         self.limit = limit
         self.read_only = read_only
         self._opened: dict[str, None] = {}
@@ -147,7 +153,9 @@ class Store:
                     entries.refuse(self.folder, key, what, str(problem), work)
                     return
                 entries.publish(self.folder, key, what, made, work)
-        if self.limit is not None:
+        if self.limit is not None and self.cache is not None:
+            bound(self.cache, self.limit, keep=[key])
+        elif self.limit is not None:
             entries.throw_out(self.folder, self.limit, keep=[key])
 
     def _demand_space(self, model: bytes | Path) -> None:
@@ -163,27 +171,15 @@ class Store:
 def default_store() -> Store | None:
     """The store in the cache folder; None where ``SHARDRUN_WEIGHTS`` is ``off`` or no folder can be used.
 
-    ``SHARDRUN_CACHE_LIMIT`` gives its size (`limit_of`). Raises `ShardrunError` for other values.
+    ``SHARDRUN_CACHE_LIMIT`` gives the cache's size (`limit_of`). Raises `ShardrunError` for other values.
     """
     if setting() == "off":
         return None
     try:
-        folder = cache_folder() / "weights"
+        cache = cache_folder()
+        folder = cache / "weights"
         entries.make_folders(folder)
-        return Store(folder, limit_of(folder))
+        return Store(folder, limit_of(folder), cache=cache)
     except OSError as problem:
         log.info("no prepared weights: %s", problem)
         return None
-
-
-def limit_of(folder: Path) -> int:
-    """The most bytes that a store may take: ``SHARDRUN_CACHE_LIMIT`` (a number of bytes, or one with KB, MB,
-    GB or TB), else `MOST_BYTES`, or a tenth of the disk if that is less. Raises `ShardrunError`."""
-    text = os.environ.get("SHARDRUN_CACHE_LIMIT", "").strip()
-    if not text:
-        return min(MOST_BYTES, shutil.disk_usage(folder).total // 10)
-    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
-    if found is None:
-        raise ShardrunError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
-    whole, part, unit = found.groups()
-    return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))

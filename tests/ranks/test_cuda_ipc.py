@@ -212,7 +212,7 @@ def test_the_folder_is_made_once(path: Path, tmp_path: Path) -> None:
     driver, folder = FakeDriver(), tmp_path / "cache" / "device"
     export_device_weights(path, CONFIG, folder, driver).close()
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
-    assert set(before) == {device_model.GRAPH, device_model.DATA}
+    assert set(before) == {device_model.GRAPH, device_model.DATA, device_model.SOURCE}
     export_device_weights(path, CONFIG, folder, driver).close()
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     assert list(folder.parent.iterdir()) == [folder]  # nothing temporary is left

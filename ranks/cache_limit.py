@@ -1,0 +1,102 @@
+"""The most that the cache may take, and what is thrown out of it: what was not used for longest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from ranks import cache_entries
+from ranks.errors import ShardrunError
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 20 * 10**9
+"""The default limit, or a tenth of the disk if that is less."""
+
+
+def limit_of(folder: Path) -> int:
+    """The most bytes that the cache may take: ``SHARDRUN_CACHE_LIMIT`` (a number of bytes, or one with KB,
+    MB, GB or TB), else `MOST_BYTES`, or a tenth of the disk that ``folder`` is on if that is less.
+
+    Raises `ShardrunError` for other values, `OSError` where there is no such folder.
+    """
+    text = os.environ.get("SHARDRUN_CACHE_LIMIT", "").strip()
+    if not text:
+        return min(MOST_BYTES, shutil.disk_usage(folder).total // 10)
+    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise ShardrunError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
+    whole, part, unit = found.groups()
+    return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
+
+
+def occupied(root: Path) -> dict[str, int]:
+    """Bytes that the cache folder ``root`` takes on the disk, by kind."""
+    from ranks.weights import entries
+
+    sizes = {
+        kind: sum(one.bytes for one in cache_entries.listing(root, kind)) for kind in cache_entries.KINDS
+    }
+    sizes["hashes"] = sum(map(cache_entries.size, cache_entries.children(root / "hashes")))
+    sizes["weights"] = entries.occupied(root / "weights")
+    return sizes
+
+
+def bound(root: Path, limit: int, keep: Collection[str] = ()) -> None:
+    """Throws out what was not used for longest, of any kind, until the cache takes at most ``limit`` bytes.
+
+    What is in use or being made stays, and so do the prepared weights of the keys ``keep``, even where that
+    is more. Never fails: what cannot be removed is left to the next time.
+    """
+    try:
+        _bound(root, limit, keep)
+    except OSError as problem:
+        log.info("the cache at %s cannot be cut to %d bytes: %s", root, limit, problem)
+
+
+def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
+    from ranks.weights import entries
+
+    weights = root / "weights"
+    entries.throw_out(weights, sys.maxsize)  # weights that no entry refers to
+    sizes = occupied(root)
+    if sum(sizes.values()) <= limit:
+        return
+    folders = [one for kind in cache_entries.KINDS for one in cache_entries.listing(root, kind)]
+    prepared = [entry for entry in entries.listing(weights) if entry.key not in keep]
+    mapped = {
+        name
+        for kind in cache_entries.KINDS
+        if sizes[kind]
+        for name in cache_entries.mapped_files(root / kind)
+    }
+    # What crashed processes left goes first.
+    oldest: list[cache_entries.Folder | entries.Entry] = sorted(
+        [*folders, *prepared],
+        key=lambda one: (isinstance(one, entries.Entry) or one.finished, one.used),
+    )
+    for one in oldest:
+        if sum(sizes.values()) <= limit:
+            return
+        if isinstance(one, entries.Entry):
+            entries.throw_out(weights, 0, only=one.key)
+            sizes["weights"] = entries.occupied(weights)
+        elif cache_entries.remove(one, mapped):
+            sizes[one.kind] -= one.bytes
+    for memo in sorted(cache_entries.children(root / "hashes"), key=_time):
+        if sum(sizes.values()) <= limit:
+            return
+        sizes["hashes"] -= cache_entries.size(memo)
+        memo.unlink(missing_ok=True)
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
