@@ -120,6 +120,7 @@ def _complete(place: Path, path: Path) -> Path | None:
 
 
 def _convert(path: Path, place: Path) -> Path:
+    from ranks.weights.durable import flush
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
@@ -127,6 +128,8 @@ def _convert(path: Path, place: Path) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
         files = write_onnx(model, path, work / _name(path))
+        for file in files:  # a crash of the machine must not leave it whole by its size alone
+            flush(file)
         sizes = {file.name: file.stat().st_size for file in files}
         (work / _COMPLETE).write_text(json.dumps(sizes))
         shutil.rmtree(place, ignore_errors=True)

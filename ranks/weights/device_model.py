@@ -30,6 +30,7 @@ from ranks.pins import Pin, pin
 from ranks.weights import cuda_ipc, dlpack
 from ranks.weights.cuda_driver import Driver
 from ranks.weights.cuda_ipc import ALIGNMENT, Block
+from ranks.weights.durable import flush
 from ranks.weights.prepare import without_doubles
 
 if TYPE_CHECKING:
@@ -208,6 +209,9 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
         without_copies(graph.graph)
         (work / GRAPH).write_bytes(graph.SerializeToString())
         (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
+        for file in (work / GRAPH, work / DATA):
+            if file.is_file():
+                flush(file)  # a crash of the machine must not leave the folder without its bytes
         if not (folder / GRAPH).is_file():
             shutil.rmtree(folder, ignore_errors=True)  # without a graph it is of no use
         try:

@@ -1,6 +1,7 @@
 """The prepared-weights store's folder: entries, the files they refer to, locks, and what is thrown out.
 
     KEY.json    the entry: what it is of, sizes and hashes of all that belongs to it; its time is the last use
+    KEY.boot    see `ranks.weights.durable`
     KEY.onnx    the prepared graph, beside the folder that its weights lie in
     blobs/SHA   the prepared weights, each once
     work/       what is being made, in a folder per process
@@ -24,13 +25,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ranks import pins
 from ranks.pins import Pin
+from ranks.weights import durable
+from sharding.manifest import sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,8 @@ class Entry:
     graph_sha256: str = ""
     blobs: tuple[Blob, ...] = ()
     refused: str = ""
+    boot: str = ""
+    """When it was written, as `ranks.weights.durable` tells it."""
     used: float = 0.0
     """When it was last opened, in seconds since 1970."""
 
@@ -105,6 +110,10 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
         return None
+    blobs = [folder / BLOBS / blob.name for blob in entry.blobs]
+    if not durable.are_whole(blobs, _marker(folder, key), entry.boot):
+        log.info("%s was not on the disk when the machine crashed", folder / key)
+        return None
     if entry.refused:
         return None if time.time() - entry.used > REFUSED_SECONDS else (entry, pin)
     with contextlib.suppress(OSError):
@@ -138,12 +147,16 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -> None:
     """Puts what was made in ``work`` in place: weights first, the entry last. Raises `OSError`."""
+    boot = durable.boot_id()
     with _folder_lock(folder / BLOBS, fcntl.LOCK_SH):
+        whole = _known_blobs(folder)
         for blob in prepared.blobs:
-            _place(work / blob.name, folder / BLOBS / blob.name, blob.bytes)
+            if not boot:
+                durable.flush(work / blob.name)
+            _place(work / blob.name, folder / BLOBS / blob.name, blob, whole)
         _replace(folder / f"{key}.onnx", prepared.graph, work)
         digest = hashlib.sha256(prepared.graph).hexdigest()
-        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs), work)
+        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs, boot=boot), work)
 
 
 def refuse(folder: Path, key: str, what: str, reason: str, work: Path) -> None:
@@ -153,9 +166,9 @@ def refuse(folder: Path, key: str, what: str, reason: str, work: Path) -> None:
 
 def remove(folder: Path, key: str) -> None:
     """Removes a damaged entry; weights that nothing refers to any more go with the next `throw_out`."""
-    for name in (f"{key}.json", f"{key}.onnx"):
+    for path in (folder / f"{key}.json", folder / f"{key}.onnx", _marker(folder, key)):
         with contextlib.suppress(OSError):
-            (folder / name).unlink()
+            path.unlink()
 
 
 def listing(folder: Path) -> list[Entry]:
@@ -238,17 +251,31 @@ def _sweep(folder: Path, entries: Iterable[Entry]) -> None:
         for path in (folder / BLOBS).iterdir():
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
-        for path in folder.glob("*.onnx"):
+        for path in (*folder.glob("*.onnx"), *folder.glob("*.boot")):
             if path.stem not in keys:
                 path.unlink(missing_ok=True)
 
 
-def _place(made: Path, target: Path, size: int) -> None:
+def _known_blobs(folder: Path) -> set[str]:
+    """Weights that are whole, as far as is known without reading them."""
+    return {
+        blob.name
+        for entry in listing(folder)
+        if durable.is_known(_marker(folder, entry.key), entry.boot)
+        for blob in entry.blobs
+    }
+
+
+def _marker(folder: Path, key: str) -> Path:
+    return folder / f"{key}.boot"
+
+
+def _place(made: Path, target: Path, blob: Blob, whole: Collection[str]) -> None:
     """Moves a weight into place, unless it is there: then what is there stays, for others have mapped it."""
     try:
         os.link(made, target)
     except FileExistsError:
-        if target.stat().st_size == size:
+        if target.stat().st_size == blob.bytes and (blob.name in whole or sha256_of(target) == blob.name):
             return
         made.replace(target)
     except OSError:  # a file system without hard links
@@ -262,6 +289,7 @@ def _write(folder: Path, entry: Entry, work: Path) -> None:
         "graph": [entry.graph_bytes, entry.graph_sha256],
         "blobs": [[blob.name, blob.bytes] for blob in entry.blobs],
         "refused": entry.refused,
+        "boot": entry.boot,
     }
     _replace(folder / f"{entry.key}.json", json.dumps(content).encode(), work)
 
@@ -288,7 +316,14 @@ def _read(descriptor: int, key: str) -> Entry | None:
             return None
         size, digest = content["graph"]
         return Entry(
-            key, str(content["what"]), int(size), str(digest), blobs, str(content["refused"]), status.st_mtime
+            key,
+            str(content["what"]),
+            int(size),
+            str(digest),
+            blobs,
+            str(content["refused"]),
+            str(content["boot"]),
+            status.st_mtime,
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

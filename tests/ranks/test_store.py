@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,10 +22,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ranks.cache_limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
-from ranks.weights import entries, keys
-from ranks.weights.store import Store, default_store, limit_of
+from ranks.weights import durable, entries, keys
+from ranks.weights.store import Store, default_store
+from sharding.manifest import sha256_of
 
 ROOT = Path(__file__).parents[2]
 CONFIG = SessionConfig(threads=1)
@@ -435,9 +438,89 @@ def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
 
 def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) -> None:
     content = {"format": 1, "what": "x", "graph": [0, ""], "blobs": [["../../secret", 0]], "refused": ""}
+    content["boot"] = ""
     (store.folder / "abc.json").write_text(json.dumps(content))
     (tmp_path / "secret").write_text("")
     assert entries.take(store.folder, "abc") is None
+
+
+def crash(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was started again: what was written before may have lost bytes."""
+    started = f"another start {len(list(store.folder.iterdir()))} {time.monotonic()}"
+    monkeypatch.setattr(durable, "boot_id", lambda: started)
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files of weights that are read to see whether they are whole."""
+    names: list[str] = []
+
+    def counted(path: Path) -> str:
+        names.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(durable, "sha256_of", counted)
+    monkeypatch.setattr(entries, "sha256_of", counted)
+    return names
+
+
+def test_weights_are_read_once_after_a_crash(
+    store: Store, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save(mlp(), tmp_path / "m.onnx")
+    same(store, model, X)
+    assert hashed == []  # neither where they were written nor where they are opened in the same run
+    crash(store, monkeypatch)
+    same(store, model, X)
+    blobs = sorted(path.name for path in (store.folder / "blobs").iterdir())
+    assert sorted(hashed) == blobs
+    crash(store, monkeypatch)
+    same(store, model, X)
+    with Store(store.folder, read_only=True).pin(made(store)):
+        pass
+    assert len(hashed) == len(blobs)
+    entries.throw_out(store.folder, 0)
+    assert not [path for path in store.folder.iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_weights_that_a_crash_emptied(
+    store: Store, tmp_path: Path, also: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the right size, with zeros inside; ``also``: another model with that weight is prepared first."""
+    model = save(mlp(), tmp_path / "m.onnx")
+    same(store, model, X)
+    (key,) = made(store)
+    crash(store, monkeypatch)
+    overwrite(first_blob(store), bytes(first_blob(store).stat().st_size))
+    if also:
+        same(store, save(mlp((2, 1, 3)), tmp_path / "other.onnx"), X)
+    with pytest.raises(WeightsError, match="are not in") if not also else contextlib.nullcontext():
+        create(model, replace(CONFIG, store=Store(store.folder, read_only=True)), "it")
+    same(store, model, X)
+    assert key in made(store)
+    for path in (store.folder / "blobs").iterdir():
+        assert sha256_of(path) == path.name
+
+
+def test_a_system_that_does_not_tell_its_starts(
+    store: Store, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There weights are flushed to the disk when they are written."""
+    flushed: list[Path] = []
+    original = durable.flush
+
+    def counted(path: Path) -> None:
+        flushed.append(path)
+        original(path)
+
+    monkeypatch.setattr(durable, "boot_id", lambda: "")
+    monkeypatch.setattr(durable, "flush", counted)
+    same(store, save(mlp(), tmp_path / "m.onnx"), X)
+    assert {path.name for path in flushed} == {path.name for path in (store.folder / "blobs").iterdir()}
+    crash(store, monkeypatch)
+    same(store, tmp_path / "m.onnx", X)
+    assert hashed == []
 
 
 # disks
