@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from launcher.exits import EXIT_USAGE, prepare_streams, report, stop
 
-COMMANDS = ("slice", "run", "inspect", "convert", "scripts", "table", "exec", "cache")
+COMMANDS = ("slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
 
 EPILOG = """\
 examples:

@@ -12,7 +12,12 @@ from typing import BinaryIO
 
 from launcher.errors import ConfigError
 
-KINDS = {"archive": rb"PK", "page": rb"<!DOCTYPE html>", "plan": rb'\{\s*"format": "shardrun-plan"'}
+KINDS = {
+    "archive": rb"PK",
+    "page": rb"<!DOCTYPE html>",
+    "plan": rb'\{\s*"format": "shardrun-plan"',
+    "report": rb'\{\s*"metrics"',
+}
 """How a file begins that a command writes and may therefore replace."""
 
 

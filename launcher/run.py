@@ -126,11 +126,11 @@ def run_rank(job: Job, identity: Identity) -> int:
         if feeds is not None:
             finish(job, manifest, feeds, result, source)
     except BaseException as error:
-        _leave_now(error, identity)
+        leave_now(error, identity)
     return 0
 
 
-def _leave_now(error: BaseException, identity: Identity) -> None:
+def leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     from launcher.exits import report
 

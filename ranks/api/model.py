@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +214,40 @@ class Model:
             built.model.update_weights(given)
         except ShardrunError as error:
             raise as_runtime_error("update_weights failed!", error) from error
+
+    def eval(
+        self,
+        data: str | os.PathLike[str] | Iterable[Any],
+        metrics: Any,
+        *,
+        batch_size: int | None = None,
+        label: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        prediction: str | None = None,
+        ignore_label: int | None = None,
+    ) -> dict[str, Any]:
+        """Runs the model over labelled data and returns the metrics by name.
+
+        ``data``: an ``.npz`` file, a folder of ``.npz`` or ``.npy`` files, or an iterable of
+        (inputs, labels). ``metrics``: a name or several, functions of (prediction, labels), or a mapping.
+        `ranks.evaluation.evaluate.evaluate` has what the other arguments mean. A progress bar shows on a
+        terminal. In a group every rank makes the same call.
+
+        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
+        where the model was not built, or data, labels and metrics do not fit.
+        """
+        from ranks.evaluation.built import evaluated
+        from ranks.evaluation.evaluate import Options
+
+        built = self._built
+        if built is None:
+            raise runtime_error("eval failed! Error is the model is not built: call build_from_file first.")
+        try:
+            return evaluated(
+                built, data, metrics, Options(label, rename, batch_size, prediction, ignore_label)
+            )
+        except ShardrunError as error:
+            raise as_runtime_error("eval failed!", error) from error
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Gives the inputs new shapes: ``dims`` has one for each of the model's inputs, in order.

@@ -1,0 +1,116 @@
+"""``shardrun eval``: how good a model is on labelled data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launcher.commands.options import ABSENT, add_launching, add_ranks, add_slicing, add_target, whole
+
+HELP = "measure a model's accuracy or error on labelled data"
+DESCRIPTION = """\
+Runs a model over labelled data, batch by batch, and prints metrics of its predictions. The data are an .npz
+file, a folder of .npz files (parts of the data), or a folder of .npy files (one an array); they are read as
+they are needed and need not fit into memory. Runs on one rank unless told otherwise; `shardrun run --help`
+says how ranks are started."""
+EPILOG = """\
+metrics:
+  accuracy, topK (top1, top5, ...), precision, recall, f1 (means over the classes), cross_entropy, perplexity;
+  mse, rmse, mae, max_error, cosine_similarity
+
+examples:
+  shardrun eval model.onnx --data test.npz --metric accuracy --metric top5
+  shardrun eval model.onnx --data test.npz --metric mse --label targets --rename x=pixels
+  shardrun eval model.onnx --ranks 2 --data parts --metric accuracy --batch-size 128
+  mpirun -n 2 shardrun eval slices --data test.npz --metric accuracy
+
+exit codes:
+  0 done; 1 a rank failed; 2 wrong usage, configuration or data
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "model", metavar="MODEL|DIR|PATTERN", type=Path,
+        help="a model, a folder made by `shardrun slice`, or rank models made elsewhere, {} for the rank",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", metavar="FILE.npz|DIR", type=Path, required=True, help="inputs and labels by name"
+    )
+    parser.add_argument(
+        "--metric", metavar="NAME", dest="metrics", action="append", required=True,
+        help="what to measure, see below; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label", metavar="ARRAY",
+        help="the array with the labels (default: label, labels, target, targets or y, else the only one "
+        "that "
+        "is no input)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rename", metavar="INPUT=ARRAY", action="append", default=[],
+        help="the array that an input of the model takes (default: that of its name); repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", metavar="N", type=whole(1, 1 << 24),
+        help="samples at a time (default: what the model fixes, else 32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prediction", metavar="OUTPUT", help="the model's output that is measured (default: its first)"
+    )
+    parser.add_argument(
+        "--ignore-label", metavar="N", type=_integer,
+        help="samples with this label do not count, such as -100 of padding",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="FILE.json", dest="report", type=Path, help="write the metrics to this file too"
+    )
+    add_ranks(parser)
+    add_launching(parser)
+    add_target(parser)
+    add_slicing(parser)
+    parser.add_argument(
+        "--config",
+        metavar="JOB.yaml",
+        type=Path,
+        default=ABSENT,
+        help="options from a job file; flags win over it",
+    )
+
+
+def _integer(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates as this process's place in the job demands."""
+    from launcher.errors import ConfigError
+    from launcher.evaluation import Task, eval_group, eval_rank
+    from launcher.job import merge
+    from launcher.run import external_identity, leave_now
+    from ranks.evaluation.evaluate import Options
+
+    rename = {}
+    for text in args.rename:
+        name, equals, array = text.rpartition("=")
+        if not (equals and name and array):
+            raise ConfigError(f"--rename {text}: expected INPUT=ARRAY")
+        if name in rename:
+            raise ConfigError(f"--rename {text}: {name!r} is given twice")
+        rename[name] = array
+    job = merge(vars(args), getattr(args, "config", None))
+    options = Options(args.label, rename, args.batch_size, args.prediction, args.ignore_label)
+    task = Task(args.data, args.metrics, options, args.report)
+    identity = external_identity(job)
+    if identity is None:
+        eval_group(job, task)
+        return 0
+    try:
+        eval_rank(job, task, identity)
+    except BaseException as error:
+        leave_now(error, identity)
+    return 0

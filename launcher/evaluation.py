@@ -1,0 +1,185 @@
+"""``shardrun eval``: labelled data through a group that this process starts, or through this one rank."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError
+from launcher.job import Job
+from launcher.model import resolve, world_size
+
+if TYPE_CHECKING:
+    from ranks.evaluation.evaluate import Options, Report, Run
+    from ranks.identity import Identity
+    from ranks.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is evaluated on which data; ``options`` say how the two go together."""
+
+    data: Path
+    metrics: Sequence[str]
+    options: Options
+    output: Path | None = None
+
+
+def eval_group(job: Job, task: Task) -> None:
+    """Starts a group, evaluates, and prints the metrics."""
+    assert job.model is not None
+    _check_data(task)
+    ranks = world_size(job)
+    if job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}:
+        model, size = job.model, 1
+    else:
+        model, manifest = resolve(job, ranks)
+        size = manifest.world_size
+    from launcher.group import start
+
+    with start(
+        model,
+        ranks=size,
+        launcher=job.launcher,
+        rank_table=job.rank_table,
+        target=job.target,
+        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+        threads=job.threads,
+        timeout=job.timeout,
+    ) as group:
+        report = _evaluate(task, group.predict, group.inputs, group.outputs, group.optional_inputs)
+    finish(task, report, size)
+
+
+def eval_rank(job: Job, task: Task, identity: Identity) -> None:
+    """This process as one rank that something else started: rank 0 reads the data, which all ranks then run,
+    and prints."""
+    assert job.model is not None
+    if identity.rank == 0:
+        # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
+        _check_data(task)
+    plain = job.model.is_file() and identity.world_size == 1
+    path = job.model if plain else resolve(job, identity.world_size)[0]
+    if job.timeout is not None:
+        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
+    from ranks import group
+    from ranks.spread import Spreader
+    from ranks.target import load
+    from ranks.wire import Kind, Message
+
+    communicator, model = load(path, identity, job.target, collectives=job.collectives, threads=job.threads)
+    spreader = Spreader(communicator)
+    names = [spec.name for spec in model.outputs]
+
+    def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
+        return dict(zip(names, model.run(given), strict=True))
+
+    report = None
+    if identity.rank == 0:
+        try:
+            report = _evaluate(task, run, model.inputs, model.outputs, model.optional_inputs)
+        except ConfigError:
+            # The others wait for the next batch: they end like this rank, which says why.
+            spreader.spread(Message(Kind.STOP, {"failed": True}))
+            raise
+        spreader.spread(Message(Kind.STOP, {}))
+    else:
+        while (message := spreader.spread(None)).kind is not Kind.STOP:
+            model.run(message.tensors)
+        if message.fields.get("failed"):
+            raise ConfigError("rank 0 cannot evaluate (it says why)")
+    model.close()
+    group.leave()
+    if report is not None:
+        finish(task, report, identity.world_size)
+
+
+def _check_data(task: Task) -> None:
+    """Raises `ConfigError` for data and metrics that are wrong whatever the model is."""
+    from launcher.files import check_target
+    from ranks.evaluation.columns import find_shards
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.metrics import collect
+
+    if task.output is not None:
+        check_target("--output", task.output, "report")
+    try:
+        collect(list(task.metrics))
+    except EvaluationError as error:
+        raise ConfigError(f"--metric: {error}") from None
+    try:
+        find_shards(task.data)
+    except EvaluationError as error:
+        raise ConfigError(f"--data: {error}") from None
+
+
+def _evaluate(
+    task: Task,
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    optional: Sequence[TensorSpec],
+) -> Report:
+    """Raises `ConfigError` for data that do not fit."""
+    from launcher.report import progress
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.evaluate import evaluate
+
+    with progress("evaluating") as update:
+        try:
+            return evaluate(
+                run, inputs, outputs, task.data, list(task.metrics), task.options,
+                optional=optional, progress=update,
+            )  # fmt: skip
+        except EvaluationError as error:
+            raise ConfigError(str(error)) from error
+
+
+def finish(task: Task, report: Report, ranks: int) -> None:
+    """Prints the metrics, and writes them to the report's file."""
+    import logging
+
+    from launcher.report import human_seconds, print_table
+    from ranks.evaluation.evaluate import odd
+
+    for note in odd(report):
+        logging.getLogger(__name__).warning("%s", note)
+    rows = [
+        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in report.values.items()
+    ]
+    print_table(["metric", "value"], rows, "lr")
+    print()
+    each = human_seconds(report.seconds / report.samples)
+    facts = [
+        ("ranks", str(ranks)),
+        ("samples", str(report.samples)),
+        ("batches", str(report.batches)),
+        ("time in the model", f"{human_seconds(report.seconds)} ({each} a sample)"),
+    ]
+    print_table(["", "value"], facts, "ll")
+    if task.output is not None:
+        _write(task.output, report, ranks)
+        print(f"wrote {task.output}")
+
+
+def _write(path: Path, report: Report, ranks: int) -> None:
+    from launcher.files import write_file
+
+    # JSON has no NaN and no infinity.
+    metrics = {
+        name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        for name, value in report.values.items()
+    }
+    document = {
+        "metrics": metrics, "samples": report.samples, "samples_with_nan": report.with_nan, "ranks": ranks,
+        "seconds": report.seconds,
+    }  # fmt: skip
+    text = json.dumps(document, indent=2) + "\n"
+    write_file(path, text.encode(), "report")
