@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnxruntime as ort
 
 from ranks import model_file
@@ -25,11 +24,13 @@ from ranks.weights.variable_values import (
     added,
     array_of,
     check_value,
+    contiguous,
     converted,
     copied,
     delta,
     of_file,
     ort_value,
+    transposed,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Feed:
     source: str
     element: int
     shape: tuple[int | None, ...]
+    turned: bool = False
+    """Whether it takes the source transposed, which is a matrix then."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,16 @@ class VariableWeights:
         """``feeds``: the further inputs of the model's session; ``values``: those of the file."""
         self.specs = dict(weights)
         self.feeds = dict(feeds)
-        self._direct = {feed.source: name for name, feed in feeds.items() if feed.source in weights}
+        read = {argument.name for argument in preparation.session.get_inputs()} if preparation else set()
+        own = {name: feed for name, feed in feeds.items() if feed.source in weights}
+        self._direct = {feed.source: name for name, feed in own.items() if not feed.turned}
+        """Weight -> the feed that is its value."""
+        self._mirrored = {
+            feed.source: name
+            for name, feed in own.items()
+            if feed.turned and feed.source not in self._direct and feed.source not in read
+        }
+        """Weight that is kept transposed alone -> the feed that has it so."""
         self._preparation = preparation
         self._device = device
         self._values = dict(values)
@@ -145,7 +157,8 @@ class VariableWeights:
             if self._attached is not None:
                 return self._attached.snapshot()
             if self._current is None:
-                self._current = self._build(0, self._values, self._values, {}).snapshot
+                first = self._build(0, self._values, self._values, {})
+                self._current, self._values = first.snapshot, dict(first.values)
             return self._current
 
     def update(self, given: Given) -> int:
@@ -203,9 +216,9 @@ class VariableWeights:
                 fresh[name] = added(bases[name], change)
                 continue
             new = converted(value, self.specs[name])
-            # Shared memory is filled from the caller's array; what else is kept must be our own.
-            shared = self._published is not None and name in self._direct
-            fresh[name] = copied(new) if new is value and not shared else new
+            # To write it to shared memory, or transposed, is to copy it; what else is kept must be our own.
+            passing = name in self._mirrored or (self._published is not None and name in self._direct)
+            fresh[name] = copied(new) if new is value and not passing else new
         return fresh, bases
 
     def _build(
@@ -223,6 +236,7 @@ class VariableWeights:
             placed = {feed: region.array for feed, region in regions.items()}
         kept = dict(values)
         kept.update((name, placed[feed]) for name, feed in self._direct.items() if feed in placed)
+        kept.update((name, placed[feed].T) for name, feed in self._mirrored.items() if feed in placed)
         before = self._current
         arrays = {**(before.arrays if before else {}), **placed}
         feeds = {**(before.feeds if before else {}), **self._ort_values(placed)}
@@ -230,21 +244,23 @@ class VariableWeights:
 
     def _changed(self, values: Mapping[str, Array], fresh: Mapping[str, Array]) -> dict[str, Array]:
         """The feeds that new values of these weights change."""
-        changed = {feed: fresh[name] for name, feed in self._direct.items() if name in fresh}
-        preparation = self._preparation
-        if preparation is None:
-            return changed
-        outputs = {
-            feed.source: name
+        sources = {**fresh, **self._prepared(values, fresh)}
+        return {
+            name: transposed(sources[feed.source]) if feed.turned else sources[feed.source]
             for name, feed in self.feeds.items()
-            if feed.source in preparation.sources and not preparation.sources[feed.source].isdisjoint(fresh)
+            if feed.source in sources
         }
-        if outputs:
-            whole = {name: np.ascontiguousarray(array) for name, array in values.items()}
-            given = {name: ort_value(array.reshape(values[name].shape)) for name, array in whole.items()}
-            for source, value in preparation.run(given, list(outputs)).items():
-                changed[outputs[source]] = array_of(value)
-        return changed
+
+    def _prepared(self, values: Mapping[str, Array], fresh: Mapping[str, Array]) -> dict[str, Array]:
+        """What the preparation makes of new values of these weights."""
+        if self._preparation is None:
+            return {}
+        known = self._preparation.sources.items()
+        outputs = [name for name, weights in known if not weights.isdisjoint(fresh)]
+        if not outputs:
+            return {}
+        given = {name: ort_value(contiguous(array)) for name, array in values.items()}
+        return {name: array_of(value) for name, value in self._preparation.run(given, outputs).items()}
 
     def _ort_values(self, arrays: Mapping[str, Array]) -> dict[str, ort.OrtValue]:
         return {feed: ort_value(array, *self._device) for feed, array in arrays.items()}
@@ -284,6 +300,7 @@ class VariableWeights:
                 published.publish(snapshot.version, regions)
                 placed = {feed: region.array for feed, region in regions.items()}
                 self._values.update((name, placed[feed]) for name, feed in self._direct.items())
+                self._values.update((name, placed[feed].T) for name, feed in self._mirrored.items())
                 self._current = Snapshot(snapshot.version, self._ort_values(placed), placed)
                 self._published = published
             description, files = self._published.describe()
@@ -333,7 +350,7 @@ def mark(
     """
     import onnx
 
-    divided = divide(model, names, file)
+    divided = divide(model, names, file, products=device[0] == "cpu")
     preparation: Preparation | None = None
     prepared: dict[str, Feed] = {}
     if divided.preparation is not None:
@@ -342,6 +359,8 @@ def mark(
     for name, source in divided.feeds.items():
         tensor = divided.weights.get(source)
         feed = prepared[source] if tensor is None else Feed(source, tensor.data_type, tuple(tensor.dims))
+        if name in divided.turned:
+            feed = replace(feed, shape=feed.shape[::-1], turned=True)
         feeds[name] = feed
         value = onnx.helper.make_tensor_value_info(name, feed.element, list(feed.shape))
         model.graph.input.append(value)

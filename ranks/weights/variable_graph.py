@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ranks.cut import all_nodes, describe, is_collective, is_constant, reads
 from ranks.errors import ModelError
 from ranks.tensors import element_dtype
+from ranks.weights.variable_products import Products, matrices_in, right_factors
 from sharding.names import Names
 
 if TYPE_CHECKING:
@@ -44,18 +45,22 @@ class Divided:
     """The variable weights as the file has them."""
     feeds: Mapping[str, str]
     """Further inputs of the main model -> the weight or the output of the preparation that they take."""
+    turned: frozenset[str]
+    """Those of the feeds that take it transposed."""
     sources: Mapping[str, frozenset[str]]
     """Output of the preparation -> the variable weights that it depends on."""
 
 
-def divide(model: onnx.ModelProto, names: Sequence[str], file: Path) -> Divided:
+def divide(model: onnx.ModelProto, names: Sequence[str], file: Path, *, products: bool = True) -> Divided:
     """Takes the weights of these names out of a model, which changes.
+
+    ``products``: writes products with them anew, for the CPU (`ranks.weights.variable_products`).
 
     A weight is an initializer (also one that is an input as well, or of a body) or a Constant node's output.
     Raises `ModelError` for a name that is no weight, stands for several, or whose type cannot be updated.
     """
     weights = {name: _take(model, name, file) for name in dict.fromkeys(names)}
-    return _Divider(model, weights, file).divide()
+    return _Divider(model, weights, file).divide(products)
 
 
 def _take(model: onnx.ModelProto, name: str, file: Path) -> onnx.TensorProto:
@@ -136,12 +141,18 @@ class _Divider:
         )
         self.functions = {(function.domain, function.name) for function in model.functions}
 
-    def divide(self) -> Divided:
+    def divide(self, products: bool) -> Divided:
         graph = self.model.graph
         kept = [node for node in graph.node if not self._moves(node)]
+        names = Names(_all_names(self.model))
+        turned: dict[str, str] = {}
+        if products:
+            writer = Products(self.model, self._matrices(kept), self._turns(), names)
+            kept, turned = writer.write(kept), writer.turned
         read = {name for node in kept for name in reads(node)} | {value.name for value in graph.output}
         crossing = [name for name in {**self.weights, **self.moved} if name in read]
-        preparation = self._preparation([name for name in crossing if name in self.moved])
+        prepared = [name for name in self.moved if name in read or name in turned.values()]
+        preparation = self._preparation(prepared)
         gone = {name for node in self.moved.values() for name in reads(node)} - read
         for index in range(len(graph.initializer) - 1, -1, -1):
             if graph.initializer[index].name in gone:
@@ -151,11 +162,31 @@ class _Divider:
             for index in range(len(values) - 1, -1, -1):
                 if values[index].name in inputs:
                     del values[index]
-        feeds = self._feeds(crossing, kept)
+        feeds = {**self._feeds(crossing, kept, names), **turned}
         del graph.node[:]
         graph.node.extend(kept)
-        sources = {name: self.depends[name] for name in crossing if name in self.moved}
-        return Divided(self.model, preparation, self.weights, feeds, sources)
+        sources = {name: self.depends[name] for name in prepared}
+        return Divided(self.model, preparation, self.weights, feeds, frozenset(turned), sources)
+
+    def _turns(self) -> dict[str, str]:
+        """Matrices that are nothing but another one transposed, which takes their place."""
+        found = {}
+        for name, node in self.moved.items():
+            perm = next((list(item.ints) for item in node.attribute if item.name == "perm"), [1, 0])
+            if node.op_type == "Transpose" and not node.domain and perm == [1, 0]:
+                found[name] = node.input[0]
+        return found
+
+    def _matrices(self, kept: Sequence[onnx.NodeProto]) -> dict[str, tuple[int, int]]:
+        """The right factors of products that the weights decide, with their lengths."""
+        factors = [name for name in dict.fromkeys(right_factors(kept)) if name in self.depends]
+        found = {}
+        for name in factors:
+            tensor = self.weights.get(name)
+            if tensor is not None and tensor.data_type == tensor.FLOAT and len(tensor.dims) == 2:
+                found[name] = (tensor.dims[0], tensor.dims[1])
+        preparation = self._preparation([name for name in factors if name in self.moved])
+        return found if preparation is None else {**found, **matrices_in(preparation)}
 
     def _moves(self, node: onnx.NodeProto) -> bool:
         """Notes what a node's outputs depend on; whether it belongs to the preparation."""
@@ -210,14 +241,13 @@ class _Divider:
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         return made
 
-    def _feeds(self, crossing: Sequence[str], kept: list[onnx.NodeProto]) -> dict[str, str]:
+    def _feeds(self, crossing: Sequence[str], kept: list[onnx.NodeProto], names: Names) -> dict[str, str]:
         """Inputs for these values. One that is an output of the model or exchanged between ranks, so that it
         must be computed, is given by another name and passed on."""
         import onnx
 
         computed = {value.name for value in self.model.graph.output}
         computed.update(name for node in kept if is_collective(node) for name in node.input)
-        names = Names(_all_names(self.model))
         feeds = {}
         for name in crossing:
             feed = names.fresh(f"{name}/variable") if name in computed else name

