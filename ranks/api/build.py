@@ -153,13 +153,15 @@ def _decrypted(
 
 def _together(recipe: Recipe, request: Share | Attach) -> Built:
     """The model as the owner of its weights, or over those of another process."""
+    from ranks.identity import identify
     from ranks.weights import sharing
     from ranks.weights.store import default_store
 
     def load(store: Store) -> RankModel:
         return replace(recipe, store=store).load()
 
-    use = sharing.Use(recipe.path, recipe.placement.in_words, recipe.placement.providers[0])
+    member = identify(recipe.identity) if is_cut(recipe.path) else None
+    use = sharing.Use(recipe.path, recipe.placement.in_words, recipe.placement.providers[0], member)
     if isinstance(request, Share):
         model, shared = sharing.share(request, use, load)
     else:

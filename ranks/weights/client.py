@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ranks.errors import WeightsError
@@ -88,18 +88,25 @@ class Connection:
             peer.close()
 
 
-def connect(address: Address, seconds: float, *, wait: bool | None = None) -> Connection:
+def connect(
+    address: Address,
+    seconds: float,
+    *,
+    wait: bool | None = None,
+    check: Callable[[int], None] = lambda owner: None,
+) -> Connection:
     """Attaches to the owner that listens at ``address``.
 
     With ``wait`` (by default where the address is an agreed name) an owner that is not there yet is waited
     for. ``seconds`` bound that, and the time that an owner which is there may take to answer, be it still
-    building its model. Raises `WeightsError`.
+    building its model. ``check`` looks at the owner's process id before it is waited for. Raises
+    `WeightsError`, and what ``check`` raises.
     """
     deadline = time.monotonic() + seconds
     wait = address.is_name if wait is None else wait
     pause = 0.002
     while True:
-        found = _try(address, seconds, deadline, wait)
+        found = _try(address, seconds, deadline, wait, check)
         if found is not None:
             return found
         left = deadline - time.monotonic()
@@ -112,7 +119,9 @@ def connect(address: Address, seconds: float, *, wait: bool | None = None) -> Co
         pause = min(pause * 1.5, 0.05)
 
 
-def _try(address: Address, seconds: float, deadline: float, wait: bool) -> Connection | None:
+def _try(
+    address: Address, seconds: float, deadline: float, wait: bool, check: Callable[[int], None]
+) -> Connection | None:
     """A connection, or None where the owner is not there but may yet come."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -141,6 +150,7 @@ def _try(address: Address, seconds: float, deadline: float, wait: bool) -> Conne
                 f"process {pid} shares these weights as user {uid}, but this process runs as user "
                 f"{os.getuid()}: only processes of one user share weights."
             )
+        check(pid)
         return _shake_hands(peer, pid, address, seconds=seconds, deadline=deadline, wait=wait)
     except BaseException:
         peer.close()

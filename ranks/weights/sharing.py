@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks.errors import ModelError, WeightsError
+from ranks.errors import IdentityError, ModelError, WeightsError
 from ranks.weights import client, peers
 from ranks.weights.client import Connection
 from ranks.weights.handle import address, new_handle
@@ -26,6 +26,7 @@ from ranks.weights.server import Offer, Server
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
+    from ranks.identity import Identity
     from ranks.weights.on_device import OwnedOnDevice
     from ranks.weights.owned import OwnedStore
     from ranks.weights.store import Store
@@ -46,6 +47,8 @@ class Use:
     """In words, like "the CPU"."""
     provider: str
     """ONNX Runtime's name of what it runs on."""
+    member: Identity | None = None
+    """Which rank this process is, where the model is one that a group of ranks runs together."""
 
 
 class SharedWeights:
@@ -115,7 +118,8 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     _check_system()
     facts = _facts(use)
     seconds = default_timeout() if request.timeout is None else request.timeout
-    connection = client.connect(address(request.given), seconds, wait=request.wait)
+    where = address(request.given)
+    connection = client.connect(where, seconds, wait=request.wait, check=lambda pid: _check_group(pid, use))
     try:
         _check(connection, facts, use)
         model = load(_attached(use, connection))
@@ -170,12 +174,14 @@ def _facts(use: Use) -> dict[str, str]:
     from ranks.weights import keys
 
     release, _, build = keys.runtime().partition(" ")
+    one = use.member
     return {
         "model": _content(use.path),
         # Processes may count GPUs differently: which one it is, the memory itself says.
         "device": "a GPU with CUDA" if use.provider == CUDA else use.device,
         "runtime": f"{release} (build {hashlib.sha256(build.encode()).hexdigest()[:8]})",
         "processor": keys.cpu_features(),
+        "rank": "no rank" if one is None else f"rank {one.rank} of {one.world_size}",
     }
 
 
@@ -217,6 +223,27 @@ def _take_variables(model: RankModel, connection: Connection) -> None:
     weights.attach(*part, fetch)
 
 
+def _check_group(pid: int, use: Use) -> None:
+    """Raises `WeightsError` where the owner is of this process's own group: it builds its part together with
+    this process, which would wait for it in vain."""
+    one = use.member
+    if one is None or one.world_size == 1 or one.key.startswith("pmi:"):  # made from the process that asks
+        return
+    from ranks.identity import identify
+
+    try:
+        environ = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+        other = identify(environ=dict(item.split("=", 1) for item in environ if "=" in item))
+    except (OSError, IdentityError):
+        return
+    if other.key == one.key:
+        raise WeightsError(
+            f"process {pid}, which shares the weights, is rank {other.rank} of the group of {one.world_size} "
+            f"that this process is rank {one.rank} of, and ranks of one group build together: what they hold "
+            "alike they share by themselves. Attach to the same rank of another group."
+        )
+
+
 def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
     """Raises `WeightsError` where the owner's weights are for something else."""
     theirs = {key: str(connection.facts.get(key))[:200] for key in facts}
@@ -225,6 +252,11 @@ def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
         raise WeightsError(
             f"{who} has another model: the hash of its content begins with {theirs['model'][:12]}, that of "
             f"{use.path} with {facts['model'][:12]}. Build the same file in both."
+        )
+    if theirs["rank"] != facts["rank"]:
+        raise WeightsError(
+            f"{who} is {theirs['rank']}, but this process is {facts['rank']}: give each rank the handle, or "
+            "the name, of the owner that is the same rank of another group."
         )
     if theirs["device"] != facts["device"]:
         raise WeightsError(
