@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from launcher import cache, cli
 from ranks import imported, model_file, pins
+from ranks.cache_folder import locked
 from ranks.cache_limit import bound, occupied
 from ranks.errors import ShardrunError
 from ranks.session import SessionConfig, create
@@ -170,3 +173,24 @@ def test_a_limit_that_is_none_is_said_before_the_work(folder: Path, monkeypatch:
     with pytest.raises(ShardrunError, match="SHARDRUN_CACHE_LIMIT must be a size"):
         cache.sliced(model, 2)
     assert not list((folder / "cache" / "slices").iterdir())
+
+
+def test_a_lock_that_was_removed_is_taken_anew(folder: Path) -> None:
+    """Who removes a folder removes its lock; who waited for that must not hold what nobody else sees."""
+    lock = folder / "k.lock"
+    seen: list[int] = []
+
+    def wait() -> None:
+        with locked(lock, 30):
+            seen.append(1)
+            with pytest.raises(TimeoutError), locked(lock, 0):
+                pass
+
+    with locked(lock):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.1)  # it has opened the lock and waits
+        assert not seen
+        lock.unlink()
+    waiting.join(30)
+    assert len(seen) == 1 and lock.exists()
