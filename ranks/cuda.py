@@ -29,7 +29,9 @@ class CudaMemory(Memory):
 
     def __init__(self, device_id: int) -> None:
         try:
-            import torch
+            from ranks.collectives import torch_import
+
+            torch = torch_import.load()
         except ImportError:
             raise DeviceError(
                 "Running a model on several GPUs needs torch, which is not installed: pip install torch."
@@ -46,7 +48,7 @@ class CudaMemory(Memory):
         self._elements = {dtype: element for element, dtype in self._types.items()}
         self._nothing = self.block(1, exchanged=False)
         # Not torch's default stream: it is CUDA's null stream, which ONNX Runtime takes for "none given".
-        self.stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
+        self.stream: Any = torch.cuda.Stream(self._device)
 
     def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ranks.collectives import torch_import
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
@@ -246,15 +248,18 @@ class SingleDevice(SingleCommunicator):
 
 def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCommunicator:
     """Joins an NCCL or HCCL group with the device of this rank: its device id, else its local rank."""
-    import torch
-    import torch.distributed as dist
+    torch = torch_import.load()
+    dist = importlib.import_module("torch.distributed")
 
     kind = DeviceCommunicator.names[backend]
     if backend == "hccl":
         try:
             import torch_npu  # type: ignore[import-not-found]  # noqa: F401 - adds torch.npu and the backend
         except ImportError as error:
-            raise DeviceError(f"The hccl collectives need torch_npu, which is not there: {error}.") from error
+            raise DeviceError(
+                "The hccl collectives need the Ascend driver, CANN and torch_npu, which cannot be loaded: "
+                f"{error}."
+            ) from error
     elif not dist.is_nccl_available():
         raise DeviceError(
             "This torch was built without NCCL: install its CUDA build, or use SHARDRUN_COLLECTIVES=gloo."

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from ranks.collectives import torch_import
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
@@ -204,6 +205,7 @@ class GlooCommunicator(HostCommunicator):
 def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
     """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
     try:
+        torch_import.load()
         dist: Any = importlib.import_module("torch.distributed")
     except ImportError as error:
         raise DeviceError(
