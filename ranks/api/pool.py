@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +15,9 @@ Worker = TypeVar("Worker")
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
+PATIENCE = 1.0
+"""Seconds without a prediction begun, after which a worker in reserve takes one."""
+
 
 class Pool(Generic[Worker, Given, Result]):
     """Runs ``work(worker, given)`` for any number of threads, each worker for one of them at a time.
@@ -23,14 +27,23 @@ class Pool(Generic[Worker, Given, Result]):
     threads of the pool, so that a worker goes from one to the next without waiting until another thread wakes
     up, gets a core and Python's global lock: with a processor per worker that would cost some percent, on a
     busy machine a quarter of the work done.
+
+    Of the workers, ``at_once`` are used (all, unless given). The others are in reserve, for work so long that
+    none has ended for `PATIENCE`: more at once than there are processors end no sooner, but each takes
+    memory, and what the processor has cached, from the others.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], work: Callable[[Worker, Given], Result], queue_limit: int
+        self,
+        workers: Sequence[Worker],
+        work: Callable[[Worker, Given], Result],
+        queue_limit: int,
+        at_once: int | None = None,
     ) -> None:
         self.size = len(workers)
         self.queue_limit = queue_limit
-        self._queue: _Queue[Worker, Given, Result] = _Queue(workers, work)
+        reserve = 0 if at_once is None else max(0, self.size - max(1, at_once))
+        self._queue: _Queue[Worker, Given, Result] = _Queue(workers, work, reserve)
         weakref.finalize(self, self._queue.close)  # the pool's threads know the queue only
 
     @property
@@ -53,11 +66,12 @@ class Pool(Generic[Worker, Given, Result]):
         with queue.lock:
             if queue.closed:
                 raise _closed()
-            worker = queue.free.pop() if queue.free else None
+            worker = queue.free.pop() if len(queue.free) > queue.reserve else None
             if worker is None:
-                if len(queue.waiting) >= self.queue_limit:
+                beyond = len(queue.waiting) - len(queue.free)  # those in reserve will take as many
+                if beyond >= self.queue_limit:
                     raise QueueFullError(
-                        f"all workers ({self.size}) are busy and {len(queue.waiting)} predictions wait "
+                        f"all workers ({self.size}) are busy and {beyond} predictions wait "
                         "already, which is the limit: predict again later, or raise [parallel_runner] "
                         "queue_limit in context.parallel.config_info."
                     )
@@ -100,12 +114,16 @@ class _Helper(Generic[Worker]):
 
 
 class _Queue(Generic[Worker, Given, Result]):
-    """What a pool and its threads have in common. There is a free worker only while nobody waits."""
+    """What a pool and its threads have in common. More than ``reserve`` are free only while nobody waits."""
 
-    def __init__(self, workers: Sequence[Worker], work: Callable[[Worker, Given], Result]) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], work: Callable[[Worker, Given], Result], reserve: int
+    ) -> None:
         self.work = work
+        self.reserve = reserve
         self.lock = threading.Lock()
         self.free = list(workers)
+        self.begun = time.monotonic()  # when one of those who waited was served last
         self.waiting: deque[_Turn[Given, Result]] = deque()
         self.closed = False
         self._helpers: list[_Helper[Worker]] = []  # those that sleep
@@ -113,7 +131,8 @@ class _Queue(Generic[Worker, Given, Result]):
     def wait(self, turn: _Turn[Given, Result]) -> Result:
         """Waits until another thread has done this turn's work."""
         try:
-            turn.done.acquire()
+            while not turn.done.acquire(timeout=PATIENCE if self.reserve else -1):
+                self._help_out()
         except BaseException:
             with self.lock:
                 if turn in self.waiting:
@@ -130,10 +149,25 @@ class _Queue(Generic[Worker, Given, Result]):
     def give_back(self, worker: Worker) -> None:
         """A worker is done with its caller's work: it is free, or goes to a thread for those who wait."""
         with self.lock:
-            if not self.waiting:
+            if not self.waiting or len(self.free) < self.reserve:
                 if not self.closed:
                     self.free.append(worker)
                 return
+        self._lend(worker)
+
+    def _help_out(self) -> None:
+        """A worker in reserve takes a turn, where nobody has been served for long."""
+        with self.lock:
+            now = time.monotonic()
+            if not self.free or not self.waiting or now - self.begun < PATIENCE:
+                return
+            worker = self.free.pop()
+            self.begun = now
+        self._lend(worker)
+
+    def _lend(self, worker: Worker) -> None:
+        """The worker goes to a thread for those who wait."""
+        with self.lock:
             if self._helpers:
                 helper = self._helpers.pop()
                 helper.worker = worker
@@ -169,24 +203,28 @@ class _Queue(Generic[Worker, Given, Result]):
     def _serve(self, worker: Worker, helper: _Helper[Worker] | None) -> bool:
         """Does the work of all who wait, in order; then the worker is free and ``helper`` counts as asleep.
 
-        False where the pool was closed meanwhile.
+        Also free is a worker that has done its turn while another should be in reserve. False where the pool
+        was closed meanwhile.
         """
+        served = False
         while True:
             with self.lock:
                 if self.closed:
                     return False
-                if not self.waiting:
+                if not self.waiting or (served and len(self.free) < self.reserve):
                     self.free.append(worker)
                     if helper is not None:
                         self._helpers.append(helper)
                     return True
                 turn = self.waiting.popleft()
+                self.begun = time.monotonic()
             try:
                 turn.results.append(self.work(worker, turn.given.pop()))
             except BaseException as error:
                 turn.error = error
             turn.done.release()
             del turn
+            served = True
 
 
 def _closed() -> ShardrunError:

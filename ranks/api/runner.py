@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,11 +96,11 @@ class ModelParallelRunner:
                 " out shareable_weight_pid_list and shareable_weight_mem_handle."
             )
         try:
-            workers = _workers(model_path, context, parallel, options)
+            workers, at_once = _workers(model_path, context, parallel, options)
         except ShardrunError as error:
             raise as_runtime_error(f"{failed}!", error) from error
         limit = QUEUE_LIMIT if options.queue_limit is None else options.queue_limit
-        self._pool = Pool(workers, _run, limit)
+        self._pool = Pool(workers, _run, limit, at_once)
         self._model = Model.over(_Pooled(workers[0], self._pool))
         self.model_path_ = model_path
 
@@ -152,8 +153,11 @@ def _check_path(model_path: object, failed: str) -> None:
 
 def _workers(
     model_path: str, context: Context, parallel: Parallel, options: config.Options
-) -> list[RankModel]:
-    """What each worker runs: the same loaded model, as far as several threads can run it at once."""
+) -> tuple[list[RankModel], int]:
+    """What each worker runs: the same loaded model, as far as several threads can run it at once.
+
+    And how many of them are worth running at once.
+    """
     recipes = [
         plan(model_path, ModelType.MINDIR, one, options) for one in _per_device(context, parallel.device_ids)
     ]
@@ -172,10 +176,10 @@ def _workers(
         parallel.workers_num, first.threads or 0, cores, devices=0 if on_cpu else len(recipes)
     )
     shared = size == 1 or threads == 1 or not on_cpu
-    recipes = [replace(recipe, threads=threads, memory_pattern=size == 1) for recipe in recipes]
+    recipes = [replace(recipe, threads=threads) for recipe in recipes]
     if not shared:
         recipes = [_many(recipe, spin=size * threads <= cores) for recipe in recipes]
-    return _load(recipes, size, shared=shared)
+    return _load(recipes, size, shared=shared), _processors() if on_cpu else size
 
 
 def _many(recipe: Recipe, *, spin: bool) -> Recipe:
@@ -231,6 +235,11 @@ def sizes(workers: int, threads: int, cores: int, devices: int = 0) -> tuple[int
     if workers == 0:
         workers = devices or min(max(1, cores // threads), MOST_WORKERS)
     return workers, threads
+
+
+def _processors() -> int:
+    """Threads that can run at once, those of one core too."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cores() -> int:

@@ -270,3 +270,62 @@ def test_many_threads_never_share_a_worker() -> None:
     assert done == [200] * 24
     assert 1 <= most <= 3
     until(lambda: sorted(pool.free) == [0, 1, 2])
+
+
+def test_no_more_work_at_once_than_is_worth_it() -> None:
+    """Workers in reserve do nothing while work ends in time."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(worker: int, given: int) -> int:
+        inside.append(worker)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.remove(worker)
+        return given
+
+    pool = Pool(list(range(4)), work, 1000, at_once=2)
+    clients = [Client(pool, number) for number in range(200)]
+    assert [client.join() for client in clients] == list(range(200))
+    assert max(most) == 2
+    until(lambda: sorted(pool.free) == [0, 1, 2, 3])
+
+
+def test_workers_in_reserve_take_over_from_work_that_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, one after the other; when work goes on, there are no more at once than before."""
+    monkeypatch.setattr("ranks.api.pool.PATIENCE", 0.05)
+    work = Work()
+    pool = Pool(list("abcd"), work, 100, at_once=2)
+    clients = []
+    for number in range(2):
+        clients.append(Client(pool, number))
+        until(lambda: len(work.begun) == len(clients))
+    started = time.monotonic()
+    for number in range(2, 8):
+        clients.append(Client(pool, number))
+        until(lambda: pool.waiting + len(work.begun) == len(clients))
+    until(lambda: len(work.begun) == 4)
+    assert time.monotonic() - started >= 0.05
+    assert pool.free == []
+    monkeypatch.setattr("ranks.api.pool.PATIENCE", float(SECONDS))
+    time.sleep(0.06)  # those who wait look once more
+    work.let(2)
+    until(lambda: len(pool.free) == 2)
+    assert work.begun == [0, 1, 2, 3]
+    work.let(6)
+    assert {client.join()[1] for client in clients} == set(range(8))
+    assert sorted(work.begun[4:]) == [4, 5, 6, 7]
+    until(lambda: sorted(pool.free) == list("abcd"))
+
+
+def test_those_whom_the_reserve_takes_are_not_beyond_the_bound() -> None:
+    work = Work()
+    pool = Pool(list("abc"), work, 1, at_once=1)
+    clients = []
+    for number in range(4):
+        clients.append(Client(pool, number))
+        until(lambda: pool.waiting + len(work.begun) == len(clients))
+    with pytest.raises(QueueFullError, match=r"^all workers \(3\) are busy and 1 predictions wait already"):
+        pool.run(4)
+    work.let(4)
+    assert [client.join()[1] for client in clients] == [0, 1, 2, 3]
