@@ -90,7 +90,7 @@ def updates(path: Path, threads: int, runs: int) -> dict[str, dict[str, float]]:
 
 def bare(path: Path, given: dict[str, Array], threads: int) -> Callable[[dict[str, Array]], Any]:
     """Plain ONNX Runtime on the model with these weights turned into inputs."""
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for index in range(len(graph.initializer) - 1, -1, -1):
         tensor = graph.initializer[index]
@@ -99,6 +99,8 @@ def bare(path: Path, given: dict[str, Array], threads: int) -> Callable[[dict[st
             del graph.initializer[index]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    folder = "session.model_external_initializers_file_folder_path"
+    options.add_session_config_entry(folder, str(path.parent.resolve()))
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
     return lambda feeds: session.run(None, {**feeds, **values})
@@ -113,6 +115,7 @@ def predictions(path: Path, threads: int, runs: int) -> dict[str, dict[int, floa
     tenth = share(weights, 0.1, total)
     calls: dict[str, Callable[[dict[str, Array]], Any]] = {
         "none variable": executor.load(path, threads=threads).run,
+        "none, plain ONNX Runtime": bare(path, {}, threads),
         "10 % variable": executor.load(path, threads=threads, variable_weights=list(tenth)).run,
         "all of products": executor.load(path, threads=threads, variable_weights=list(weights)).run,
         "10 %, plain ONNX Runtime": bare(path, tenth, threads),
