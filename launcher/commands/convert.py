@@ -1,4 +1,4 @@
-"""``shardrun convert``: a model of another format as an ONNX file."""
+"""``shardrun convert``: a model of another format, or a network with a checkpoint, as an ONNX file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from launcher.commands.options import whole
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    import onnx
-
+    from launcher.conversion import Converted
     from sharding.importers.mindir.encryption import Key
 
-HELP = "turn a MindIR model into ONNX"
+HELP = "turn a MindIR model, a network with a checkpoint, or an exported program into ONNX"
 DESCRIPTION = """\
-Writes a MindIR model (version 1 or 3) as an ONNX file; many weights go to a file beside it, OUTPUT.onnx.data.
-Other commands read MindIR as it is: conversion is for other programs. --verify runs the result in plain ONNX
-Runtime and compares it with answers that are given."""
+Writes an ONNX file; many weights go to a file beside it, OUTPUT.onnx.data. MODEL is a MindIR model (version 1
+or 3), a program of torch.export (.pt2), or an ONNX file that gets other weights, names or operators. With
+--network it is left out: the network is Python code or a folder with the config.json of a transformers model,
+and --weights are those of MindSpore (.ckpt), torch (.pt, .pth) or .safetensors. --verify runs the result in
+plain ONNX Runtime and compares it with answers that are given."""
 EPILOG = """\
 examples:
   shardrun convert model.mindir model.onnx
-  shardrun convert model.mindir model.onnx --verify io.npz
+  shardrun convert --network lenet:LeNet5 --weights lenet.ckpt --input x:batch,1,32,32 lenet.onnx
+  shardrun convert --network folder/ model.onnx
+  shardrun convert --weights tuned.safetensors model.onnx tuned.onnx
+  shardrun convert program.pt2 model.onnx --opset 21 --verify io.npz
   shardrun convert secret.mindir model.onnx --dec-key-file key.bin --dec-mode AES-CBC
 
 exit codes:
@@ -34,11 +38,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     from sharding.importers.sniff import OPSETS
 
-    parser.add_argument("model", metavar="MODEL.mindir", type=Path)
-    parser.add_argument("output", metavar="OUTPUT.onnx", type=Path, help="an earlier ONNX file is replaced")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="left out with --network")
+    # `nargs="?"` is taken for absent where an option stands between the two.
     parser.add_argument(
-        "--opset", metavar="N", type=whole(OPSETS[0], OPSETS[-1]), default=OPSETS[0],
-        help=f"version of ONNX's operators, {OPSETS[0]} to {OPSETS[-1]} (default: {OPSETS[0]})",
+        "output", metavar="OUTPUT.onnx", nargs="*", type=Path, help="an earlier ONNX file is replaced"
+    )
+    _take_all(parser)
+    network = parser.add_argument_group("networks and weights")
+    network.add_argument(
+        "--network", metavar="MODULE:FACTORY|FOLDER",
+        help="builds the network: package.module:factory, whose code is run, or a folder with config.json",
+    )  # fmt: skip
+    network.add_argument(
+        "--weights", metavar="FILE", type=Path,
+        help=".ckpt, .pt, .pth, .safetensors, or the .index.json of several files",
+    )  # fmt: skip
+    network.add_argument(
+        "--rename", metavar="PATTERN=REPLACEMENT", action="append", default=[],
+        help="other names for the weights, by a regular expression, or by a map: mindspore, ddp, compiled; "
+        "repeatable",
+    )  # fmt: skip
+    network.add_argument(
+        "--allow-missing", action="store_true", help="weights that the file lacks stay as they are"
+    )
+    network.add_argument(
+        "--allow-unexpected", action="store_true", help="weights that the network lacks are left out"
+    )
+    network.add_argument(
+        "--input", metavar="NAME:SHAPE[:DTYPE]|FILE.npz", dest="inputs", action="append", default=[],
+        help="an input of the network, such as x:batch,3,224,224:float32; an axis with a name stays open; or "
+        "arrays like the inputs; repeatable",
+    )  # fmt: skip
+    network.add_argument(
+        "--dynamic", metavar="NAME:AXIS=SYMBOL,...", action="append", default=[],
+        help="axes of inputs that stay open, such as x:0=batch; repeatable",
+    )  # fmt: skip
+    network.add_argument(
+        "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=[],
+        help="length of an open axis while the network is exported (default: a small one); repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-names", metavar="A,B,...", type=_names, help="other names for all inputs, in order"
+    )
+    parser.add_argument(
+        "--output-names", metavar="A,B,...", type=_names, help="other names for all outputs, in order"
+    )
+    parser.add_argument(
+        "--opset", metavar="N", type=whole(OPSETS[0], OPSETS[-1]),
+        help=f"version of ONNX's operators, {OPSETS[0]} to {OPSETS[-1]} (default: {OPSETS[0]}, or an ONNX "
+        "file's own)",
     )  # fmt: skip
     parser.add_argument(
         "--verify", metavar="FILE.npz", type=Path,
@@ -54,79 +102,95 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts, writes, compares, prints."""
+    from contextlib import ExitStack
+
+    from launcher import conversion
     from launcher.files import check_folder
     from launcher.report import counted, human_bytes, progress
-    from sharding.importers import import_model
+    from sharding.importers.opset import opset_of
+    from sharding.importers.value_names import inputs_of
     from sharding.importers.write import write_onnx
-    from sharding.manifest import sha256_of
 
-    check_folder("OUTPUT", args.output)
-    _check_output(args.model, args.output)
-    answers = _answers(args.verify) if args.verify is not None else None
-    model = import_model(args.model, key=_key(args), opset=args.opset)
-    model.metadata_props.add(key="shardrun.source.sha256", value=sha256_of(args.model))
-    _check_model(model, args.model)
-    names = [value.name for value in model.graph.input], [value.name for value in model.graph.output]
-    with progress(f"writing {args.output.name}") as update:
-        files = write_onnx(model, args.model, args.output, update)
+    source, output = _paths(args)
+    check_folder("OUTPUT", output)
+    conversion.check_output(source, output)
+    answers = conversion.read_arrays("--verify", args.verify) if args.verify is not None else None
+    request = conversion.Request(
+        source, args.network, args.weights, args.rename, args.allow_missing, args.allow_unexpected,
+        args.inputs, _lengths(args.dims), args.dynamic, args.input_names, args.output_names, args.opset,
+        _key(args), answers,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        made = conversion.make(request, stack)
+        model = made.model
+        conversion.check_model(model, str(args.network or source))
+        names = inputs_of(model), [value.name for value in model.graph.output]
+        with progress(f"writing {output.name}") as update:
+            files = write_onnx(model, made.source, output, update, made.weights)
+    _report(made, args)
     sizes = ", ".join(f"{file} ({human_bytes(file.stat().st_size)})" for file in files)
     print(
         f"wrote {sizes}: {counted(len(model.graph.node), 'node')}, "
-        f"{counted(len(model.graph.initializer), 'weight')}, opset {args.opset}"
+        f"{counted(len(model.graph.initializer), 'weight')}, opset {opset_of(model)}"
     )
     print(f"inputs: {', '.join(names[0]) or 'none'}; outputs: {', '.join(names[1])}")
     if answers is not None:
-        _verify(args.output, answers, *names)
+        conversion.verify(output, answers, *names)
     return 0
 
 
-def _check_output(model: Path, output: Path) -> None:
-    """Raises `ConfigError` where the output would replace anything but an ONNX model."""
-    from sharding.importers.sniff import format_of
+def _take_all(parser: argparse.ArgumentParser) -> None:
+    """Lets options stand between the two files: before Python 3.13 argparse takes the second for unknown."""
+    parse: Any = parser.parse_known_args
 
-    if not output.exists():
+    def parse_all(args: Any = None, namespace: Any = None) -> Any:
+        found, rest = parse(args, namespace)
+        while rest and not rest[0].startswith("-"):
+            found.output = [*found.output, Path(rest.pop(0))]
+        return found, rest
+
+    parser.parse_known_args = parse_all  # type: ignore[method-assign]
+
+
+def _paths(args: argparse.Namespace) -> tuple[Path | None, Path]:
+    given = [args.model, *args.output]
+    if args.network is not None:
+        if len(given) != 1:
+            raise ConfigError(
+                f"convert: with --network expected OUTPUT.onnx alone, found {' '.join(map(str, given))}"
+            )
+        return None, given[0]
+    if len(given) != 2:
+        raise ConfigError(f"convert: expected MODEL and OUTPUT.onnx, found {' '.join(map(str, given))}")
+    return given[0], given[1]
+
+
+def _report(made: Converted, args: argparse.Namespace) -> None:
+    from launcher.report import counted
+
+    if made.match is None:
         return
-    if model.exists() and output.samefile(model):
-        raise ConfigError(f"convert: {output} is the model itself; choose another name")
-    if output.stat().st_size and format_of(output) != "onnx":
-        raise ConfigError(
-            f"convert: {output} is there already, and it is no ONNX model that could be replaced; choose "
-            "another name, or remove it"
-        )
+    print(f"{counted(len(made.match.found), 'weight')} from {args.weights or args.network}")
+    for line in made.match.lines():
+        print(line)
 
 
-def _check_model(model: onnx.ModelProto, path: Path) -> None:
-    """ONNX's own checks of what was made, without its weights."""
-    import onnx
-
-    from sharding.errors import ModelError
-
-    if any(node.domain == "com.microsoft" for node in model.graph.node):
-        return  # a rank's part of a model
-    if any(
-        not value.type.tensor_type.HasField("shape") for value in (*model.graph.input, *model.graph.output)
-    ):
-        return  # ONNX allows an unknown number of axes, its checker does not
-    try:
-        onnx.checker.check_model(_small(model))
-    except onnx.checker.ValidationError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{path}: the ONNX model that was made of it is not valid: {reason}.") from None
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
-def _small(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with external weights declared only: the checker would look for their files."""
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    outside = [item for item in copy.graph.initializer if item.data_location == item.EXTERNAL]
-    for item in outside:
-        copy.graph.input.append(
-            onnx.helper.make_tensor_value_info(item.name, item.data_type, list(item.dims))
-        )
-        copy.graph.initializer.remove(item)
-    return copy
+def _lengths(texts: list[str]) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        name, equals, size = text.partition("=")
+        if (
+            not equals
+            or not name
+            or not (size.isascii() and size.isdigit() and 0 < len(size) < 10 and int(size))
+        ):
+            raise ConfigError(f"--dim {text}: expected NAME=SIZE, such as batch=2")
+        found[name] = int(size)
+    return found
 
 
 def _key(args: argparse.Namespace) -> Key | None:
@@ -139,41 +203,3 @@ def _key(args: argparse.Namespace) -> Key | None:
     except OSError as error:
         raise ConfigError(f"--dec-key-file {args.dec_key_file}: {error.strerror or error}") from None
     return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, args.dec_mode)
-
-
-def _answers(path: Path) -> dict[str, Any]:
-    import zipfile
-
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or "it is no NumPy archive (.npz)"
-        raise ConfigError(f"--verify {path}: {reason}") from None
-
-
-def _verify(model: Path, answers: dict[str, Any], inputs: list[str], outputs: list[str]) -> None:
-    """Raises `VerifyError` where the model's answers are not those given."""
-    from launcher.report import print_table
-    from launcher.verify import check, compare_outputs, run_reference
-
-    feeds = _named(answers, inputs, "in")
-    wanted = _named(answers, outputs, "out")
-    comparisons = compare_outputs(run_reference(model, feeds), wanted)
-    rows = [
-        [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS"] for c in comparisons
-    ]
-    print_table(["output", "relative error", "tolerance", ""], rows, "lrrl")
-    check(comparisons, model)
-
-
-def _named(answers: dict[str, Any], names: list[str], prefix: str) -> dict[str, Any]:
-    found = {}
-    for index, name in enumerate(names):
-        key = name if name in answers else f"{prefix}_{index}"
-        if key not in answers:
-            raise ConfigError(f"--verify: there is neither {name!r} nor {key!r} in the file")
-        found[name] = answers[key]
-    return found

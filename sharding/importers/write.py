@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sharding.errors import ModelError, OutputError
 from sharding.folder import replace_file
@@ -22,29 +22,48 @@ CHUNK = 8 << 20
 Progress = Callable[[int, int], None]
 
 
+class Weight(Protocol):
+    """A weight that lies elsewhere than in the model's files."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def chunks(self) -> Iterator[bytes]: ...
+
+
 def write_onnx(
-    model: onnx.ModelProto, source: Path, output: Path, progress: Progress | None = None
+    model: onnx.ModelProto,
+    source: Path,
+    output: Path,
+    progress: Progress | None = None,
+    weights: Mapping[str, Weight] | None = None,
 ) -> list[Path]:
     """Writes a model that `importers.import_model` read from ``source``; returns the files written.
 
-    Many weights go to ``output`` with ``.data`` appended to its name. A file appears whole or not at all. The
+    Initializers that ``weights`` has by name (external in the message) get their bytes from there. Many
+    weights go to ``output`` with ``.data`` appended to its name. A file appears whole or not at all. The
     model is changed: it then says where its weights are now. Raises `OutputError` where nothing can be
     written, `ModelError` where the source changed meanwhile.
     """
     external = [item for item in model.graph.initializer if item.data_location == item.EXTERNAL]
-    total = sum(_place(item)[2] for item in external)
+    held = weights or {}
+    total = sum(_length(item, held) for item in external)
+    data = output.with_name(output.name + ".data")
     for item in external:
-        if _file(source, _place(item)[0]).resolve() == output.resolve():
-            raise OutputError(f"{output} holds weights of the model itself: choose another name.")
+        if item.name in held:
+            continue
+        place = _file(source, _place(item)[0]).resolve()
+        if place in {output.resolve(), data.resolve()}:
+            raise OutputError(
+                f"{place} holds weights of the model itself: choose another name for the result."
+            )
     if output.is_dir():
         raise OutputError(f"{output} is a folder: give the name of an ONNX file.")
     written: list[Path] = []
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            read = _Reader(stack, source)
+            read = _Reader(stack, source, held)
             if total > INLINE_MOST:
-                data = output.with_name(output.name + ".data")
                 replace_file(data, lambda file: _write_data(file, external, read, data.name, progress))
                 written.append(data)
             else:
@@ -70,7 +89,7 @@ def _write_data(
     name: str,
     progress: Progress | None,
 ) -> None:
-    done, total = 0, sum(_place(item)[2] for item in external)
+    done, total = 0, sum(_length(item, read.held) for item in external)
     for item in external:
         start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
         file.seek(start)
@@ -90,6 +109,10 @@ def _place(item: onnx.TensorProto) -> tuple[str, int, int]:
     return entries["location"], int(entries["offset"]), int(entries["length"])
 
 
+def _length(item: onnx.TensorProto, held: Mapping[str, Weight]) -> int:
+    return held[item.name].nbytes if item.name in held else _place(item)[2]
+
+
 def _file(source: Path, location: str) -> Path:
     return source if location == IN_MODEL_FILE else source.parent / location
 
@@ -97,13 +120,17 @@ def _file(source: Path, location: str) -> Path:
 class _Reader:
     """The bytes of weights, from files that stay open while the stack is."""
 
-    def __init__(self, stack: ExitStack, source: Path) -> None:
+    def __init__(self, stack: ExitStack, source: Path, held: Mapping[str, Weight]) -> None:
         self._stack = stack
         self._source = source
+        self.held = held
         self._files: dict[str, BinaryIO] = {}
 
     def chunks(self, item: onnx.TensorProto) -> Iterator[bytes]:
         """A weight's bytes in pieces. Raises `ModelError` where the file is shorter than it was."""
+        if item.name in self.held:
+            yield from self.held[item.name].chunks()
+            return
         location, offset, length = _place(item)
         file = self._files.get(location)
         if file is None:

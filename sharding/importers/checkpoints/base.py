@@ -1,0 +1,105 @@
+"""Weights by name, mapped from the files that hold them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+
+Array = np.ndarray[Any, Any]
+CHUNK = 8 << 20
+MOST_AXES = 64
+"""numpy's own limit; hostile files have more."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its elements in C order, little-endian, in ``parts`` one after the other."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def array(self) -> Array:
+        """The tensor: a view of the file where that is aligned, else a copy."""
+        data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        flat: Array = np.frombuffer(data, np.uint8)
+        if not flat.size:
+            return np.empty(self.shape, self.dtype)
+        if flat.ctypes.data % self.dtype.itemsize:
+            flat = flat.copy()
+        return flat.view(self.dtype).reshape(self.shape)
+
+    def chunks(self, dtype: np.dtype[Any] | None = None) -> Iterator[bytes]:
+        """The bytes in pieces of a few MB, as elements of ``dtype`` if that is another one."""
+        for part in self.parts:
+            for start in range(0, len(part), CHUNK):
+                piece = part[start : start + CHUNK]
+                if dtype is None or dtype == self.dtype:
+                    yield bytes(piece)
+                else:
+                    yield np.frombuffer(piece, np.uint8).view(self.dtype).astype(dtype).tobytes()
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint that was opened. ``format`` is what a person calls it, ``files`` are all that hold it."""
+
+    path: Path
+    format: str
+    entries: dict[str, Entry]
+    files: list[Path] = field(default_factory=list)
+
+
+def check_entry(entry: Entry, what: str) -> Entry:
+    """The entry itself. Raises `ModelError` unless its bytes are those that its type and shape need."""
+    if len(entry.shape) > MOST_AXES or any(length < 0 for length in entry.shape):
+        raise ModelError(f"{what} has the impossible shape {list(entry.shape)[:8]}.")
+    needed = math.prod(entry.shape) * entry.dtype.itemsize
+    if needed != entry.nbytes:
+        raise ModelError(
+            f"{what} needs {needed} bytes for its type {entry.dtype} and shape {list(entry.shape)}, but has "
+            f"{entry.nbytes}."
+        )
+    if any(len(part) % entry.dtype.itemsize for part in entry.parts):
+        raise ModelError(f"{what} is cut into parts that do not hold whole elements.")
+    return entry
+
+
+def mapped(path: Path, expected: str) -> memoryview:
+    """A file's bytes. Raises `ModelError`: it is no file, is empty or cannot be read."""
+    try:
+        if not path.is_file():
+            state = "is not a file" if path.exists() else "does not exist"
+            raise ModelError(f"{path} {state}; expected {expected}.")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise ModelError(f"{path} is empty; expected {expected}.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of an array that lies in C order."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat).toreadonly()
+
+
+def special_dtype(name: str) -> np.dtype[Any]:
+    """A type that numpy itself lacks, such as ``bfloat16``."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))

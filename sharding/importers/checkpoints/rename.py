@@ -1,0 +1,83 @@
+"""Other names for a checkpoint's weights: rules that a user gives, and the maps that are built in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sharding.errors import OptionError
+from sharding.text import one_line, shortened
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Each match of ``pattern`` in a name becomes ``replacement`` (Python's regular expressions)."""
+
+    pattern: re.Pattern[str]
+    replacement: str
+
+
+def _map(*pairs: tuple[str, str]) -> tuple[Rule, ...]:
+    return tuple(Rule(re.compile(pattern), replacement) for pattern, replacement in pairs)
+
+
+MAPS = {
+    "mindspore": _map(
+        (r"(^|\.)gamma$", r"\1weight"),
+        (r"(^|\.)beta$", r"\1bias"),
+        (r"(^|\.)moving_mean$", r"\1running_mean"),
+        (r"(^|\.)moving_variance$", r"\1running_var"),
+        (r"(^|\.)embedding_table$", r"\1weight"),
+    ),
+    "ddp": _map((r"^module\.", "")),
+    "compiled": _map((r"^_orig_mod\.", "")),
+}
+"""``mindspore``: what MindSpore's normalizations and embeddings call their weights to torch's names;
+``ddp`` and ``compiled``: without the prefix that ``DistributedDataParallel`` or ``torch.compile`` adds."""
+
+
+def parse_rules(texts: Iterable[str]) -> list[Rule]:
+    """Reads ``PATTERN=REPLACEMENT`` or the name of one of `MAPS`. Raises `OptionError`."""
+    rules: list[Rule] = []
+    for text in texts:
+        if text in MAPS:
+            rules.extend(MAPS[text])
+            continue
+        pattern, equals, replacement = text.rpartition("=")  # patterns may hold "=", names hardly do
+        if not equals or not pattern:
+            raise OptionError(
+                f"--rename {text!r}: expected PATTERN=REPLACEMENT, or one of the maps {', '.join(MAPS)}."
+            )
+        try:
+            compiled = re.compile(pattern)
+            # A replacement is checked only when it is used; this one is used on nothing.
+            re.compile(f"{pattern}|").sub(replacement, "")
+        except (re.error, IndexError, RecursionError, OverflowError) as error:
+            raise OptionError(f"--rename {text!r} is not a regular expression: {error}.") from None
+        rules.append(Rule(compiled, replacement))
+    return rules
+
+
+def renamed(name: str, rules: Sequence[Rule]) -> str:
+    """A name after all rules, in their order."""
+    for rule in rules:
+        name = rule.pattern.sub(rule.replacement, name)
+    return name
+
+
+def rename_all(names: Iterable[str], rules: Sequence[Rule]) -> dict[str, str]:
+    """New name -> old name. Raises `OptionError` where two get the same."""
+    found: dict[str, str] = {}
+    for name in names:
+        new = renamed(name, rules)
+        if new in found:
+            raise OptionError(
+                f"--rename gives two weights the name {_shown(new)}: {_shown(found[new])} and {_shown(name)}."
+            )
+        found[new] = name
+    return found
+
+
+def _shown(name: str) -> str:
+    return repr(shortened(one_line(name), 100))

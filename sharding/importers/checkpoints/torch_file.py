@@ -1,0 +1,154 @@
+"""torch's ``.pt`` and ``.pth``: what ``torch.save(module.state_dict(), ...)`` writes.
+
+Such a file is a pickle, which can run any program. It is only ever read with ``weights_only=True``: that
+unpickler knows tensors and plain containers and refuses all else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.importers.checkpoints.base import Array, Checkpoint, Entry, bytes_of, check_entry, special_dtype
+from sharding.text import one_line, shortened
+
+LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+"""How files begin that torch wrote before 1.6: a pickled magic number."""
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+"""Names under which training scripts keep the weights beside an optimizer's state."""
+_COPIED_MOST = 4
+"""Tensors that do not lie in order are copied, up to so many times the file's size: a hostile one may
+repeat a number without end."""
+_WRONG = re.compile(
+    r"(?i)(trying to load )?unsupported (global|class|persistent)[^,:;]{1,120}?(?= whose| was|\\.\s|$)"
+)
+_PICKLED_MOST = 256 << 20
+"""Bytes of the pickle in an archive; it has names and shapes only."""
+
+
+def read(path: Path) -> Checkpoint:
+    """Opens a file; tensors of the newer format stay in it.
+
+    Raises `ModelError`: truncated, damaged, holds other objects than tensors, or no weights.
+    """
+    state = _state(load(path), path)
+    size, copied = path.stat().st_size, 0
+    entries = {}
+    for name, tensor in state.items():
+        what = f"{path}: the tensor {shortened(one_line(name), 100)!r}"
+        _check(tensor, size, what)
+        if not tensor.is_contiguous():
+            copied += tensor.numel() * tensor.element_size()
+            if copied > _COPIED_MOST * size:
+                raise ModelError(
+                    f"{path} describes tensors that are far larger than the file: it is damaged."
+                )
+        array = as_array(tensor, what)
+        part = bytes_of(array)
+        entries[name] = check_entry(Entry(name, array.dtype, array.shape, (part,)), what)
+    return Checkpoint(path, "torch checkpoint", entries, [path])
+
+
+def load(path: Path) -> Any:
+    """What the file holds, by torch's restricted unpickler. Raises `ModelError`."""
+    from sharding.importers.networks.packages import need
+
+    torch = need("torch", f"{path} is a file of torch")
+    import pickle
+
+    archive = zipfile.is_zipfile(path)
+    if archive:
+        check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path} is refused: it holds more than tensors and plain containers, or is damaged, and to "
+            f"unpickle it would run what it says ({_reason(error)}). Save the weights alone: "
+            "torch.save(module.state_dict(), FILE), or as .safetensors."
+        ) from None
+    except Exception as error:  # a damaged file fails anywhere in torch, in ways that have no common base
+        raise ModelError(f"{path} is not a whole file of torch: {_reason(error)}.") from None
+
+
+def check_archive(path: Path) -> None:
+    """Raises `ModelError` for a torch archive with compressed or repeated members, which torch never writes:
+    they may be much larger than the file, or differ by who reads it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise ModelError(f"{path} is truncated or damaged: {_reason(error)}.") from None
+    names = [member.filename for member in members]
+    if len(set(names)) != len(names):
+        raise ModelError(f"{path} is damaged: its archive holds a name twice.")
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise ModelError(f"{path} is no file of torch: its archive is compressed.")
+        if member.filename.endswith("data.pkl") and member.file_size > _PICKLED_MOST:
+            raise ModelError(
+                f"{path} has a pickle of {member.file_size} bytes; at most {_PICKLED_MOST} are read."
+            )
+
+
+def as_array(tensor: Any, what: str) -> Array:
+    """A tensor's elements as an array in C order, without a copy where it lies so."""
+    import torch
+
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        try:
+            dtype = special_dtype(name)
+        except AttributeError:
+            raise ModelError(f"{what} has the type {name}, which cannot be converted.") from None
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    array: Array = flat.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(tensor.shape))
+    return array
+
+
+def _state(loaded: Any, path: Path) -> dict[str, Any]:
+    """The tensors by name; from within a training checkpoint, too."""
+    import torch
+
+    for key in WRAPPERS:
+        inner = loaded.get(key) if isinstance(loaded, Mapping) else None
+        if isinstance(inner, Mapping) and any(torch.is_tensor(item) for item in inner.values()):
+            loaded = inner
+            break
+    if not isinstance(loaded, Mapping):
+        raise ModelError(
+            f"{path} holds {type(loaded).__name__}; expected weights by name (module.state_dict())."
+        )
+    found = {str(name): item for name, item in loaded.items() if torch.is_tensor(item)}
+    if not found:
+        keys = ", ".join(shortened(one_line(str(key)), 40) for key in list(loaded)[:5]) or "nothing"
+        raise ModelError(f"{path} holds no weights by name (module.state_dict()); found {keys}.")
+    return found
+
+
+def _check(tensor: Any, size: int, what: str) -> None:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        raise ModelError(f"{what} is sparse, quantized, nested or without data: save it as a plain tensor.")
+    needed = math.prod(tensor.shape) * tensor.element_size()
+    if needed > size:
+        raise ModelError(f"{what} needs {needed} bytes, but the file has {size}: it is damaged.")
+
+
+def _reason(error: Exception) -> str:
+    """The part of torch's message that says what is wrong; the rest is advice that does not fit here."""
+    text = " ".join(str(error).split())
+    found = _WRONG.search(text)
+    text = found.group(0) if found else text
+    return shortened(one_line(text), 200).rstrip(".") or type(error).__name__

@@ -1,0 +1,1 @@
+"""Networks that are Python code: built, given weights, and exported to ONNX by torch or MindSpore."""

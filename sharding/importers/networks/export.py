@@ -1,0 +1,224 @@
+"""A ``torch.nn.Module`` or an exported program to ONNX by torch's exporter; weights stay in its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError, OptionError
+from sharding.importers.checkpoints.base import CHUNK, bytes_of
+from sharding.importers.networks.factory import described
+from sharding.importers.networks.inputs import Input, example_lengths
+from sharding.importers.networks.packages import need
+from sharding.protobuf import INLINE_BYTES
+
+if TYPE_CHECKING:
+    import onnx
+
+_NOISY = ("torch.onnx", "torch.export", "torch.fx", "onnxscript")
+
+
+@dataclass(frozen=True)
+class HeldWeight:
+    """A weight in torch's memory, to be written in pieces."""
+
+    tensor: Any
+    nbytes: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes in pieces of a few MB."""
+        from sharding.importers.checkpoints.torch_file import as_array
+
+        data = bytes_of(as_array(self.tensor, "A weight"))
+        for start in range(0, len(data), CHUNK):
+            yield bytes(data[start : start + CHUNK])
+
+
+def arguments_of(module: Any) -> list[str]:
+    """The names of the arguments of a module's ``forward`` or a cell's ``construct``, without ``*args`` and
+    ``**kwargs``."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    function: Any = getattr(module, "forward", None) or getattr(module, "construct", None)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name, item in parameters.items() if item.kind not in kinds]
+
+
+def export_module(
+    module: Any, inputs: Sequence[Input], lengths: Mapping[str, int], opset: int, what: str
+) -> tuple[onnx.ModelProto, dict[str, HeldWeight]]:
+    """Exports a network for inference.
+
+    Inputs whose names are all arguments of ``forward`` are given by name, others in their order. Returns the
+    model and the weights that it only declares. Raises `ModelError` where torch cannot export it,
+    `OptionError` where the inputs do not fit.
+    """
+    torch = need("torch", f"{what} is exported by torch")
+    need("onnxscript", f"{what} is exported by torch.onnx")
+    arguments = arguments_of(module)
+    if not inputs:
+        example = arguments[0] if arguments else "x"
+        raise OptionError(
+            f"{what}: give its inputs with --input NAME:SHAPE[:DTYPE], such as --input "
+            f"{example}:batch,3,224,224:float32 (its arguments: {', '.join(arguments) or 'not known'})."
+        )
+    known = example_lengths(inputs, lengths)
+    examples = [_example(item, known) for item in inputs]
+    dims = {symbol: torch.export.Dim(symbol) for symbol in known if symbol.isidentifier()}
+    shapes = [
+        {axis: dims.get(n, torch.export.Dim.AUTO) for axis, n in enumerate(item.shape) if isinstance(n, str)}
+        for item in inputs
+    ]
+    names = [item.name for item in inputs]
+    by_name = set(names) <= set(arguments)
+    module.eval()
+    with quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(
+                module,
+                () if by_name else tuple(examples),
+                dict(zip(names, examples, strict=True)) if by_name else {},
+                dynamic_shapes=dict(zip(names, shapes, strict=True)) if by_name else tuple(shapes),
+                strict=False,
+            )
+        except Exception as error:  # the network's own code runs in here
+            raise ModelError(
+                f"{what} cannot be exported with the inputs {_shown(inputs)}: {_cause(error)}."
+            ) from error
+    model, weights = export_program(program, opset, what)
+    _name_axes(model, inputs)
+    if not by_name:
+        from sharding.importers.value_names import rename_inputs
+
+        rename_inputs(model, names)
+    return model, weights
+
+
+def export_program(program: Any, opset: int, what: str) -> tuple[onnx.ModelProto, dict[str, HeldWeight]]:
+    """Turns a program of ``torch.export`` into ONNX. Raises `ModelError`."""
+    torch = need("torch", f"{what} is exported by torch")
+    need("onnxscript", f"{what} is exported by torch.onnx")
+    import onnx_ir as ir
+
+    with quiet(), torch.no_grad():
+        try:
+            made = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False)
+        except Exception as error:
+            raise ModelError(f"{what} has no form in ONNX of opset {opset}: {_cause(error)}.") from error
+    graph = made.model.graph
+    weights: dict[str, HeldWeight] = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= INLINE_BYTES:
+            continue
+        weights[name] = HeldWeight(getattr(tensor, "raw", None), tensor.nbytes)
+        value.const_value = ir.ExternalTensor(
+            "held", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
+        )
+    model: onnx.ModelProto = ir.serde.serialize_model(made.model)
+    found = model.opset_import[0].version if model.opset_import else 0
+    if not any(item.domain == "" and item.version == opset for item in model.opset_import):
+        raise ModelError(f"{what} could be exported with opset {found} only, not {opset}.")
+    _forget_source(model.graph)
+    _name_outputs(model, made.exported_program)
+    return model, weights
+
+
+def _forget_source(graph: Any) -> None:
+    """Takes out the exporter's notes: lines of source, with folders of whoever exported it."""
+    graph.doc_string = ""
+    del graph.metadata_props[:]
+    for item in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node):
+        del item.metadata_props[:]
+        item.doc_string = ""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                _forget_source(inner)
+
+
+def _name_axes(model: onnx.ModelProto, inputs: Sequence[Input]) -> None:
+    """Open axes get the names that the user gave; torch calls them s77 and the like."""
+    names: dict[str, str] = {}
+    for value, item in zip(model.graph.input, inputs, strict=False):
+        for dim, length in zip(value.type.tensor_type.shape.dim, item.shape, strict=False):
+            if isinstance(length, str) and dim.dim_param:
+                names.setdefault(dim.dim_param, length)
+    if not names:
+        return
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = pattern.sub(lambda found: names[found.group(1)], dim.dim_param)
+
+
+def _name_outputs(model: onnx.ModelProto, program: Any) -> None:
+    """Names outputs by the keys of what the network returns; otherwise output, or output_0, output_1, ..."""
+    from sharding.importers.value_names import default_outputs, rename_outputs
+
+    count = len(model.graph.output)
+    names: list[str] = []
+    with contextlib.suppress(Exception):  # torch's own structures: names that it does not tell are made up
+        from torch.utils import _pytree as pytree
+
+        spec = program.call_spec.out_spec
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        paths = pytree.tree_flatten_with_path(tree)[0]
+        keys = [[getattr(key, "key", getattr(key, "idx", "")) for key in path] for path, _ in paths]
+        if all(path and isinstance(path[0], str) for path in keys):
+            names = [".".join(str(key) for key in path) for path in keys]
+    usable = len(names) == count and len(set(names)) == count
+    rename_outputs(model, names if usable else default_outputs(count))
+
+
+def _example(item: Input, lengths: Mapping[str, int]) -> Any:
+    import torch
+
+    shape = tuple(lengths[n] if isinstance(n, str) else n for n in item.shape)
+    if item.array is not None:
+        if item.array.shape == shape and item.array.dtype.isbuiltin == 1:
+            return torch.from_numpy(np.array(item.array))
+        raise OptionError(
+            f"The example of input {item.name!r} has the shape {list(item.array.shape)}, not {list(shape)}."
+        )
+    # Ones: indices and masks as well as numbers may be so.
+    return torch.ones(shape, dtype=getattr(torch, item.dtype))
+
+
+def _shown(inputs: Sequence[Input]) -> str:
+    return ", ".join(f"{i.name}:{','.join(map(str, i.shape))}:{i.dtype}" for i in inputs)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost error: torch's exporter puts pages of advice around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return described(error)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's remarks on packages that it does not find, and its progress."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

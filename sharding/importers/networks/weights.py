@@ -1,0 +1,72 @@
+"""Puts a checkpoint's weights into a ``torch.nn.Module``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.importers.checkpoints.base import Checkpoint, special_dtype
+from sharding.importers.checkpoints.match import Match, Target, match
+from sharding.importers.checkpoints.rename import Rule
+from sharding.importers.networks.factory import described
+
+
+def targets_of(module: Any) -> dict[str, Target]:
+    """What a module's ``state_dict`` has; weights that are one tensor under several names are tied."""
+    found = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not hasattr(tensor, "dtype"):
+            continue  # extra state of the module
+        found[name] = Target(_dtype(tensor, name), tuple(tensor.shape), id(tensor))
+    return found
+
+
+def load(
+    module: Any,
+    checkpoint: Checkpoint,
+    rules: Sequence[Rule],
+    *,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+) -> Match:
+    """Copies the weights into the module and returns what fitted. Raises `ModelError` (`Match.check`)."""
+    import torch
+
+    result = match(checkpoint, targets_of(module), rules)
+    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    state = module.state_dict(keep_vars=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the file's bytes cannot be written to, and are only read
+        for name, entry in result.found.items():
+            try:
+                state[name].copy_(_tensor(entry.array()))
+            except (RuntimeError, NotImplementedError) as error:
+                raise ModelError(f"The weight {name!r} cannot be set: {described(error)}.") from None
+    return result
+
+
+def _dtype(tensor: Any, name: str) -> np.dtype[Any]:
+    text = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return np.dtype(text)
+    except TypeError:
+        pass
+    try:
+        return special_dtype(text)
+    except AttributeError:
+        raise ModelError(f"The network's weight {name!r} has the type {text}, which cannot be set.") from None
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    import torch
+
+    shape = array.shape
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(shape))
+    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    name = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}.get(array.dtype.name, "bfloat16")
+    return raw.view(getattr(torch, name)).reshape(shape)

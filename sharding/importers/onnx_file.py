@@ -1,0 +1,158 @@
+"""An ONNX file as the source of a conversion: its graph kept, its weights left or taken from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.importers.checkpoints.base import Checkpoint, Entry, mapped
+from sharding.importers.checkpoints.match import Match, Target, match
+from sharding.importers.checkpoints.rename import Rule
+from sharding.protobuf import IN_MODEL_FILE, MalformedError, without_weights
+from sharding.text import one_line, shortened
+
+if TYPE_CHECKING:
+    import onnx
+
+_DATA_FIELDS = (
+    "raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data",
+    "external_data",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A checkpoint's weight as elements of the type that the graph has."""
+
+    entry: Entry
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.nbytes // self.entry.dtype.itemsize * self.dtype.itemsize
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes in pieces of a few MB."""
+        return self.entry.chunks(self.dtype)
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """Reads a file without its large weights; each says where exactly it lies.
+
+    Raises `ModelError`: no ONNX file, truncated, or external data that is not in the model's folder.
+    """
+    import onnx
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(without_weights(mapped(path, "an ONNX model")))
+    except MalformedError as error:
+        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+    except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
+        raise ModelError(f"{path} is not an ONNX file: {one_line(str(error))[:200]}.") from None
+    if not model.HasField("graph") or not model.graph.output:
+        raise ModelError(f"{path} is not an ONNX model: it has no graph with an output.")
+    for tensor, outer in _tensors(model.graph, True):
+        if tensor.data_location == tensor.EXTERNAL:
+            _locate(tensor, path, outer)
+    for function in model.functions:
+        for node in function.node:
+            for tensor in _node_tensors(node):
+                if tensor.data_location == tensor.EXTERNAL:
+                    _locate(tensor, path, False)
+    return model
+
+
+def _tensors(graph: Any, outer: bool) -> Iterator[tuple[Any, bool]]:
+    """All tensors of a graph, and whether each is one of the model's own initializers."""
+    for item in graph.initializer:
+        yield item, outer
+    for node in graph.node:
+        for tensor in _node_tensors(node):
+            yield tensor, False
+
+
+def _node_tensors(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            for tensor, _ in _tensors(inner, False):
+                yield tensor
+
+
+def _locate(tensor: Any, path: Path, outer: bool) -> None:
+    """States a tensor's offset and length; one that is no initializer of the model comes into the message."""
+    import onnx_ir as ir
+
+    from sharding.tensors import locate
+
+    name = tensor.name or "without a name"
+    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    try:
+        extent = locate(name, ir.serde.deserialize_tensor(tensor), path).extent
+    except ModelError:
+        raise
+    except Exception as error:  # an unknown type, an offset that is no number, ...
+        raise ModelError(
+            f"{path}: weight {shortened(one_line(name), 100)!r} cannot be read: {one_line(str(error))[:200]}."
+        ) from None
+    if extent is None:
+        return
+    del tensor.external_data[:]
+    if outer:
+        parts = (("location", location), ("offset", str(extent.offset)), ("length", str(extent.length)))
+        for key, value in parts:
+            tensor.external_data.add(key=key, value=value)
+        return
+    with extent.path.open("rb") as file:
+        file.seek(extent.offset)
+        tensor.raw_data = file.read(extent.length)
+    tensor.ClearField("data_location")
+
+
+def put_weights(
+    model: onnx.ModelProto,
+    checkpoint: Checkpoint,
+    rules: Sequence[Rule],
+    *,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+) -> tuple[Match, dict[str, Replacement]]:
+    """Replaces a graph's weights by those of a checkpoint, which are only declared in the message.
+
+    A weight is missing if it is of floats, more than one, and the checkpoint does not have it: other
+    initializers are mostly constants of the graph. Raises `ModelError` (`Match.check`).
+    """
+    targets = {item.name: target for item in model.graph.initializer if (target := _target(item)) is not None}
+    result = match(checkpoint, targets, rules)
+    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    replaced = {name: Replacement(entry, targets[name].dtype) for name, entry in result.found.items()}
+    for item in model.graph.initializer:
+        if item.name in replaced:
+            for name in _DATA_FIELDS:
+                item.ClearField(name)
+            item.data_location = item.EXTERNAL
+            item.external_data.add(key="location", value=IN_MODEL_FILE)
+    return result, replaced
+
+
+def _target(item: Any) -> Target | None:
+    import onnx
+
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(item.data_type))
+    except (KeyError, TypeError):
+        return None
+    whole = not dtype.hasobject and "int4" not in dtype.name and "int2" not in dtype.name
+    if not whole or "float4" in dtype.name:
+        return None  # texts, and elements smaller than a byte
+    shape = tuple(item.dims)
+    floats = dtype.kind == "f" or "float" in dtype.name
+    return Target(dtype, shape, needed=floats and int(np.prod(shape, dtype=np.float64)) > 1)

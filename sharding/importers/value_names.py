@@ -1,0 +1,106 @@
+"""Other names for the inputs and outputs of an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sharding.errors import OptionError
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def default_outputs(count: int) -> list[str]:
+    """The names of outputs that have none: output, or output_0, output_1, ..."""
+    return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
+
+
+def inputs_of(model: onnx.ModelProto) -> list[str]:
+    """The names of what must be fed."""
+    held = {item.name for item in model.graph.initializer}
+    return [value.name for value in model.graph.input if value.name not in held]
+
+
+def rename_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Gives all inputs other names, in order. Raises `OptionError` (`_rename`)."""
+    _rename(model, inputs_of(model), names, "input")
+
+
+def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Gives all outputs other names, in order. Raises `OptionError` (`_rename`).
+
+    An output that is an input or a weight itself, or stands there twice, gets a node of its own.
+    """
+    graph = model.graph
+    seen = {value.name for value in (*graph.input, *graph.initializer)}
+    for value in graph.output:
+        if value.name in seen:
+            fresh = _fresh(model, f"{value.name}_out")
+            graph.node.add(op_type="Identity", name=fresh, input=[value.name], output=[fresh])
+            value.name = fresh
+        seen.add(value.name)
+    _rename(model, [value.name for value in graph.output], names, "output")
+
+
+def _rename(model: onnx.ModelProto, old: Sequence[str], new: Sequence[str], what: str) -> None:
+    """Raises `OptionError` for a wrong number of names, an empty one, or one that is there twice."""
+    if len(old) != len(new):
+        raise OptionError(
+            f"--{what}-names: the model has {len(old)} {what}s ({', '.join(old)}); found {len(new)} names."
+        )
+    if not all(new) or len(set(new)) != len(new):
+        raise OptionError(f"--{what}-names: each {what} needs a name of its own, found {', '.join(new)}.")
+    graph = model.graph
+    ends = {value.name for value in (*graph.input, *graph.output)} - set(old)
+    clash = sorted(ends & set(new))
+    if clash:
+        raise OptionError(f"--{what}-names: {clash[0]!r} is already the name of another input or output.")
+    changes = dict(zip(old, new, strict=True))
+    # Values inside the graph that have such a name already get another.
+    taken = _names(graph)
+    for name in new:
+        if name in taken and name not in old:
+            changes[name] = _fresh(model, f"{name}_inner", {*taken, *changes.values()})
+    _apply(graph, changes)
+
+
+def _apply(graph: Any, changes: dict[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = changes.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
+    for item in graph.quantization_annotation:
+        item.tensor_name = changes.get(item.tensor_name, item.tensor_name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                if name in changes:
+                    names[index] = changes[name]
+        for attribute in node.attribute:
+            for inner in _graphs(attribute):
+                _apply(inner, changes)
+
+
+def _graphs(attribute: Any) -> Iterable[Any]:
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def _names(graph: Any) -> set[str]:
+    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    for node in graph.node:
+        found.update(node.input, node.output)
+        for attribute in node.attribute:
+            for inner in _graphs(attribute):
+                found |= _names(inner)
+    return found
+
+
+def _fresh(model: onnx.ModelProto, wanted: str, taken: Iterable[str] | None = None) -> str:
+    used = set(taken) if taken is not None else _names(model.graph)
+    name, number = wanted, 1
+    while name in used:
+        name, number = f"{wanted}_{number}", number + 1
+    return name
