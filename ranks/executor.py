@@ -89,24 +89,31 @@ class RankModel:
         compute, and the communicator's errors.
         """
         arrays = self._ordered(feeds)
-        if self._session is not None:
-            given: dict[str, Any] = dict(feeds)
+        session = self._session  # another thread may close the model meanwhile
+        if session is not None:
+            names = [spec.name for spec in self._fed(feeds)]
+            given: dict[str, Any] = dict(zip(names, arrays, strict=True))
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
             try:
-                return list(self._session.run(None, given))
+                return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.path}: {reason(error)}") from None
-        if self._program is None:
-            raise ShardrunError(f"The model {self.path} is closed.")
         with self._lock:
+            if self._program is None:
+                raise ShardrunError(f"The model {self.path} is closed.")
             return self._program.run(arrays)
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if self.optional_inputs:
+            feeds = {**self._defaults, **feeds}
+        return order_feeds(self._fed(feeds), feeds)
+
+    def _fed(self, feeds: Mapping[str, Any]) -> list[TensorSpec]:
+        """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""
         if not self.optional_inputs:
-            return order_feeds(self.inputs, feeds)
-        feeds = {**self._defaults, **feeds}
-        return order_feeds(self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds], feeds)
+            return self.inputs
+        return self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
 
     @property
     def weights(self) -> VariableWeights | None:

@@ -68,6 +68,19 @@ def test_arrays_and_new_tensors_serve_as_inputs(tmp_path: Path) -> None:
         np.testing.assert_array_equal(output.get_data_to_numpy(), array + 1)
 
 
+@pytest.mark.parametrize("options", [{}, {"config_dict": {"cpu_context": {"variable_weights_list": "w1"}}}])
+def test_arrays_however_they_lie_in_memory(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = api_models.linear(tmp_path / "linear.onnx")
+    model = built(path, **options)
+    data = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    unaligned = np.frombuffer(b"." + data.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 8)
+    swapped = data.astype(data.dtype.newbyteorder("S"))
+    wanted = oracle(path, data)[0]
+    for array in (swapped, np.asfortranarray(swapped), np.repeat(data, 2, 1)[:, ::2], unaligned):
+        (output,) = model.predict([array])
+        np.testing.assert_allclose(output.get_data_to_numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "element",
     [
