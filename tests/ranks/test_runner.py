@@ -1,6 +1,7 @@
 """`ModelParallelRunner`, its answers compared with plain ONNX Runtime."""
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -454,9 +455,28 @@ def test_workers_have_one_copy_of_the_weights(threads: int, tmp_path: Path) -> N
     found = []
     for workers in (1, 8):
         done = run([sys.executable, "-c", MEMORY, str(path), str(threads), str(workers)], tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stderr) == (0, "")
         found.append(int(done.stdout) << 10)
     assert found[1] - found[0] < 64 << 20, found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what a process holds")
+def test_workers_take_buffers_only_as_many_as_processors(tmp_path: Path) -> None:
+    """On one processor eight workers may take more than one, but not half of what seven have in buffers."""
+    nodes = [
+        helper.make_node("Expand", ["x", "shape"], ["wide"]),
+        helper.make_node("Softmax", ["wide"], ["soft"], axis=1),
+        helper.make_node("ReduceMax", ["soft"], ["y"], axes=[0], keepdims=1),
+    ]
+    weights = {"shape": np.array([1 << 18, 8])}
+    path = api_models.save(tmp_path / "m.onnx", nodes, {"x": [1, 8]}, {"y": [1, 8]}, weights)
+    one = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
+    found = []
+    for workers in (1, 8):
+        done = run([sys.executable, "-c", one + MEMORY, str(path), "1", str(workers)], tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        found.append(int(done.stdout) << 10)
+    assert found[1] - found[0] < 28 << 20, found  # 8 MB each
 
 
 def test_the_generation_before(tmp_path: Path) -> None:
