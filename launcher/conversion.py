@@ -102,7 +102,7 @@ def _allowed(request: Request) -> dict[str, bool]:
 def _network(request: Request, stack: ExitStack) -> Converted:
     from sharding.importers import OPSETS
     from sharding.importers.checkpoints.rename import parse_rules
-    from sharding.importers.networks import cells, export, factory, weights
+    from sharding.importers.networks import cells, export, factory, pretrained, weights
     from sharding.importers.networks.packages import need
 
     rules = parse_rules(request.rename)
@@ -110,13 +110,13 @@ def _network(request: Request, stack: ExitStack) -> Converted:
     folder = Path(request.network) if Path(request.network).is_dir() else None
     checkpoint = _weights(request, folder)  # before the network is built: a wrong file is soon told
     network = factory.build(request.network)
-    load = weights.load if network.kind == "torch" else cells.load
     found = None
     if checkpoint is not None:
-        found = load(network.module, checkpoint, rules, **_allowed(request))
+        loaders: dict[str, Any] = {"torch": weights, "transformers": pretrained, "mindspore": cells}
+        found = loaders[network.kind].load(network, checkpoint, rules, **_allowed(request))
     inputs = _inputs(request, network)
     opset = request.opset or OPSETS[0]
-    if network.kind == "torch":
+    if network.kind != "mindspore":
         model, held = export.export_module(network.module, inputs, request.lengths, opset, network.what)
         made = Converted(model, checkpoint.path if checkpoint else Path(), held)
     else:

@@ -36,6 +36,8 @@ def kind_of(path: Path) -> Kind:
             return _archive_kind(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if not head:
+        raise ModelError(f"{path} is empty; expected a checkpoint.")
     if safetensors.looks_like(head):
         return "safetensors"
     if head.startswith(torch_file.LEGACY) or (head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".bin"}):

@@ -56,7 +56,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _place(index: Path, name: str) -> Path:
     """Where a file is. Links are followed: download caches consist of them."""
-    if not name or "\0" in name or Path(name).name != name or "\\" in name:
+    if name in {"", ".", ".."} or "\0" in name or Path(name).name != name or "\\" in name:
         raise ModelError(
             f"{index} names {shortened(one_line(name), 100)!r}; expected the name of a file beside it."
         )

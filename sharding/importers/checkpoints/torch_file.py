@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +68,9 @@ def load(path: Path) -> Any:
     if archive:
         check_archive(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on old protocols and types that are going to leave torch
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{path} is refused: it holds more than tensors and plain containers, or is damaged, and to "

@@ -12,7 +12,7 @@ from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
-from sharding.importers.networks.factory import described
+from sharding.importers.networks.factory import Network, described
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    cell: Any,
+    network: Network,
     checkpoint: Checkpoint,
     rules: Sequence[Rule],
     *,
@@ -30,7 +30,7 @@ def load(
 ) -> Match:
     """Copies the weights into the cell and returns what fitted. Raises `ModelError` (`Match.check`)."""
     mindspore = need("mindspore", "The network is a mindspore.nn.Cell")
-    parameters = dict(cell.parameters_and_names())
+    parameters = dict(network.module.parameters_and_names())
     targets = {name: Target(_dtype(item), tuple(item.shape), id(item)) for name, item in parameters.items()}
     result = match(checkpoint, targets, rules)
     result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)

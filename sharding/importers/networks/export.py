@@ -37,7 +37,10 @@ class HeldWeight:
         """The bytes in pieces of a few MB."""
         from sharding.importers.checkpoints.torch_file import as_array
 
-        data = bytes_of(as_array(self.tensor, "A weight"))
+        tensor = self.tensor
+        data = bytes_of(
+            as_array(tensor, "A weight") if hasattr(tensor, "detach") else np.ascontiguousarray(tensor)
+        )
         for start in range(0, len(data), CHUNK):
             yield bytes(data[start : start + CHUNK])
 
@@ -74,9 +77,8 @@ def export_module(
         )
     known = example_lengths(inputs, lengths)
     examples = [_example(item, known) for item in inputs]
-    dims = {symbol: torch.export.Dim(symbol) for symbol in known if symbol.isidentifier()}
     shapes = [
-        {axis: dims.get(n, torch.export.Dim.AUTO) for axis, n in enumerate(item.shape) if isinstance(n, str)}
+        {axis: torch.export.Dim.DYNAMIC for axis, n in enumerate(item.shape) if isinstance(n, str)}
         for item in inputs
     ]
     names = [item.name for item in inputs]
@@ -121,7 +123,7 @@ def export_program(program: Any, opset: int, what: str) -> tuple[onnx.ModelProto
         tensor = value.const_value
         if tensor is None or tensor.nbytes <= INLINE_BYTES:
             continue
-        weights[name] = HeldWeight(getattr(tensor, "raw", None), tensor.nbytes)
+        weights[name] = HeldWeight(_raw(tensor), tensor.nbytes)
         value.const_value = ir.ExternalTensor(
             "held", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
         )
@@ -132,6 +134,12 @@ def export_program(program: Any, opset: int, what: str) -> tuple[onnx.ModelProto
     _forget_source(model.graph)
     _name_outputs(model, made.exported_program)
     return model, weights
+
+
+def _raw(tensor: Any) -> Any:
+    """The torch tensor that the exporter holds, or the array of a constant that it made."""
+    raw = getattr(tensor, "raw", None)
+    return raw if hasattr(raw, "detach") else tensor.numpy()
 
 
 def _forget_source(graph: Any) -> None:

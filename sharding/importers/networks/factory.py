@@ -25,11 +25,12 @@ _MOST_CONFIG = 10 << 20
 
 @dataclass
 class Network:
-    """A network that was built: a ``torch.nn.Module``, or a ``mindspore.nn.Cell``. ``inputs`` are those that
+    """A network that was built: a ``torch.nn.Module`` (of ``transformers`` or not), or a
+    ``mindspore.nn.Cell``. ``inputs`` are those that
     are known of its kind; ``what`` says where it is from."""
 
     module: Any
-    kind: Literal["torch", "mindspore"]
+    kind: Literal["torch", "transformers", "mindspore"]
     what: str
     inputs: list[Input]
 
@@ -158,7 +159,9 @@ def _from_config(folder: Path) -> Network:
         raise
     except Exception as error:  # whatever a configuration may lead to
         raise ModelError(f"{config_file}: transformers cannot build the model: {described(error)}.") from None
-    return Network(module, "torch", f"{type(module).__name__} of {folder.resolve().name}", _usual(module))
+    return Network(
+        module, "transformers", f"{type(module).__name__} of {folder.resolve().name}", _usual(module)
+    )
 
 
 def _class_of(document: dict[str, Any], transformers: Any, config_file: Path) -> Any:

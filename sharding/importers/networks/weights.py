@@ -12,7 +12,7 @@ from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
-from sharding.importers.networks.factory import described
+from sharding.importers.networks.factory import Network, described
 
 
 def targets_of(module: Any) -> dict[str, Target]:
@@ -26,7 +26,7 @@ def targets_of(module: Any) -> dict[str, Target]:
 
 
 def load(
-    module: Any,
+    network: Network,
     checkpoint: Checkpoint,
     rules: Sequence[Rule],
     *,
@@ -36,6 +36,7 @@ def load(
     """Copies the weights into the module and returns what fitted. Raises `ModelError` (`Match.check`)."""
     import torch
 
+    module = network.module
     result = match(checkpoint, targets_of(module), rules)
     result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
     state = module.state_dict(keep_vars=True)
@@ -43,7 +44,7 @@ def load(
         warnings.simplefilter("ignore")  # the file's bytes cannot be written to, and are only read
         for name, entry in result.found.items():
             try:
-                state[name].copy_(_tensor(entry.array()))
+                state[name].copy_(as_tensor(entry.array()))
             except (RuntimeError, NotImplementedError) as error:
                 raise ModelError(f"The weight {name!r} cannot be set: {described(error)}.") from None
     return result
@@ -61,7 +62,8 @@ def _dtype(tensor: Any, name: str) -> np.dtype[Any]:
         raise ModelError(f"The network's weight {name!r} has the type {text}, which cannot be set.") from None
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Any:
+def as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor of an array's elements, without a copy where it can be."""
     import torch
 
     shape = array.shape
