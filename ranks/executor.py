@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ranks.assembly import Assembly
     from ranks.part import Part
+    from ranks.precision.request import Precision
     from ranks.program import Program
     from ranks.schedule import Schedule
     from ranks.weights.store import Store
@@ -195,6 +196,7 @@ def load(
     memory_pattern: bool = True,
     store: Store | None = None,
     variable_weights: Sequence[str] = (),
+    precision: Precision | None = None,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -210,7 +212,8 @@ def load(
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
     ``memory_pattern`` is as in `SessionConfig`;
     ``store`` is where they take their weights from, on the CPU, to share them with other processes;
-    ``variable_weights`` names the weights that `RankModel.update_weights` may replace.
+    ``variable_weights`` names the weights that `RankModel.update_weights` may replace;
+    ``precision`` says in which types nodes compute that are to compute in others than the model's.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -237,7 +240,7 @@ def load(
     )
     config = automatic.choose(config, shard.manifest, local_size)
     try:
-        return _load(file, communicator, config, dims, shard.manifest, tuple(variable_weights))
+        return _load(file, communicator, config, dims, shard.manifest, tuple(variable_weights), precision)
     except UnicodeDecodeError as error:
         raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
 
@@ -249,9 +252,10 @@ def _load(  # noqa: PLR0917 - what `load` was given
     dims: Mapping[str, Sequence[Dim]] | None,
     manifest: Manifest | None,
     variable: tuple[str, ...],
+    precision: Precision | None,
 ) -> RankModel:
     model = weights = None
-    if dims or variable or model_file.may_have_collectives(file):
+    if dims or variable or precision or model_file.may_have_collectives(file):
         from ranks.cut import has_collectives
         from ranks.part import is_part, read_part
 
@@ -266,6 +270,10 @@ def _load(  # noqa: PLR0917 - what `load` was given
                     f"{file} has collectives, so it is one rank's part of a model, but this process runs "
                     "alone: start one process per rank."
                 )
+        if precision:
+            from ranks.precision.convert import apply
+
+            apply(model, precision, file, part=together)
         part = read_part(model, file, communicator.rank, communicator.size) if communicator else None
         if dims:
             # What a rank model runs on is a micro-batch, however long the whole batch is.
@@ -281,7 +289,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
             )
         if variable:
             weights = _marked(model, variable, file, config)
-    return _load_plain(file, model if dims or variable else None, config, weights)
+    return _load_plain(file, model if dims or variable or precision else None, config, weights)
 
 
 def _load_plain(

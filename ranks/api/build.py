@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks.api import config
+from ranks.api import config, precision_options
 from ranks.api.built import Built
 from ranks.api.content import content_of
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
 from ranks.api.notice import warn_once
-from ranks.api.targets import Placement, place
+from ranks.api.targets import Placement, place, target_of
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError
 from ranks.weights.request import Attach, Share
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
     from ranks.executor import RankModel
     from ranks.identity import Identity
+    from ranks.precision.request import Precision
     from ranks.weights.store import Store
 
 MOST_THREADS = 1024
@@ -47,6 +48,8 @@ class Recipe:
     """Where the sessions find their weights prepared; None: as the number of ranks and the size decide."""
     variable_weights: tuple[str, ...] = ()
     """See `ranks.api.variable_options`."""
+    precision: Precision | None = None
+    """In which types nodes compute that are to compute in others than the model's."""
 
     def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         """Loads the model; ``dims`` are other shapes than the file's, by input name."""
@@ -65,6 +68,7 @@ class Recipe:
                 memory_pattern=self.memory_pattern,
                 store=self.store,
                 variable_weights=self.variable_weights,
+                precision=self.precision,
             )
 
     def _group(self) -> Communicator | None:
@@ -183,7 +187,11 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         from ranks.session import default_threads
 
         threads = default_threads(identity.local_size or identity.world_size)
-    placement = place(context, options.engine_cache)
+    placement = place(context, options.engine_cache, options.precision_modes)
+    # What a device would do by itself is not done on the CPU where SHARDRUN_TARGET names that instead.
+    mode = precision_options.chosen(context, target_of(context), options.precision_modes)
+    on_cpu = len(placement.providers) == 1 and target_of(context) != "cpu"
+    precision = precision_options.of_graph(placement, "" if on_cpu else mode, options.execution_plan)
     cores = tuple(context.cpu.thread_affinity_core_list)
     from ranks.imported import as_onnx
 
@@ -194,6 +202,7 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         cores,
         identity,
         variable_weights=options.variable_weights,
+        precision=precision,
     )
 
 

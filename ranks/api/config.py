@@ -6,15 +6,15 @@ The file is the INI format of mindspore_lite: ``[section]``, then ``key=value`` 
 from __future__ import annotations
 
 import configparser
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranks.api import share_options, variable_options
+from ranks.api import precision_options, share_options, variable_options
 from ranks.api.check import check_sections
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
+from ranks.errors import ShardrunError
 from ranks.weights.request import Attach, Share
 
 Sections = dict[str, dict[str, str]]
@@ -22,13 +22,15 @@ Sections = dict[str, dict[str, str]]
 LARGEST_FILE = 1 << 20  # bytes; real files have some hundred
 MOST_WAITING = 1_000_000
 
+_COMMON = (*share_options.KEYS, *variable_options.KEYS, precision_options.KEY)
+
 # Sections and keys that mindspore_lite knows (its C++ source, src/common/common.h, and its documentation),
 # and [parallel_runner], which is ours.
 # True: acted on here. False: known, but of no effect on ONNX Runtime. A section without keys takes any.
 KNOWN: Mapping[str, Mapping[str, bool]] = {
     "ascend_context": {
         "rank_table_file": True,
-        **dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
+        **dict.fromkeys(_COMMON, True),
         **dict.fromkeys(
             (
                 "profiling_config_file",
@@ -50,18 +52,15 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
                 "max_weight_batch",
                 "input_shape",
                 "dynamic_dims",
-                "precision_mode",
             ),
             False,
         ),
     },
     "gpu_context": {
-        **dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
-        **dict.fromkeys(
-            ("input_shape", "dynamic_dims", "opt_dims", "precision_mode", "dump_ops", "dump_dir"), False
-        ),
+        **dict.fromkeys(_COMMON, True),
+        **dict.fromkeys(("input_shape", "dynamic_dims", "opt_dims", "dump_ops", "dump_dir"), False),
     },
-    "cpu_context": dict.fromkeys((*share_options.KEYS, *variable_options.KEYS), True),
+    "cpu_context": dict.fromkeys(_COMMON, True),
     "ms_cache": {
         "serialize_path": True,
         **dict.fromkeys(("cache_model_path", "vocab_size", "device_cache_size"), False),
@@ -88,8 +87,6 @@ KNOWN: Mapping[str, Mapping[str, bool]] = {
     "aoe_tuning_options": {},
 }
 
-_PRECISION = re.compile(r"data_?type\s*:\s*(float16|float32)", re.IGNORECASE)
-
 
 @dataclass(frozen=True)
 class Options:
@@ -103,6 +100,9 @@ class Options:
     """Whether the model is the owner of shared weights, or attaches to them."""
     variable_weights: tuple[str, ...] = ()
     """Names of the weights that `Model.update_weights` may replace."""
+    precision_modes: precision_options.Modes = ()
+    execution_plan: tuple[tuple[str, str], ...] = ()
+    """As `ranks.precision.request.Precision` has it."""
 
 
 def load(config_path: str, config_dict: object = None) -> Options:
@@ -128,6 +128,11 @@ def load(config_path: str, config_dict: object = None) -> Options:
     _check(sections, origin)
     table = sections.get("ascend_context", {}).get("rank_table_file", "").strip()
     own = _all_folded(config_dict) if isinstance(config_dict, dict) else {}
+    try:
+        modes = precision_options.modes(sections)
+        plan = precision_options.plan(sections, origin.get(precision_options.PLAN, ""))
+    except ShardrunError as error:
+        raise _malformed(str(error)) from None
     given = "rank_table_file" in own.get("ascend_context", {})
     return Options(
         rank_table_file=table if given else variable_options.beside(table, config_path),
@@ -135,6 +140,8 @@ def load(config_path: str, config_dict: object = None) -> Options:
         queue_limit=_queue_limit(sections.get("parallel_runner", {}).get("queue_limit")),
         sharing=share_options.choose(sharing),
         variable_weights=variable_options.named(sections, own, config_path),
+        precision_modes=modes,
+        execution_plan=plan,
     )
 
 
@@ -202,13 +209,8 @@ def _check(sections: Sections, origin: Mapping[str, str]) -> None:
         if known is None:
             warn_user(f"unknown section [{section}] in {where} is ignored.")
             continue
-        if section == "execution_plan":
-            for key, value in entries.items():
-                if not _PRECISION.fullmatch(value.strip().strip('"')):
-                    raise _malformed(
-                        f"{where}, [execution_plan] {key} must be data_type:float16 or data_type:float32, "
-                        f"but is {value[:80]!r}"
-                    )
+        if section == precision_options.PLAN:
+            continue
         for key in entries:
             if known and key not in known:
                 warn_user(f"unknown key {key!r} of section [{section}] in {where} is ignored.")

@@ -111,10 +111,10 @@ class Context:
         self._legacy = True
         self._target = [device.target for device in self._devices]
         if isinstance(device_info, CPUDeviceInfo):
-            self.cpu.precision_mode = "preferred_fp16" if device_info.enable_fp16 else "enforce_fp32"
+            self.cpu.prefer_fp16(device_info.enable_fp16)
         elif isinstance(device_info, GPUDeviceInfo):
             self.gpu.device_id = device_info.device_id
-            self.gpu.precision_mode = "preferred_fp16" if device_info.enable_fp16 else "enforce_fp32"
+            self.gpu.prefer_fp16(device_info.enable_fp16)
         elif isinstance(device_info, AscendDeviceInfo):
             self.ascend.device_id = device_info.device_id
             self.ascend.legacy_precision_mode = device_info.precision_mode

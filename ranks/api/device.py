@@ -37,7 +37,8 @@ class Device:
 class CPU(Device):
     """CPU options.
 
-    - ``precision_mode``: "enforce_fp32" or "preferred_fp16", a preference that the CPU does not follow.
+    - ``precision_mode``: "enforce_fp32" (once set, float16 nodes compute in float32, too) or
+      "preferred_fp16", a preference that ONNX Runtime does not follow on the CPU.
     - ``thread_num``: threads per inference, 0 for as many as this rank has cores.
     - ``inter_op_parallel_num``: operators run at once, 0 for the runtime's choice.
     - ``thread_affinity_mode``: 0 no binding, 1 big cores first, 2 middle cores first.
@@ -47,6 +48,7 @@ class CPU(Device):
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._precision = "enforce_fp32"
+        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
 
     def __str__(self) -> str:
         return (
@@ -65,7 +67,12 @@ class CPU(Device):
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
         check_choice("cpu_precision_mode", mode, CPU_GPU_PRECISION)
-        self._precision = mode
+        self._precision = self.precision_chosen = mode
+
+    def prefer_fp16(self, preferred: bool) -> None:
+        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
+        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
+        self.precision_chosen = self._precision if preferred else ""
 
     @property
     def thread_num(self) -> int:
@@ -107,11 +114,15 @@ class CPU(Device):
 class GPU(Device):
     """GPU options; ``rank_id`` and ``group_size`` are this process's, from the launcher's environment.
 
+    ``precision_mode`` is "enforce_fp32" (once set, all nodes compute in float32, and not in TF32) or
+    "preferred_fp16" (nodes compute in float16 where they can; inputs and outputs keep their types).
+
     ``provider`` is "" for CUDA or "tensorrt".
     """
 
     def __init__(self) -> None:
         self._precision = "enforce_fp32"
+        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
         self._device_id = 0
         self._provider = ""
 
@@ -131,7 +142,12 @@ class GPU(Device):
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
         check_choice("gpu_precision_mode", mode, CPU_GPU_PRECISION)
-        self._precision = mode
+        self._precision = self.precision_chosen = mode
+
+    def prefer_fp16(self, preferred: bool) -> None:
+        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
+        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
+        self.precision_chosen = self._precision if preferred else ""
 
     @property
     def device_id(self) -> int:

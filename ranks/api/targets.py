@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ranks.api import precision_options
 from ranks.api.notice import warn_once
 from ranks.errors import DeviceError, ShardrunError
 
@@ -13,15 +14,6 @@ if TYPE_CHECKING:
     from ranks.api.context import Context
 
 CPU, CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "CANN"))
-
-# CANN's precision_mode by mindspore_lite's, as the latter's documentation pairs them.
-CANN_PRECISION = {
-    "enforce_fp32": "force_fp32",
-    "preferred_fp32": "allow_fp32_to_fp16",
-    "enforce_fp16": "force_fp16",
-    "enforce_origin": "must_keep_origin_dtype",
-    "preferred_optimal": "allow_mix_precision",
-}
 
 
 @dataclass(frozen=True)
@@ -40,32 +32,34 @@ class Placement:
         return f"{self.providers[0].removesuffix('ExecutionProvider')} device {self.device_id}"
 
 
-def place(context: Context, engine_cache: str = "") -> Placement:
-    """Where a model of ``context`` runs; ``engine_cache`` is a folder for TensorRT's engines.
+def place(context: Context, engine_cache: str = "", modes: precision_options.Modes = ()) -> Placement:
+    """Where a model of ``context`` runs; ``engine_cache`` is a folder for TensorRT's engines, ``modes`` are
+    precision modes that win over the context's.
 
     Raises `DeviceError` saying what this machine lacks for the target.
     """
-    target = next((name.lower() for name in context.target if name.lower() != "cpu"), "cpu")
+    target = target_of(context)
     if target == "cpu" or on_cpu_instead(target):
         return Placement()
+    provider = context.gpu.provider if target == "gpu" else ""
+    device = context.gpu.device_id if target == "gpu" else context.ascend.device_id
+    require(target, device, provider)
+    mode = precision_options.chosen(context, target, modes)
+    options = {"device_id": str(device), **precision_options.device_options(target, provider, mode)}
     if target == "ascend":
-        device = context.ascend.device_id
-        require("ascend", device)
-        options = {"device_id": str(device)}
-        precision = CANN_PRECISION.get(context.ascend.precision_mode) or context.ascend.legacy_precision_mode
-        if precision:
-            options["precision_mode"] = precision
         return Placement((CANN, CPU), (options, {}), device)
-    device = context.gpu.device_id
-    require("gpu", device, context.gpu.provider)
-    if context.gpu.provider != "tensorrt":
-        return Placement((CUDA, CPU), ({"device_id": str(device)}, {}), device)
-    engine = {"device_id": str(device)}
-    if context.gpu.precision_mode == "preferred_fp16":
-        engine["trt_fp16_enable"] = "1"
+    if provider != "tensorrt":
+        return Placement((CUDA, CPU), (options, {}), device)
     if engine_cache:
-        engine |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache}
-    return Placement((TENSORRT, CUDA, CPU), (engine, {"device_id": str(device)}, {}), device)
+        options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache}
+    # What TensorRT leaves to CUDA.
+    rest = {"device_id": str(device), **precision_options.device_options("gpu", "", mode)}
+    return Placement((TENSORRT, CUDA, CPU), (options, rest, {}), device)
+
+
+def target_of(context: Context) -> str:
+    """The target that a model of ``context`` asks for: the first that is no CPU."""
+    return next((name.lower() for name in context.target if name.lower() != "cpu"), "cpu")
 
 
 def on_cpu_instead(target: str) -> bool:

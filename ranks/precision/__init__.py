@@ -1,0 +1,1 @@
+"""In which floating-point type each node of a model computes."""

@@ -1,0 +1,412 @@
+"""Precision modes and execution plans: types of nodes, numbers against float64, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ranks
+from ranks import executor
+from ranks.api import config, precision_options, targets
+from ranks.api.targets import Placement
+from ranks.errors import ModelError, ShardrunError
+from ranks.precision.convert import apply
+from ranks.precision.request import FLOAT16, FLOAT32, Precision
+
+RANDOM = np.random.default_rng(11)
+W1 = RANDOM.standard_normal((8, 16)).astype(np.float32)
+W2 = RANDOM.standard_normal((16, 6)).astype(np.float32)
+X = RANDOM.standard_normal((5, 8)).astype(np.float32)
+
+
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    weights: dict[str, Any],
+    inputs: dict[str, tuple[int, list[Any]]],
+    outputs: dict[str, tuple[int, list[Any]]],
+    opset: int = 17,
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
+        [helper.make_tensor_value_info(name, *what) for name, what in outputs.items()],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def mlp(path: Path, element: int = TensorProto.FLOAT) -> Path:
+    dtype = np.dtype(np.float32 if element == TensorProto.FLOAT else np.float16)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
+        helper.make_node("Tanh", ["a"], ["b"], "act"),
+        helper.make_node("MatMul", ["b", "w2"], ["y"], "second"),
+    ]
+    weights = {"w1": W1.astype(dtype), "w2": W2.astype(dtype)}
+    return save(path, nodes, weights, {"x": (element, ["n", 8])}, {"y": (element, ["n", 6])})
+
+
+def half(array: Any) -> Any:
+    return np.asarray(array, np.float16).astype(np.float64)
+
+
+def predict(path: Path, **options: Any) -> Any:
+    model = ranks.Model()
+    model.build_from_file(str(path), ranks.ModelType.MINDIR, **options)
+    (output,) = model.predict([X.astype(model.get_inputs()[0].get_data_to_numpy().dtype)])
+    return output.get_data_to_numpy()
+
+
+def error(got: Any, want: Any) -> float:
+    return float(np.max(np.abs(np.asarray(got, np.float64) - want)) / np.max(np.abs(want)))
+
+
+def converted(path: Path, precision: Precision) -> onnx.ModelProto:
+    model = onnx.load(path)
+    apply(model, precision, path)
+    onnx.checker.check_model(model, full_check=False)
+    return model
+
+
+def run(model: onnx.ModelProto, **feeds: Any) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The type of what each node gives first, by its name; as ONNX's own inference has it."""
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    types = {
+        v.name: v.type.tensor_type.elem_type for v in (*inferred.graph.value_info, *inferred.graph.output)
+    }
+    return {node.name: types[node.output[0]] for node in inferred.graph.node if node.op_type != "Cast"}
+
+
+EXACT = {
+    "first": lambda x: np.tanh(half(half(x) @ half(W1))) @ W2.astype(np.float64),
+    "second": lambda x: half(half(np.tanh(x.astype(np.float64) @ W1)) @ half(W2)),
+    "MatMul": lambda x: half(half(np.tanh(half(half(x) @ half(W1)))) @ half(W2)),
+}
+"""What a plan with this entry gives: factors and results are numbers of float16."""
+
+
+@pytest.mark.parametrize("key", EXACT)
+def test_a_plan_gives_nodes_their_type(tmp_path: Path, key: str) -> None:
+    path = mlp(tmp_path / "m.onnx")
+    types = element_types(converted(path, Precision("", ((key, FLOAT16),))))
+    for name in ("first", "act", "second"):
+        is_half = name == key or (key == "MatMul" and name != "act")
+        assert types[name] == (TensorProto.FLOAT16 if is_half else TensorProto.FLOAT), name
+    (tmp_path / "c.ini").write_text(f"[execution_plan]\n{key}=data_type:float16\n")
+    got = predict(path, config_path=str(tmp_path / "c.ini"))
+    assert got.dtype == np.float32
+    want = EXACT[key](X)
+    whole = np.tanh(X.astype(np.float64) @ W1) @ W2
+    # A unit in the last place of float16 may fall to either side, as sums are rounded in another order.
+    assert error(got, want) < 2e-3
+    assert np.isclose(got, want, rtol=1e-5).mean() > 0.8
+    assert error(predict(path), whole) < 1e-6
+    assert 1e-5 < error(got, whole) < 5e-3
+    assert (half(got) == got).all() == (key != "first")
+    assert (
+        predict(path, config_dict={"execution_plan": {key: "data_type:float16"}}).tobytes() == got.tobytes()
+    )
+
+
+def test_factors_are_rounded_to_float16(tmp_path: Path) -> None:
+    """To the last bit: 2049 and 1 + 2**-12 lie between two numbers of float16, and go to the even one."""
+    x = np.full((1, 8), 2049, np.float32)
+    weights = {"w": np.full((8, 1), 1 + 2**-12, np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    path = save(tmp_path / "m.onnx", nodes, weights, {"x": (1, ["n", 8])}, {"y": (1, ["n", 1])})
+    model = ranks.Model()
+    for kind, want in (("float16", 8 * 2048), ("float32", 8 * 2049 * (1 + 2**-12))):
+        plan = {"execution_plan": {"product": f"data_type:{kind}"}}
+        model.build_from_file(str(path), ranks.ModelType.MINDIR, config_dict=plan)
+        assert model.predict([x])[0].get_data_to_numpy()[0, 0] == np.float32(want)
+
+
+def test_a_node_by_name_wins_over_its_type(tmp_path: Path) -> None:
+    path = mlp(tmp_path / "m.onnx")
+    plan = {"MatMul": "data_type:float16", "second": "data_type:float32", "act": '"datatype: FLOAT16"'}
+    types = element_types(
+        converted(path, Precision("", precision_options.plan({"execution_plan": plan}, "")))
+    )
+    assert types == {"first": TensorProto.FLOAT16, "act": TensorProto.FLOAT16, "second": TensorProto.FLOAT}
+    # No cast stands between two nodes of one type.
+    model = converted(path, Precision("", (("first", FLOAT16), ("act", FLOAT16))))
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Cast", "MatMul", "Tanh", "Cast", "MatMul"]
+
+
+def test_enforced_float32_of_a_float16_model(tmp_path: Path) -> None:
+    path = mlp(tmp_path / "m.onnx", TensorProto.FLOAT16)
+    whole = np.tanh(half(X) @ half(W1)) @ half(W2)
+    context = ranks.Context()
+    context.cpu.precision_mode = "enforce_fp32"
+    got = predict(path, context=context)
+    assert got.dtype == np.float16  # inputs and outputs keep their types
+    assert got.tobytes() == whole.astype(np.float16).tobytes()
+    types = element_types(converted(path, Precision(FLOAT32)))
+    assert types["first"] == types["act"] == TensorProto.FLOAT
+    assert (
+        predict(path, config_dict={"cpu_context": {"precision_mode": "enforce_fp32"}}).tobytes()
+        == got.tobytes()
+    )
+    # A model of float32 has nothing to change.
+    assert (
+        predict(mlp(tmp_path / "f.onnx"), context=context).tobytes() == predict(tmp_path / "f.onnx").tobytes()
+    )
+
+
+def test_the_default_and_the_preference_leave_a_model_as_it_is(tmp_path: Path) -> None:
+    for path in (mlp(tmp_path / "f.onnx"), mlp(tmp_path / "h.onnx", TensorProto.FLOAT16)):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        x = X.astype(np.float16 if path.stem == "h" else np.float32)
+        (want,) = session.run(None, {"x": x})
+        context = ranks.Context()
+        assert predict(path, context=context).tobytes() == want.tobytes()
+        context.cpu.precision_mode = "preferred_fp16"
+        assert predict(path, context=context).tobytes() == want.tobytes()
+
+
+def test_float16_with_what_cannot_have_it_left_alone(tmp_path: Path) -> None:
+    """The graph that a GPU is given: a masked softmax, reductions, a whole-number path, an operator of
+    ONNX Runtime's own."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["s"], "scores"),
+        helper.make_node("Add", ["s", "mask"], ["masked"], "masking"),
+        helper.make_node("Softmax", ["masked"], ["p"], "softmax", axis=-1),
+        helper.make_node("ReduceMean", ["p"], ["mean"], "reduce", axes=[-1], keepdims=1),
+        helper.make_node("Gelu", ["p"], ["g"], "gelu", domain="com.microsoft"),
+        helper.make_node("Sub", ["g", "mean"], ["y"], "last"),
+        helper.make_node("ArgMax", ["y"], ["best"], "arg", axis=-1, keepdims=0),
+        helper.make_node("Shape", ["y"], ["shape"], "shape"),
+    ]
+    mask = np.where(np.arange(16) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
+    path = save(
+        tmp_path / "m.onnx", nodes, {"w": W1, "mask": mask}, {"x": (TensorProto.FLOAT, ["n", 8])},
+        {"y": (1, ["n", 16]), "best": (7, ["n"]), "shape": (7, [2])},
+    )  # fmt: skip
+    model = converted(path, Precision(FLOAT16))
+    casts = {node.input[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
+    inputs = {node.name: list(node.input) for node in model.graph.node}
+    assert casts["x"] == TensorProto.FLOAT16
+    assert inputs["scores"] == ["x__float16", "w__float16"]
+    assert inputs["masking"] == ["s", "mask"]  # -3.4e38 would be infinite
+    assert inputs["softmax"] == ["masked__float16"]
+    assert inputs["reduce"] == ["p"]
+    assert inputs["gelu"] == ["p__float16"]
+    assert inputs["last"] == ["g__float16", "mean__float16"]
+    want = run(onnx.load(path), x=X)
+    got = run(model, x=X)
+    assert [array.dtype for array in got] == [array.dtype for array in want]
+    assert error(got[0], want[0]) < 5e-3
+    assert (got[2] == want[2]).all()
+
+
+def test_graphs_inside_nodes(tmp_path: Path) -> None:
+    def branch(name: str, op: str) -> onnx.GraphProto:
+        made = helper.make_node(op, ["h", "w2"], [f"{name}_y"], f"{name}_node")
+        return helper.make_graph([made], name, [], [helper.make_tensor_value_info(f"{name}_y", 1, None)])
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"], "first"),
+        helper.make_node(
+            "If",
+            ["c"],
+            ["y"],
+            "choice",
+            then_branch=branch("yes", "MatMul"),
+            else_branch=branch("no", "MatMul"),
+        ),
+    ]
+    path = save(
+        tmp_path / "m.onnx",
+        nodes,
+        {"w1": W1, "w2": W2},
+        {"x": (1, ["n", 8]), "c": (9, [])},
+        {"y": (1, ["n", 6])},
+    )
+    model = converted(path, Precision("", (("yes_node", FLOAT16), ("first", FLOAT16))))
+    first = half(half(X) @ half(W1))
+    assert error(run(model, x=X, c=np.array(True))[0], half(first @ half(W2))) < 2e-3
+    assert error(run(model, x=X, c=np.array(False))[0], first @ W2.astype(np.float64)) < 1e-3
+    inside = {attribute.name: attribute.g.node for attribute in model.graph.node[-1].attribute}
+    assert [node.op_type for node in inside["then_branch"]] == ["Cast", "Cast", "MatMul", "Cast"]
+    assert [node.op_type for node in inside["else_branch"]] == ["MatMul"]
+    assert error(run(converted(path, Precision(FLOAT16)), x=X, c=np.array(False))[0], first @ W2) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"thrid": "data_type:float16"}, r"\[execution_plan\] thrid: .*neither a node of this name"),
+        ({"act": "data_type:int8"}, r"\[execution_plan\] act must be data_type:float16 or data_type:float32"),
+        ({"wide": "data_type:float16"}, "float16: its weight 'big' holds numbers beyond 65504"),
+        ({"shape": "data_type:float16"}, "computes no floating-point numbers that could be float16"),
+        ({"nms": "data_type:float16"}, "computes no floating-point"),
+        ({"own": "data_type:float16"}, "is of an operator whose types are unknown"),
+        ({"AllReduce": "data_type:float16"}, "neither a node of this name"),
+    ],
+)  # fmt: skip
+def test_plans_that_cannot_be_followed(tmp_path: Path, plan: dict[str, str], message: str) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], "act"),
+        helper.make_node("Mul", ["t", "big"], ["u"], "wide"),
+        helper.make_node("Shape", ["i"], ["s"], "shape"),
+        helper.make_node("Neg", ["i"], ["j"], "nms"),
+        helper.make_node("Unheard", ["x"], ["z"], "own", domain="elsewhere"),
+    ]
+    path = save(
+        tmp_path / "m.onnx", nodes, {"big": np.float32(1e30)}, {"x": (1, [2, 8]), "i": (7, [2])},
+        {"u": (1, [2, 8]), "s": (7, [1]), "j": (7, [2]), "z": (1, [2, 8])},
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=message) as caught:
+        ranks.Model().build_from_file(str(path), ranks.ModelType.MINDIR, config_dict={"execution_plan": plan})
+    assert isinstance(caught.value, ShardrunError)
+
+
+def test_a_plan_of_type_float32_is_kept_beside_a_mode(tmp_path: Path) -> None:
+    path = mlp(tmp_path / "m.onnx")
+    types = element_types(converted(path, Precision(FLOAT16, (("second", FLOAT32),))))
+    assert types == {"first": TensorProto.FLOAT16, "act": TensorProto.FLOAT16, "second": TensorProto.FLOAT}
+
+
+def test_weights_in_files_beside_the_model(tmp_path: Path) -> None:
+    model = onnx.load(mlp(tmp_path / "m.onnx"))
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
+    plan = {"execution_plan": {"MatMul": "data_type:float16"}}
+    assert (
+        predict(tmp_path / "e.onnx", config_dict=plan).tobytes()
+        == predict(tmp_path / "m.onnx", config_dict=plan).tobytes()
+    )
+
+
+def test_together_with_other_shapes_and_variable_weights(tmp_path: Path) -> None:
+    path = mlp(tmp_path / "m.onnx")
+    model = ranks.Model()
+    model.build_from_file(
+        str(path), ranks.ModelType.MINDIR,
+        config_dict={
+            "execution_plan": {"second": "data_type:float16"}, "cpu_context": {"variable_weights_list": "w2"}
+        },
+    )  # fmt: skip
+    inputs = model.get_inputs()
+    model.resize(inputs, [[5, 8]])
+    (before,) = model.predict([X])
+    assert error(before.get_data_to_numpy(), EXACT["second"](X)) < 2e-3
+    new = ranks.Tensor()
+    new.name, new.dtype, new.shape = "w2", ranks.DataType.FLOAT32, [16, 6]
+    new.set_data_from_numpy(W2 * 3)
+    model.update_weights([[new]])
+    (after,) = model.predict([X])
+    want = half(half(np.tanh(X.astype(np.float64) @ W1)) @ half(W2 * 3))
+    assert error(after.get_data_to_numpy(), want) < 2e-3
+
+
+def test_rank_models_keep_what_they_exchange(tmp_path: Path) -> None:
+    """Collectives keep their type, so that ranks need not agree."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"], "first"),
+        helper.make_node("AllReduce", ["h"], ["r"], "sum", domain="com.microsoft"),
+        helper.make_node("Tanh", ["r"], ["y"], "act"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"w1": W1}, {"x": (1, ["n", 8])}, {"y": (1, ["n", 16])})
+    model = onnx.load(path)
+    assert apply(model, Precision(FLOAT16), path, part=True)
+    kept = next(node for node in model.graph.node if node.op_type == "AllReduce")
+    assert (list(kept.input), list(kept.output)) == (["h"], ["r"])
+    assert apply(onnx.load(path), Precision("", (("elsewhere", FLOAT16),)), path, part=True) is False
+    with pytest.raises(ModelError, match="AllReduce"):
+        apply(onnx.load(path), Precision("", (("AllReduce", FLOAT16),)), path, part=True)
+
+
+def contexts(target: str, mode: str = "", provider: str = "") -> ranks.Context:
+    context = ranks.Context()
+    context.target = [target]
+    device = context.ascend if target == "ascend" else context.gpu
+    if mode:
+        device.precision_mode = mode
+    device.provider = provider
+    return context
+
+
+def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranks.devices.require", lambda provider, device: None)
+
+    def told(context: ranks.Context, modes: precision_options.Modes = ()) -> dict[str, str]:
+        options = targets.place(context, modes=modes).options[0]
+        return {key: value for key, value in options.items() if key != "device_id"}
+
+    assert told(contexts("gpu")) == {}
+    assert told(contexts("gpu", "enforce_fp32")) == {"use_tf32": "0"}
+    assert told(contexts("gpu", "preferred_fp16")) == {}
+    assert told(contexts("gpu", "preferred_fp16", "tensorrt")) == {"trt_fp16_enable": "1"}
+    assert told(contexts("gpu"), (("gpu", "enforce_fp32"),)) == {"use_tf32": "0"}
+    for mode, name in precision_options.CANN.items():
+        assert told(contexts("ascend", mode)) == {"precision_mode": name}
+        assert told(contexts("ascend", "enforce_fp32"), (("ascend", mode),)) == {"precision_mode": name}
+    assert told(contexts("ascend"), (("ascend", "force_fp16"),)) == {"precision_mode": "force_fp16"}
+
+
+def test_what_is_left_for_the_graph() -> None:
+    entries = (("MatMul", FLOAT16),)
+
+    def left(provider: str, mode: str = "", plan: Any = (), **told: str) -> tuple[Any, dict[str, str]]:
+        placement = Placement((f"{provider}ExecutionProvider", "CPUExecutionProvider"), (dict(told), {}))
+        return precision_options.of_graph(placement, mode, plan), placement.options[0]
+
+    assert left("CUDA")[0] is None
+    assert left("CUDA", "preferred_fp16")[0] == Precision(FLOAT16)
+    assert left("CUDA", "enforce_fp32", entries)[0] == Precision(FLOAT32, entries)
+    assert left("Tensorrt", "preferred_fp16")[0] is None
+    assert left("Tensorrt", "enforce_fp32")[0] == Precision(FLOAT32)
+    with pytest.raises(ShardrunError, match=r"\[execution_plan\] cannot be kept with TensorRT"):
+        left("Tensorrt", "preferred_fp16", entries)
+    assert left("CANN", "enforce_fp16", precision_mode="force_fp16")[0] is None
+    assert left("CANN", "", entries) == (Precision("", entries), {"precision_mode": "must_keep_origin_dtype"})
+    with pytest.raises(ShardrunError, match="contradict each other"):
+        left("CANN", "enforce_fp16", entries, precision_mode="force_fp16")
+
+
+def test_modes_in_configurations(tmp_path: Path) -> None:
+    path = tmp_path / "c.ini"
+    path.write_text(
+        '[gpu_context]\nprecision_mode=preferred_fp16\n[ascend_context]\nprecision_mode="force_fp16"\n'
+    )
+    assert config.load(str(path)).precision_modes == (("gpu", "preferred_fp16"), ("ascend", "force_fp16"))
+    with pytest.raises(
+        RuntimeError, match=r"\[cpu_context\] precision_mode must be one of enforce_fp32, preferred"
+    ):
+        config.load("", {"cpu_context": {"precision_mode": "enforce_fp16"}})
+
+
+def test_a_device_that_the_cpu_stands_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_TARGET", "cpu")
+    path = mlp(tmp_path / "m.onnx")
+    plain = predict(path)
+    for context in (contexts("gpu", "preferred_fp16"), contexts("ascend", "enforce_fp16")):
+        assert predict(path, context=context).tobytes() == plain.tobytes()
+        plan = {"execution_plan": {"second": "data_type:float16"}}
+        assert error(predict(path, context=context, config_dict=plan), EXACT["second"](X)) < 2e-3
+
+
+def test_the_executor_alone(tmp_path: Path) -> None:
+    loaded = executor.load(mlp(tmp_path / "m.onnx"), precision=Precision("", (("first", FLOAT16),)))
+    assert error(loaded.run({"x": X})[0], EXACT["first"](X)) < 2e-3
+    loaded.close()
