@@ -209,7 +209,8 @@ def _stamp(path: Path) -> list[int] | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev]
+    # Who copies or unpacks a file may set the time of its last change, but not that of its status.
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
 
 
 def _external_files(model: Path) -> list[str]:

@@ -94,8 +94,16 @@ def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: py
     first = cache.fingerprint(model)
     assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
     assert cache.fingerprint(model) == first and len(hashed) == 2
-    os.utime(folder / "m.onnx.data", ns=(1, 1))
+    data = folder / "m.onnx.data"
+    os.utime(data, ns=(1, 1))
     assert cache.fingerprint(model) == first and len(hashed) == 4
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.write_bytes(content)  # in place, and with the time that it had, as when an archive is unpacked
+    os.utime(data, ns=(1, 1))
+    assert cache.fingerprint(model) != first and len(hashed) == 6
+    content[0] ^= 1
+    data.write_bytes(content)
     for damaged in ("{", "[]", '{"files": 3}', '{"files": [["m.onnx", null]], "sha256": "x"}', "\0"):
         for memo in (folder / "cache" / "hashes").iterdir():
             memo.write_text(damaged)
