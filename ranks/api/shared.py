@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from types import TracebackType
@@ -13,6 +12,7 @@ from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
 from ranks.api.model import Model
 from ranks.api.types import ModelType
+from ranks.collectives import LONGEST_TIMEOUT
 from ranks.errors import WeightsError
 from ranks.weights.handle import check, is_number, parse_handle
 from ranks.weights.peers import parse_pids
@@ -125,9 +125,13 @@ def attach(
         given = parse_handle(handle, "handle") if isinstance(handle, str) and is_number(handle) else handle
         check(given)
         if timeout is not None and not (
-            isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and 0 <= timeout < math.inf
+            isinstance(timeout, (int, float))
+            and not isinstance(timeout, bool)
+            and 0 <= timeout <= LONGEST_TIMEOUT
         ):
-            raise WeightsError(f"timeout must be a number of seconds, but is {timeout!r:.80}.")
+            raise WeightsError(
+                f"timeout must be a number of seconds, at most {LONGEST_TIMEOUT:.0f}, but is {timeout!r:.80}."
+            )
     except WeightsError as error:
         raise as_runtime_error("attach failed!", error) from None
     model = SharedModel(Attach(given, None if timeout is None else float(timeout)))

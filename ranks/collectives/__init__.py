@@ -74,6 +74,10 @@ def choose(identity: Identity, device: str = "cpu") -> str:
     return "mpi" if slurm_with_mpi or identity.source.startswith(("OMPI_", "PMI_")) else "gloo"
 
 
+LONGEST_TIMEOUT = 1e7
+"""Seconds, almost four months: the system's calls take no number, however large."""
+
+
 def default_timeout() -> float:
     """Seconds a collective waits for a peer: ``SHARDRUN_TIMEOUT``, or 300."""
     text = os.environ.get("SHARDRUN_TIMEOUT", "").strip()
@@ -83,6 +87,9 @@ def default_timeout() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise CollectiveError(f"SHARDRUN_TIMEOUT must be a number of seconds above 0, but is {text[:80]!r}.")
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise CollectiveError(
+            f"SHARDRUN_TIMEOUT must be a number of seconds above 0 and at most {LONGEST_TIMEOUT:.0f}, but is "
+            f"{text[:80]!r}."
+        )
     return seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ LONGEST_NAME = 200
 # of this many hashes each are out of reach, and one costs a few milliseconds.
 _ROUNDS = 10_000
 _SALT = b"shardrun shared weights 1"
+_NUMBER = re.compile(r"[+-]?(0x[0-9a-f]+|[0-9][0-9_]*(\.[0-9]*)?(e[+-]?[0-9]+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,11 @@ def parse_handle(text: str, what: str) -> int:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is a handle in digits, and no name."""
-    return text.isascii() and text.isdigit()
+    """Whether ``text`` is meant as a handle, and not as a name: a number, however it is written.
+
+    A handle that was taken for a name would be waited for, and shown.
+    """
+    return _NUMBER.fullmatch(text.strip()) is not None
 
 
 def check(given: int | str) -> None:

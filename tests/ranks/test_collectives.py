@@ -121,7 +121,7 @@ def test_impossible_choices(options: dict[str, Any], words: str) -> None:
         collectives.connect(identity(4, "test"), timeout=1.0, **options)
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf", "1e300"])
 def test_impossible_time_outs(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_TIMEOUT", text)
     with pytest.raises(CollectiveError, match=f"SHARDRUN_TIMEOUT must be .* but is '{text}'"):

@@ -522,6 +522,7 @@ def test_arguments_of_the_short_way(shared_model: Path) -> None:
         (lambda: ranks.attach(" ", path), WeightsError, "1 to 200 characters"),
         (lambda: ranks.attach("a", path, timeout=-1), WeightsError, "timeout must be a number"),
         (lambda: ranks.attach("a", path, timeout=float("nan")), WeightsError, "timeout must be a number"),
+        (lambda: ranks.attach("a", path, timeout=1e300), WeightsError, "timeout must be a number"),
         (lambda: ranks.share_weights(path, name="12"), WeightsError, "must not be a number"),
         (lambda: ranks.share_weights(path, name="n" * 201), WeightsError, "1 to 200 characters"),
         (lambda: ranks.share_weights(path, name=5), TypeError, "name must be str"),
@@ -533,6 +534,22 @@ def test_arguments_of_the_short_way(shared_model: Path) -> None:
     for call, kind, sentence in wrong:
         with pytest.raises(kind, match=sentence):
             call()
+
+
+@pytest.mark.parametrize("written", ["-{}", "+{}", "{:#x}", "{}.0", "0{}00", "{:_}", "{:e}", " {:#X}\n"])
+def test_a_number_is_no_name(written: str, shared_model: Path) -> None:
+    text = written.format(12345678901234567890)
+    with pytest.raises(WeightsError, match="must be the number that get_model_info") as caught:
+        ranks.attach(text, str(shared_model))  # and does not wait
+    assert text.strip() not in str(caught.value)  # it may be a secret
+    with pytest.raises(WeightsError, match="must not be a number"):
+        ranks.share_weights(str(shared_model), name=text)
+
+
+def test_a_handle_as_a_program_reads_it(shared_model: Path) -> None:
+    path = str(shared_model)
+    with ranks.share_weights(path) as owner, ranks.attach(f" {owner.handle}\n", path) as attached:
+        assert attached.handle == owner.handle
 
 
 @settings(deadline=None)
