@@ -53,7 +53,7 @@ def _archive_kind(path: Path) -> Kind:
         with zipfile.ZipFile(path) as archive:
             names = [name.partition("/")[2] for name in archive.namelist()]
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return "torch"  # truncated: its reader says so
+        raise ModelError(f"{path} is truncated or damaged: its archive has no list of contents.") from None
     if "archive_format" in names or any(name.startswith("serialized_exported_program") for name in names):
         return "program"
     if "constants.pkl" in names or any(name.startswith("code/") for name in names):

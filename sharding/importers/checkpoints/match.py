@@ -160,7 +160,7 @@ def _hint(checkpoint: Checkpoint, targets: Mapping[str, Target], rules: Sequence
         fitting = sum(name in known for name in new_names)
         if fitting > most:
             best, most = text, fitting
-    return f"with --rename {best!r} {most} of {len(checkpoint.entries)} names would fit" if best else ""
+    return f"with --rename '{best}' {most} of {len(checkpoint.entries)} names would fit" if best else ""
 
 
 def _prefixes(names: Iterable[str], targets: Mapping[str, Target]) -> list[tuple[str, str, str]]:
