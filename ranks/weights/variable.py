@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
-from ranks import model_file
+from ranks import forks, model_file
 from ranks.cut import reads
 from ranks.errors import ModelError, WeightsError
 from ranks.tensors import element_number
@@ -129,6 +129,12 @@ class VariableWeights:
         self._published: Published | None = None
         self._attached: Attached | None = None
         self._lock = threading.RLock()
+        forks.in_child(self, VariableWeights._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: it updates its own copy, and no other process's."""
+        self._lock = threading.RLock()
+        self._published = None
 
     @property
     def names(self) -> tuple[str, ...]:

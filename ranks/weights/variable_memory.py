@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ranks import forks
 from ranks.errors import ShardrunError, WeightsError
 from ranks.tensors import element_dtype
 from ranks.weights.variable_values import Array, Spec, number_of
@@ -149,6 +150,7 @@ class Attached:
         self._expected = expected
         self._ort_values = ort_values
         self._lock = threading.Lock()
+        forks.in_child(self, Attached._renew_lock)
         self._maps: dict[int, File] = {}
         left = list(files)
         try:
@@ -159,6 +161,9 @@ class Attached:
             self._current = self._read(description, left)
         finally:
             _close(left)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def snapshot(self) -> Snapshot:
         """The owner's newest version, as far as it can be had."""

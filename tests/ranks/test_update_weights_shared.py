@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -174,6 +175,41 @@ def test_many_weights_share_few_files(tmp_path: Path) -> None:
             os.close(file)
         model.update_weights({name: new})
     assert error(model.run(FEEDS), [FEEDS["x"] + total]) <= 1e-5
+
+
+def test_a_forked_child_has_weights_of_its_own(pair: Any, path: Path, tmp_path: Path) -> None:
+    """Also one that is forked while another thread updates or fetches: the locks are the parent's."""
+    owner, guest, fetched = pair
+    before, values = oracle(path, FEEDS), others(CASE)
+    wanted = oracle(replaced(path, values, tmp_path / "now.onnx"), FEEDS)
+    attached = weights_of(guest)._attached
+    assert attached is not None
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with weights_of(owner)._lock, attached._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            first = error(guest.run(FEEDS), before)
+            owner.update_weights(values)
+            owner.update_weights(values)
+            good = first <= 1e-5 and error(owner.run(FEEDS), wanted) <= 1e-5
+            os._exit(0 if good and error(guest.run(FEEDS), before) <= 1e-5 else 1)
+        finally:
+            os._exit(2)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert error(guest.run(FEEDS), before) <= 1e-5 and error(owner.run(FEEDS), before) <= 1e-5
+    assert (weights_of(owner).version, weights_of(guest).version, fetched) == (0, 0, [])
 
 
 def test_an_owner_that_has_ended_leaves_the_last_version(path: Path, tmp_path: Path) -> None:
