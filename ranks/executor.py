@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, imported, model_file, optional, pattern
+from ranks import devices, forks, imported, model_file, optional, pattern
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError, WeightsError
 from ranks.identity import identify
@@ -77,6 +77,10 @@ class RankModel:
         self._stats = stats
         self._weights = weights
         self._together = together
+        self._lock = threading.Lock()
+        forks.in_child(self, RankModel._renew_lock)
+
+    def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:

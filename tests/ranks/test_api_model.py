@@ -3,10 +3,13 @@
 import gc
 import json
 import os
+import signal
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -99,6 +102,38 @@ def test_types(tmp_path: Path, element: int) -> None:
     (output,) = model.predict([tensor])
     assert output.dtype == tensor.dtype
     np.testing.assert_array_equal(output.get_data_to_numpy(), np.full((2, 3), 3, dtype))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_forked_while_another_thread_predicts(tmp_path: Path) -> None:
+    """Of a type that ONNX Runtime takes by address only, one prediction waits for the other."""
+    node, shape = onnx.helper.make_node("Identity", ["x"], ["y"]), [2, 3]
+    kind = onnx.TensorProto.BFLOAT16
+    model = built(api_models.save(tmp_path / "m.onnx", [node], {"x": shape}, {"y": shape}, element=kind))
+    assert model._built is not None
+    loaded = model._built.model
+    assert not loaded.concurrent
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with loaded._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            (answer,) = loaded.run({"x": np.ones(shape, ml_dtypes.bfloat16)})
+            os._exit(0 if (answer == 1).all() else 1)
+        finally:
+            os._exit(2)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_outputs_stay_the_callers(tmp_path: Path) -> None:
@@ -362,9 +397,7 @@ def test_encrypted_models_are_refused(tmp_path: Path) -> None:
         built(path, dec_key=b"k", dec_num_parallel="1")
     with pytest.raises(ValueError, match="dec_mode must not be empty string!"):
         built(path, dec_key=b"k", dec_mode="")
-    with pytest.raises(
-        RuntimeError, match="is no encrypted MindIR file, but dec_key was given"
-    ):
+    with pytest.raises(RuntimeError, match="is no encrypted MindIR file, but dec_key was given"):
         built(path, dec_key=b"k")
 
 
