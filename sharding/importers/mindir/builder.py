@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Array, Operand, RefusedError, Shape, TensorType, Value
+from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
+from sharding.importers.mindir.onnx_types import (
+    described,
+    from_type_proto,
+    type_proto,
+    typed_info,
+    value_info,
+)
+from sharding.importers.mindir.primitives.base import Array, Operand, RefusedError, TensorType, Value
 from sharding.names import Names
 
 OPSET = 18
 """The version of ONNX's operators that primitives are written in; what they use means the same up to 22."""
 IR_VERSION = 9
-FOLDED = 4096
-"""Results with at most this many elements are computed at once where all inputs are constants."""
 MOST = 1 << 28
 """Elements of each result on the way to a constant that is computed while converting."""
 
@@ -85,7 +91,7 @@ class Builder:
         self.nodes.append(node)
         for result in results:
             self._producers[result.name] = (node, values)
-        if not domain and _is_small(op_type, values, results):
+        if not domain and is_small(op_type, values, results):
             results = self._folded(node, results)
         return results
 
@@ -124,7 +130,7 @@ class Builder:
         import onnx
 
         schema = onnx.defs.get_schema(node.op_type, self.opset, node.domain)
-        types = {value.name: _type_proto(value) for value in values if value is not None}
+        types = {value.name: type_proto(value) for value in values if value is not None}
         data = {
             value.name: onnx.numpy_helper.from_array(value.constant)
             for value in values
@@ -134,9 +140,9 @@ class Builder:
             found = onnx.shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=self._imports, ir_version=IR_VERSION
             )
-            return [_from_type_proto(found[name]) for name in node.output]
+            return [from_type_proto(found[name]) for name in node.output]
         except Exception as error:  # onnx raises its own, ValueError, KeyError, ...
-            shapes = ", ".join(_described(value) for value in values if value is not None)
+            shapes = ", ".join(described(value) for value in values if value is not None)
             reason = " ".join(str(error).split())[:300]
             raise RefusedError(
                 f"its operands do not fit ONNX's {node.op_type} ({shapes}): {reason}"
@@ -234,7 +240,7 @@ class Builder:
         graph = onnx.helper.make_graph(
             order,
             "constants",
-            [_value_info(name, array) for name, array in leaves.items()],
+            [value_info(name, array) for name, array in leaves.items()],
             [onnx.helper.make_empty_tensor_value_info(value.name)],
         )
         model = onnx.helper.make_model(graph, opset_imports=self._imports, ir_version=IR_VERSION)
@@ -268,7 +274,7 @@ class Builder:
         value = self.value(x)
         if value.dtype == wanted:
             return value
-        if value.constant is not None and _may_fold(value.constant) and wanted.kind in "iubf":
+        if value.constant is not None and may_fold(value.constant) and wanted.kind in "iubf":
             with np.errstate(all="ignore"):
                 return self.const(value.constant.astype(wanted))
         return self.op("Cast", [value], {"to": onnx.helper.np_dtype_to_tensor_dtype(wanted)})
@@ -347,9 +353,9 @@ class Builder:
             nodes.append(onnx.helper.make_node("Identity", [output.name], [copy], name=copy))
             names.append(copy)
         results = [
-            _typed_info(name, output.dtype, output.shape) for name, output in zip(names, outputs, strict=True)
+            typed_info(name, output.dtype, output.shape) for name, output in zip(names, outputs, strict=True)
         ]
-        wanted = [_typed_info(item.name, item.dtype, item.shape) for item in inputs]
+        wanted = [typed_info(item.name, item.dtype, item.shape) for item in inputs]
         return onnx.helper.make_graph(nodes, name, wanted, results)
 
 
@@ -360,37 +366,6 @@ _ONE_TYPE = frozenset(
     }
 )  # fmt: skip
 """Operators whose inputs all have one type."""
-_SHAPE_WORK = frozenset(
-    {
-        "Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Concat", "Gather", "Slice", "Unsqueeze", "Squeeze",
-        "Reshape", "Cast", "Shape", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And",
-        "Or", "Where", "Range", "ReduceProd", "ReduceSum", "Expand", "Transpose", "Neg", "Abs",
-    }
-)  # fmt: skip
-
-
-def _may_fold(array: Array) -> bool:
-    """Whether a constant may be replaced by what is computed of it: weights keep their names."""
-    return (
-        array.dtype.kind in "iub" and array.size <= FOLDED if array.size > 1 else array.dtype.kind in "iubf"
-    )
-
-
-def _is_small(op_type: str, values: Sequence[Value | None], results: Sequence[Value]) -> bool:
-    """Whether a node computes with few constants alone, as shapes are."""
-    if op_type not in _SHAPE_WORK:
-        return False
-    for value in values:
-        if value is None:
-            continue
-        if value.constant is None or not _may_fold(value.constant):
-            return False
-    return all(
-        item.shape is not None
-        and None not in item.shape
-        and math.prod(length or 0 for length in item.shape) <= FOLDED
-        for item in results
-    )
 
 
 def _ordered(
@@ -399,38 +374,3 @@ def _ordered(
     """The nodes in the order in which they were added."""
     position = {node.output[0]: index for index, (node, _) in enumerate(producers.values())}
     return iter(sorted(nodes.values(), key=lambda node: position[node.output[0]]))
-
-
-def _described(value: Value) -> str:
-    shape = "?" if value.shape is None else ",".join("?" if n is None else str(n) for n in value.shape)
-    return f"{value.dtype}[{shape}]"
-
-
-def _typed_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> Any:
-    import onnx
-
-    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
-
-
-def _value_info(name: str, array: Array) -> Any:
-    return _typed_info(name, array.dtype, array.shape)
-
-
-def _type_proto(value: Value) -> Any:
-    import onnx
-
-    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-
-
-def _from_type_proto(proto: Any) -> TensorType:
-    import onnx
-
-    tensor = proto.tensor_type
-    if not tensor.elem_type:
-        raise ValueError("its result has no type")
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    if not tensor.HasField("shape"):
-        return TensorType(dtype, None)
-    return TensorType(
-        dtype, tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
-    )

@@ -35,7 +35,7 @@ MAX_CALLS = 48
 _WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
 _READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
 """Ends of the names of those that say that they write, but nothing that a result depends on: views, lookups
-(whose conversion refuses the setting with which they write), and running moments beside those of the batch."""
+(whose conversion refuses the setting with which they write), and running moments."""
 _PROBLEMS = (
     ArithmeticError,
     AssertionError,

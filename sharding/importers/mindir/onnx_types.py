@@ -1,0 +1,49 @@
+"""Types of values as ONNX writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Array, Shape, TensorType, Value
+
+
+def described(value: Value) -> str:
+    """A value's type and shape as errors show it."""
+    shape = "?" if value.shape is None else ",".join("?" if n is None else str(n) for n in value.shape)
+    return f"{value.dtype}[{shape}]"
+
+
+def typed_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> Any:
+    """A named value of a graph by its type and shape."""
+    import onnx
+
+    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
+
+
+def value_info(name: str, array: Array) -> Any:
+    """A named value of a graph by an array that it holds."""
+    return typed_info(name, array.dtype, array.shape)
+
+
+def type_proto(value: Value) -> Any:
+    """The ONNX type of a value."""
+    import onnx
+
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def from_type_proto(proto: Any) -> TensorType:
+    """What an ONNX type says; `ValueError` where it says no type."""
+    import onnx
+
+    tensor = proto.tensor_type
+    if not tensor.elem_type:
+        raise ValueError("its result has no type")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if not tensor.HasField("shape"):
+        return TensorType(dtype, None)
+    return TensorType(
+        dtype, tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    )
