@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from ranks import forks
 from ranks.errors import QueueFullError, ShardrunError
 
 Worker = TypeVar("Worker")
@@ -121,11 +122,17 @@ class _Queue(Generic[Worker, Given, Result]):
     ) -> None:
         self.work = work
         self.reserve = reserve
-        self.lock = threading.Lock()
-        self.free = list(workers)
         self.begun = time.monotonic()  # when one of those who waited was served last
-        self.waiting: deque[_Turn[Given, Result]] = deque()
         self.closed = False
+        self._workers = list(workers)
+        self._nobody_is_here()
+        forks.in_child(self, _Queue._nobody_is_here)
+
+    def _nobody_is_here(self) -> None:
+        """All workers are free. So they are in a forked child too: its parent's threads are not in it."""
+        self.lock = threading.Lock()
+        self.free = list(self._workers)
+        self.waiting: deque[_Turn[Given, Result]] = deque()
         self._helpers: list[_Helper[Worker]] = []  # those that sleep
 
     def wait(self, turn: _Turn[Given, Result]) -> Result:
@@ -184,6 +191,7 @@ class _Queue(Generic[Worker, Given, Result]):
         with self.lock:
             self.closed = True
             self.free.clear()
+            self._workers.clear()
             while self.waiting:
                 turn = self.waiting.popleft()
                 turn.error = _closed()

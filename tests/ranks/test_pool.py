@@ -1,6 +1,7 @@
 """The pool of workers: order, bound, errors and interruptions."""
 
 import gc
+import os
 import random
 import signal
 import threading
@@ -229,6 +230,49 @@ def test_without_more_threads_callers_work_for_each_other(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", refuse)
     work.let(4)
     assert sorted(client.join()[1] for client in clients) == list(range(4))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_forked_while_all_is_in_use() -> None:
+    """It has none of the parent's threads: not who holds the lock, who works, who waits, nor the helpers."""
+    work = Work()
+    pool = Pool(["one", "two"], work, 1)
+    clients = [Client(pool, number) for number in range(3)]
+    until(lambda: pool.waiting == 1 and len(work.begun) == 2)
+    work.let(3)
+    for client in clients:
+        client.join()
+    until(lambda: len(pool.free) == 2 and bool(pool._queue._helpers))  # one sleeps
+    clients = [Client(pool, number) for number in range(3)]
+    until(lambda: pool.waiting == 1 and len(work.begun) == 5)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool._queue.lock:
+            held.set()
+            done.wait(SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(SECONDS)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(SECONDS)
+        code = 1
+        try:
+            work._passes = threading.Semaphore(0)
+            theirs = [Client(pool, number) for number in range(3)]
+            until(lambda: pool.waiting == 1 and len(work.begun) == 7)
+            work.let(3)
+            code = 0 if sorted(client.join()[1] for client in theirs) == [0, 1, 2] else 2
+        finally:
+            os._exit(code)
+    done.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+    work.let(3)
+    assert sorted(client.join()[1] for client in clients) == [0, 1, 2]
+    pool.close()
 
 
 def test_many_threads_never_share_a_worker() -> None:
