@@ -178,6 +178,8 @@ class ModelGroup:
             for name, shape in inputs.items():
                 check_sequence(f"shapes[{path!r}][{name!r}]", shape, " of int")
                 check_elements(f"shapes[{path!r}][{name!r}]", shape, int)
+                if any(isinstance(length, bool) for length in shape):
+                    raise TypeError(f"shapes[{path!r}][{name!r}] element must be int, but got bool: {shape}.")
                 if min(shape, default=0) < 0:
                     raise ValueError(f"shapes[{path!r}][{name!r}] is negative in a dimension: {list(shape)}.")
             given[membership.key_of(path)] = {name: list(shape) for name, shape in inputs.items()}

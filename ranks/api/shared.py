@@ -80,6 +80,8 @@ def share_weights(
     """
     if name is not None:
         check_isinstance("name", name, str)
+    if not isinstance(pids, Iterable):
+        raise TypeError(f"pids must be a list of int, but got {type(pids)}.")
     listed = tuple(pids)
     for pid in listed:
         check_isinstance("pids element", pid, int)

@@ -106,7 +106,7 @@ def _run(question: Mapping[str, Any]) -> int:
             raise ModelError(f"input {spec.name!r} of {question['path']} takes no numbers, so no zeros.")
         try:
             feeds[spec.name] = np.zeros(shape, spec.dtype)
-        except (MemoryError, ValueError):
+        except (MemoryError, ValueError, OverflowError):
             raise ModelError(f"input {spec.name!r} of shape {shape} does not fit into memory.") from None
     grown, outputs = [], 0
     for _ in range(2):

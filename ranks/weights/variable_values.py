@@ -144,9 +144,10 @@ def _check_pair(name: str, spec: Spec, pair: Pair) -> None:
         )
     for part in (pair.a, pair.b):
         if part.dtype not in {spec.dtype, np.dtype(np.float32)}:
+            own = "" if spec.dtype == np.float32 else f"{spec.dtype}, or "
             raise WeightsError(
                 f"The pair for the weight {name!r} has the type {part.dtype}, but must have the weight's, "
-                f"{spec.dtype}, or float32."
+                f"{own}float32."
             )
 
 

@@ -148,6 +148,8 @@ def test_arguments_of_the_calculation(paths: list[str]) -> None:
         ({paths[0]: []}, TypeError, r"shapes\['.*a.onnx'\] must be dict"),
         ({paths[0]: {"x": 3}}, TypeError, r"\['x'\] must be list or tuple of int"),
         ({paths[0]: {"x": [1.5, 8]}}, TypeError, r"\['x'\] element must be int"),
+        ({paths[0]: {"x": [True, 8]}}, TypeError, r"\['x'\] element must be int, but got bool: \[True, 8\]"),
+        ({paths[0]: {"x": [2**70, 8]}}, RuntimeError, "does not fit into memory"),
         ({paths[0]: {"x": [-1, 8]}}, ValueError, r"\['x'\] is negative in a dimension: \[-1, 8\]"),
         ({"other.onnx": {}}, RuntimeError, "shapes names 'other.onnx', which was not added"),
     ):

@@ -298,7 +298,10 @@ def test_pairs_of_stacked_matrices(tmp_path: Path) -> None:
         ({"w": Pair(numbers(4, 2), numbers(3, 5))}, "shapes [4, 2] and [3, 5]"),
         ({"w": Pair(numbers(5, 2), numbers(2, 4))}, "must have the weight's shape [4, 5]"),
         ({"w": Pair(numbers(2), numbers(2, 5))}, "shapes [2] and [2, 5]"),
-        ({"w": Pair(numbers(4, 2, dtype=np.float64), numbers(2, 5))}, "has the type float64"),
+        (
+            {"w": Pair(numbers(4, 2, dtype=np.float64), numbers(2, 5))},
+            "has the type float64, but must have the weight's, float32.",
+        ),
         ({"k": Pair(numbers(4, 2), numbers(2, 5))}, "only matrices of floating-point numbers"),
         ({"w": W, "q": W}, "'q' is not variable"),
         ({"w": W, "k": np.zeros(2, np.int64)}, "has the shape [3]"),
