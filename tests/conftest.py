@@ -16,7 +16,7 @@ _RANK_NAMES = _TORCHRUN_NAMES | {"RANK_ID", "DEVICE_ID", "RANK_SIZE", "RANK_TABL
 _KEPT = {"SHARDRUN_TEST_CACHE"}
 
 
-# A shell starts what runs in the background with Ctrl-C ignored, and the programs under test would inherit that.
+# A shell starts what runs in the background with Ctrl-C ignored; programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
