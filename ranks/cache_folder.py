@@ -25,12 +25,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ranks import regular
 from ranks.errors import ModelError, ShardrunError
 from ranks.pins import is_at
 from sharding.manifest import sha256_of
 
 if TYPE_CHECKING:
     import onnx
+
+_MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +92,8 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # O_NONBLOCK: a pipe in its place fails at once, for nobody reads from it.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
 
 def fingerprint(model: Path) -> str:
@@ -129,7 +133,7 @@ def size_of_files(model: Path) -> int:
     """Bytes of a model file, and of its external data if its `fingerprint` is remembered."""
     absolute = Path(os.path.abspath(model))  # noqa: PTH100 - as above
     try:
-        files = json.loads(_memo(absolute, "model").read_bytes())["files"]
+        files = json.loads(regular.read(_memo(absolute, "model"), _MOST_MEMO))["files"]
         return sum(int(found[0]) for _, found in files)
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, ShardrunError):
         found = _stamp(absolute)
@@ -182,7 +186,7 @@ def _memo(path: Path, kind: str) -> Path:
 
 def _read_memo(path: Path, kind: str) -> str | None:
     try:
-        data: Any = json.loads(_memo(path, kind).read_bytes())
+        data: Any = json.loads(regular.read(_memo(path, kind), _MOST_MEMO))
         if data["files"] and all(_stamp(path.parent / name) == found for name, found in data["files"]):
             return str(data["sha256"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError, ShardrunError):

@@ -17,11 +17,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ranks import regular
 from ranks.cache_folder import write_whole
-from sharding.manifest import sha256_of
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # proc_sys_kernel(5): made anew at each start
 _THREADS = 2
+_MOST_BYTES = 4096  # of a marker
 
 
 @functools.cache
@@ -51,23 +52,25 @@ def is_known(marker: Path, boot: str) -> bool:
     if boot in {"", boot_id()}:
         return True
     try:
-        return marker.read_text(encoding="utf-8", errors="replace") == boot
+        return regular.read(marker, _MOST_BYTES) == boot.encode()
     except OSError:
         return False
 
 
-def are_whole(files: Sequence[Path], marker: Path, boot: str) -> bool:
+def are_whole(files: Sequence[tuple[Path, int]], marker: Path, boot: str) -> bool:
     """As `is_known`, but what is not known is found out: files' names are the SHA-256 of their bytes.
 
-    Raises `OSError` where they cannot be read.
+    ``files``: each with its size. Raises `OSError` where they cannot be read.
     """
     if is_known(marker, boot):
         return True
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_THREADS) as pool:  # hashing leaves the interpreter's lock
-        if not all(pool.map(lambda file: sha256_of(file) == file.name, files)):
+        if not all(pool.map(lambda file: regular.sha256_of(*file) == file[0].name, files)):
             return False
     with contextlib.suppress(OSError):  # then the next one reads them again
+        if not regular.is_regular(marker):
+            regular.remove(marker)
         write_whole(marker, boot.encode())
     return True

@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks import pins
+from ranks import pins, regular
 from ranks.pins import Pin
 from ranks.weights import durable
-from sharding.manifest import sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,14 @@ class Entry:
 
 
 def make_folders(folder: Path) -> None:
-    """Makes the store's folders. Raises `OSError`, also where others could put weights in."""
+    """Makes the store's folders. Raises `OSError`, also where others could put weights in, and for a path
+    that ONNX Runtime cannot take."""
+    try:
+        str(folder.resolve()).encode()
+    except UnicodeEncodeError:
+        raise OSError(
+            errno.EILSEQ, "ONNX Runtime takes only paths in UTF-8", repr(os.fsencode(folder))
+        ) from None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -100,9 +106,8 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
 
     Raises `OSError` where it cannot be read.
     """
-    try:
-        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    descriptor = _opened(folder / f"{key}.json")
+    if descriptor is None:
         return None
     pin = Pin(descriptor)
     pins.lock(descriptor, fcntl.LOCK_SH)
@@ -110,7 +115,7 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
         return None
-    blobs = [folder / BLOBS / blob.name for blob in entry.blobs]
+    blobs = [(folder / BLOBS / blob.name, blob.bytes) for blob in entry.blobs]
     if not durable.are_whole(blobs, _marker(folder, key), entry.boot):
         log.info("%s was not on the disk when the machine crashed", folder / key)
         return None
@@ -124,7 +129,7 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
 def graph_of(folder: Path, entry: Entry) -> bytes | None:
     """The entry's serialized graph; None if it is damaged."""
     try:
-        data = (folder / f"{entry.key}.onnx").read_bytes()
+        data = regular.read(folder / f"{entry.key}.onnx", entry.graph_bytes)
     except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == entry.graph_sha256 else None
@@ -136,7 +141,8 @@ def workplace(folder: Path) -> Iterator[Path]:
     with _folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone:
             for stale in (folder / WORK).iterdir():
-                shutil.rmtree(stale, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    regular.remove(stale)
     with _folder_lock(folder / WORK, fcntl.LOCK_SH):
         work = Path(tempfile.mkdtemp(dir=folder / WORK))
         try:
@@ -168,7 +174,7 @@ def remove(folder: Path, key: str) -> None:
     """Removes a damaged entry; weights that nothing refers to any more go with the next `throw_out`."""
     for path in (folder / f"{key}.json", folder / f"{key}.onnx", _marker(folder, key)):
         with contextlib.suppress(OSError):
-            path.unlink()
+            regular.remove(path)
 
 
 def listing(folder: Path) -> list[Entry]:
@@ -176,9 +182,9 @@ def listing(folder: Path) -> list[Entry]:
     entries = []
     with contextlib.suppress(OSError):
         for path in folder.glob("*.json"):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                entry = _read(file.fileno(), path.stem)
-                entries.append(entry or Entry(path.stem, "damaged", used=path.stat().st_mtime))
+            with contextlib.suppress(OSError):
+                entry = _read_from(path)
+                entries.append(entry or Entry(path.stem, "damaged", used=path.lstat().st_mtime))
     return sorted(entries, key=lambda entry: entry.used)
 
 
@@ -230,8 +236,11 @@ def throw_out(
 
 def _remove_unused(folder: Path, key: str) -> bool:
     try:
-        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _opened(folder / f"{key}.json")
     except OSError:
+        return True
+    if descriptor is None:
+        remove(folder, key)
         return True
     try:
         if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -248,12 +257,11 @@ def _sweep(folder: Path, entries: Iterable[Entry]) -> None:
     wanted = {blob.name for entry in entries for blob in entry.blobs}
     keys = {entry.key for entry in entries}
     with contextlib.suppress(OSError):
-        for path in (folder / BLOBS).iterdir():
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
-        for path in (*folder.glob("*.onnx"), *folder.glob("*.boot")):
-            if path.stem not in keys:
-                path.unlink(missing_ok=True)
+        unwanted = [path for path in (folder / BLOBS).iterdir() if path.name not in wanted]
+        beside = (*folder.glob("*.onnx"), *folder.glob("*.boot"))
+        for path in (*unwanted, *(path for path in beside if path.stem not in keys)):
+            with contextlib.suppress(OSError):
+                regular.remove(path)
 
 
 def _known_blobs(folder: Path) -> set[str]:
@@ -275,11 +283,22 @@ def _place(made: Path, target: Path, blob: Blob, whole: Collection[str]) -> None
     try:
         os.link(made, target)
     except FileExistsError:
-        if target.stat().st_size == blob.bytes and (blob.name in whole or sha256_of(target) == blob.name):
-            return
-        made.replace(target)
+        if not (_has_size(target, blob) and (blob.name in whole or _has_name(target, blob))):
+            regular.replace(made, target)
     except OSError:  # a file system without hard links
-        made.replace(target)
+        regular.replace(made, target)
+
+
+def _has_size(path: Path, blob: Blob) -> bool:
+    return regular.is_regular(path) and path.stat().st_size == blob.bytes
+
+
+def _has_name(path: Path, blob: Blob) -> bool:
+    """Whether a file has the bytes that a weight's name is the hash of."""
+    try:
+        return regular.sha256_of(path, blob.bytes) == blob.name
+    except OSError:
+        return False
 
 
 def _write(folder: Path, entry: Entry, work: Path) -> None:
@@ -300,7 +319,31 @@ def _replace(target: Path, content: bytes, work: Path) -> None:
     with temporary.open("wb") as file:
         file.write(content)
         os.fchmod(file.fileno(), 0o400)
-    temporary.replace(target)
+    regular.replace(temporary, target)
+
+
+def _opened(path: Path) -> int | None:
+    """A descriptor of an entry's file; None where there is none, or something else in its place.
+
+    Raises `OSError` where it cannot be read.
+    """
+    try:
+        return regular.open_regular(path)
+    except OSError:
+        if not regular.is_regular(path):
+            return None
+        raise
+
+
+def _read_from(path: Path) -> Entry | None:
+    """An entry's file; None for a damaged one. Raises `OSError` where it cannot be read."""
+    descriptor = _opened(path)
+    if descriptor is None:
+        return None
+    try:
+        return _read(descriptor, path.stem)
+    finally:
+        os.close(descriptor)
 
 
 def _read(descriptor: int, key: str) -> Entry | None:
@@ -332,7 +375,7 @@ def _read(descriptor: int, key: str) -> Entry | None:
 def _is_whole(folder: Path, entry: Entry) -> bool:
     """Whether all files are there with their sizes: a shorter one would kill a process that maps it."""
     try:
-        return all((folder / BLOBS / blob.name).stat().st_size == blob.bytes for blob in entry.blobs)
+        return all(_has_size(folder / BLOBS / blob.name, blob) for blob in entry.blobs)
     except OSError:
         return False
 

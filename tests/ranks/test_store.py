@@ -22,6 +22,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ranks import regular
 from ranks.cache_limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
@@ -455,12 +456,11 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Files of weights that are read to see whether they are whole."""
     names: list[str] = []
 
-    def counted(path: Path) -> str:
+    def counted(path: Path, size: int) -> str:
         names.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr(durable, "sha256_of", counted)
-    monkeypatch.setattr(entries, "sha256_of", counted)
+    monkeypatch.setattr(regular, "sha256_of", counted)
     return names
 
 
