@@ -27,6 +27,9 @@ from ranks.weights.protocol import (
     unpack,
 )
 
+ANSWER_SECONDS = 1.0
+"""How long a prediction waits for new weights; after that it goes on with those that it has."""
+
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -47,21 +50,33 @@ class Connection:
         self.folder = folder
         """A descriptor of the folder with the weights; `close` closes it."""
         self._peer: socket.socket | None = peer
-        self._timeout = 60.0
+        self._asked = False
+        """Whether an answer is still to come."""
         self._lock = threading.Lock()
         _connections.add(self)
 
     def fetch(self) -> dict[str, Part]:
-        """The parts as they are now. Raises `WeightsError` where the owner has ended or does not answer."""
+        """The parts as they are now.
+
+        Raises `WeightsError` where the owner has ended, `TimeoutError` where it does not answer within
+        `ANSWER_SECONDS`: it may be stopped. Later calls then only look whether it has answered meanwhile.
+        """
         with self._lock:
             peer = self._peer
             if peer is None:
                 raise WeightsError("the connection to the owner of the weights is closed.")
             try:
-                peer.settimeout(self._timeout)
-                send(peer, {"fetch": True})
+                peer.settimeout(0.0 if self._asked else ANSWER_SECONDS)
+                if not self._asked:
+                    send(peer, {"fetch": True})
+                    self._asked = True  # once: of two answers the first would be of an older version
                 packet = receive(peer, MOST_DESCRIPTORS)
-            except OSError:  # of a later answer nobody would know which question it belongs to
+                self._asked = False
+            except (BlockingIOError, TimeoutError):
+                raise TimeoutError(
+                    f"process {self.owner}, the owner of the weights, does not answer."
+                ) from None
+            except OSError:
                 packet = None
             if packet is None or packet.data is None or "refused" in packet.data:
                 close_all(packet.descriptors if packet else [])

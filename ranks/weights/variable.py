@@ -323,7 +323,8 @@ class VariableWeights:
 
         ``fetch`` asks it for its newest version, in the same form; it is called by the first prediction after
         an update. Where it raises `OSError`, `EOFError` or `ShardrunError` the values stay as they are (the
-        owner may have ended). Raises `WeightsError` where the description does not fit this model.
+        owner may have ended); after a `TimeoutError` the next prediction calls it again. Raises
+        `WeightsError` where the description does not fit this model.
         """
         from ranks.weights.variable_memory import Attached
 

@@ -169,13 +169,16 @@ class Attached:
         """The owner's newest version, as far as it can be had."""
         if int(self._cell[0]) > self._current.version and self._fetch is not None:
             with self._lock:
-                if int(self._cell[0]) > self._current.version and self._fetch is not None:
-                    self._renew(self._fetch)
+                for _ in range(2):  # the first answer may be a late one, of a version between
+                    if int(self._cell[0]) > self._current.version and self._fetch is not None:
+                        self._renew(self._fetch)
         return self._current
 
     def _renew(self, fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]]) -> None:
         try:
             description, files = fetch()
+        except TimeoutError:  # the owner may be stopped, and go on
+            return
         except (OSError, EOFError, ShardrunError):
             self._fetch = None  # the owner has ended; its last version that came over stays
             return

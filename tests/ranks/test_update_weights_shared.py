@@ -22,8 +22,10 @@ import pytest
 import ranks
 from ranks import executor
 from ranks.errors import WeightsError
+from ranks.weights import client
 from ranks.weights.variable import VariableWeights
 from ranks.weights.variable_memory import MOST_FILES
+from tests.ranks.test_pool import until
 from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
 
 pytestmark = [
@@ -483,6 +485,66 @@ def test_owner_and_workers_of_the_api(path: Path, tmp_path: Path) -> None:
         for process in processes:
             process.process.kill()
             process.process.wait(60)
+
+
+def test_an_owner_that_is_stopped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last version serves meanwhile, with one wait; when it goes on, its newest comes."""
+    sets = [others(CASE, seed) for seed in (1, 2)]
+    arrays = {f"{index}/{name}": array for index, values in enumerate(sets) for name, array in values.items()}
+    np.savez(tmp_path / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
+    names, cache = ",".join(CASE.variable), tmp_path / "cache"
+    monkeypatch.setenv("SHARDRUN_CACHE", str(cache))
+    waits: list[float] = []
+    settimeout = socket.socket.settimeout
+    monkeypatch.setattr(
+        socket.socket, "settimeout", lambda peer, value: (waits.append(value), settimeout(peer, value))
+    )
+    owner = Process(OWNER, path, tmp_path / "new.npz", names, os.getpid(), cache=cache)
+    try:
+        marks = {"cpu_context": {"variable_weights_list": names}}
+        with ranks.attach(owner.line(), str(path), config_dict=marks) as model:
+
+            def check(version: int, wanted: list[Array]) -> None:
+                (answer,) = model.predict([FEEDS["x"]])
+                assert model.get_model_info("weights_version") == str(version)
+                assert error([answer.get_data_to_numpy()], wanted) <= 1e-5
+
+            first = oracle(path, FEEDS)
+            check(0, first)
+            waits.clear()
+            assert owner.ask("0") == "updated"
+            owner.process.send_signal(signal.SIGSTOP)
+            until(lambda: "T" in Path(f"/proc/{owner.process.pid}/stat").read_text().split(") ")[1][:1])
+            for _ in range(3):
+                check(0, first)
+            assert waits[0] == client.ANSWER_SECONDS and set(waits[1:]) == {0.0}
+            owner.process.send_signal(signal.SIGCONT)
+            until(lambda: model.predict([FEEDS["x"]]) and model.get_model_info("weights_version") == "1")
+            check(1, oracle(replaced(path, sets[0], tmp_path / "one.onnx"), FEEDS))
+            assert owner.ask("1") == "updated"
+            check(2, oracle(replaced(path, sets[1], tmp_path / "two.onnx"), FEEDS))
+    finally:
+        owner.end()
+
+
+def test_a_late_answer_is_followed_by_the_newest(path: Path) -> None:
+    """An owner that was stopped answers with its version of then, and may have updated since."""
+    owner, guest = (executor.load(path, variable_weights=CASE.variable) for _ in range(2))
+    owned, taken = weights_of(owner), weights_of(guest)
+    answers: list[Callable[[], tuple[Any, list[int]]]] = []
+
+    def fetch() -> tuple[Any, list[int]]:
+        if not answers:
+            raise TimeoutError
+        return answers.pop(0)()
+
+    taken.attach(*through_json(owned), fetch)
+    owner.update_weights(others(CASE, 1))
+    late = through_json(owned)
+    assert [taken.version for _ in range(2)] == [0, 0]
+    owner.update_weights(others(CASE, 2))
+    answers += [lambda: late, lambda: through_json(owned)]
+    assert taken.version == 2 and answers == []
 
 
 def test_attaching_with_other_names_is_refused(path: Path, tmp_path: Path) -> None:
