@@ -73,6 +73,7 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     Raises `ModelError` with ONNX Runtime's reason, `DeviceError` where the first provider cannot serve: never
     falls back to the CPU in silence.
     """
+    _check_paths(model, config, what)
     if config.store is not None and config.providers[0] in config.store.providers:
         return config.store.open(model, config, what)
     return create_plain(model, config, what)
@@ -87,6 +88,7 @@ def create_plain(
     ]
     if CPU not in config.providers:
         providers.append((CPU, {}))
+    _check_paths(model, config, what)
     disabled = CPU_DISABLED if config.providers[0] == CPU else ()
     try:
         session = ort.InferenceSession(
@@ -103,6 +105,19 @@ def create_plain(
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")
     return session
+
+
+def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:
+    """Raises `ModelError` where ONNX Runtime cannot be told a path: it takes UTF-8 only."""
+    for path in (model, config.folder and config.folder.resolve()):
+        try:
+            _ = str(path).encode() if isinstance(path, Path) else b""
+        except UnicodeEncodeError:
+            shown = what.encode(errors="backslashreplace").decode()
+            raise ModelError(
+                f"ONNX Runtime takes only paths in UTF-8, but {shown} lies at {os.fsencode(path or b'')!r}: "
+                "rename what is not."
+            ) from None
 
 
 def reason(error: Exception) -> str:

@@ -20,10 +20,11 @@ class OwnedStore(Store):
     def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
         """As `Store.open`, but raises `WeightsError` where the weights cannot be kept."""
         session = super().open(model, config, what)
-        if self.key(model, config) not in self.opened:
+        key = self.key(model, config)
+        if key not in self.opened:
             raise WeightsError(
-                f"the weights of {what} cannot be shared, since they cannot be kept in {self.folder}: the "
-                "disk may be full, or ONNX Runtime cannot write this graph."
+                f"the weights of {what} cannot be shared, since they cannot be kept in {self.folder} "
+                f"({self.reason(key).rstrip('.')}): correct that, or set SHARDRUN_CACHE to another folder."
             )
         return session
 

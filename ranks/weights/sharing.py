@@ -147,14 +147,14 @@ def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
     if use.provider != CPU:
         raise WeightsError(f"weights are shared on the CPU and with CUDA only, but not on {use.device}.")
     from ranks.weights.owned import OwnedStore
-    from ranks.weights.store import default_store
+    from ranks.weights.store import needed_store
 
-    store = default_store()
-    if store is None:
+    try:
+        store = needed_store()
+    except WeightsError as problem:
         raise WeightsError(
-            "weights cannot be shared without the store of prepared weights: SHARDRUN_WEIGHTS is off, or "
-            "there is no cache folder that can be used (set SHARDRUN_CACHE to one)."
-        )
+            f"weights cannot be shared without a store of prepared weights: {problem}"
+        ) from None
     return OwnedStore(store.folder, store.limit, cache=store.cache)
 
 

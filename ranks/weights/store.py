@@ -61,11 +61,16 @@ class Store:
         self.limit = limit
         self.read_only = read_only
         self._opened: dict[str, None] = {}
+        self._reasons: dict[str, str] = {}
 
     @property
     def opened(self) -> tuple[str, ...]:
         """Keys of all entries that were opened here, in order."""
         return tuple(self._opened)
+
+    def reason(self, key: str) -> str:
+        """Why the weights of a key that was to be opened were not kept."""
+        return self._reasons.get(key, "what was kept is damaged")
 
     def key(self, model: bytes | Path, config: SessionConfig) -> str:
         """The key of a model's prepared weights. Raises `ModelError` where the model cannot be read."""
@@ -92,6 +97,7 @@ class Store:
                 found = self._open_entry(key, config, what)
         except OSError as problem:
             log.info("%s: prepared weights in %s cannot be used: %s", what, self.folder, problem)
+            self._reasons[key] = in_words(problem)
             found = None
         if found is not None:
             self._opened[key] = None
@@ -117,6 +123,7 @@ class Store:
             return None
         entry, pin = taken
         if entry.refused:
+            self._reasons[key] = entry.refused
             return None
         graph = entries.graph_of(self.folder, entry)
         opened: ort.InferenceSession | None = None
@@ -163,7 +170,9 @@ class Store:
         while they are made twice that."""
         expected = 2 * size_of(model)
         if self.limit is not None and expected > self.limit:
-            raise OSError(errno.EDQUOT, f"{expected} bytes may be needed, and {self.limit} is the limit")
+            raise OSError(
+                errno.EDQUOT, f"{expected} bytes may be needed, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
+            )
         if 2 * expected > (free := shutil.disk_usage(self.folder).free):
             raise OSError(errno.ENOSPC, f"{2 * expected} bytes may be needed, and {free} are free")
 
@@ -173,13 +182,29 @@ def default_store() -> Store | None:
 
     ``SHARDRUN_CACHE_LIMIT`` gives the cache's size (`limit_of`). Raises `ShardrunError` for other values.
     """
-    if setting() == "off":
-        return None
     try:
-        cache = cache_folder()
-        folder = cache / "weights"
+        return needed_store()
+    except WeightsError as problem:
+        log.info("no prepared weights: %s", problem)
+        return None
+
+
+def needed_store() -> Store:
+    """As `default_store`, but raises `WeightsError` with the reason where there is none."""
+    if setting() == "off":
+        raise WeightsError("SHARDRUN_WEIGHTS is off.")
+    cache = cache_folder()
+    folder = cache / "weights"
+    try:
         entries.make_folders(folder)
         return Store(folder, limit_of(folder), cache=cache)
     except OSError as problem:
-        log.info("no prepared weights: %s", problem)
-        return None
+        raise WeightsError(
+            f"{folder} cannot be used ({in_words(problem)}): set SHARDRUN_CACHE to another folder."
+        ) from None
+
+
+def in_words(problem: OSError) -> str:
+    """What went wrong, and where."""
+    said = problem.strerror or str(problem)
+    return f"{said}: {problem.filename}" if problem.filename else said

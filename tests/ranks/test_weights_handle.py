@@ -409,10 +409,11 @@ def test_own_process_may_attach(shared_model: Path) -> None:
 
 def test_nothing_to_share_with(workers: Workers, shared_model: Path, tmp_path: Path) -> None:
     found = text_of(workers.new(SHARDRUN_WEIGHTS="off").do("share", path=str(shared_model)))
-    assert "SHARDRUN_WEIGHTS is off, or there is no cache folder" in found
+    assert found.endswith("without a store of prepared weights: SHARDRUN_WEIGHTS is off.")
     (tmp_path / "file").touch()
     found = text_of(workers.new(SHARDRUN_CACHE=str(tmp_path / "file")).do("share", path=str(shared_model)))
-    assert "no cache folder that can be used" in found
+    assert f"{tmp_path / 'file' / 'weights'} cannot be used (Not a directory" in found
+    assert found.endswith("set SHARDRUN_CACHE to another folder.")
 
 
 # Values that are wrong.
