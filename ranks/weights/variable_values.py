@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 
 from ranks.errors import ModelError, WeightsError
 from ranks.tensors import ELEMENT_TYPES, element_dtype, element_number
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime as ort
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -179,6 +179,8 @@ def number_named(name: str) -> int | None:
 
 def ort_value(array: Array, device: str = "cpu", device_id: int = 0) -> ort.OrtValue:
     """An `OrtValue` over an array (which must outlive it), or a copy of it on a GPU."""
+    import onnxruntime as ort
+
     if device == "cpu" or array.dtype.type.__module__ != "numpy":
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number_of(array.dtype))
     return ort.OrtValue.ortvalue_from_numpy(array, device, device_id)
@@ -212,6 +214,8 @@ def transposed(matrix: Array) -> Array:
 
     By ONNX Runtime, which is nine times as fast at it as numpy (768 x 3072: 1.1 against 10.2 ms).
     """
+    import onnxruntime as ort
+
     if matrix.T.flags.c_contiguous and not matrix.flags.c_contiguous:
         return copied(matrix.T)
     # numpy asks the system for large pages, which ONNX Runtime's own memory does not have: with these a
