@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from launcher.cli import main
 from tests.launcher.cli_tools import save_mlp
 
+ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parents[1] / "data" / "checkpoints" / "lenet5"
 LENET = "tests.sharding.torch_nets:LeNet5"
 NETS = "tests.sharding.torch_nets"
@@ -238,6 +240,32 @@ def test_wrong_options(
     capsys: pytest.CaptureFixture[str], here: Path, torch: Any, arguments: list[str], message: str
 ) -> None:
     assert message in convert(capsys, "--network", LENET, "out.onnx", *arguments, code=2)
+    assert not (here / "out.onnx").exists()
+
+
+def test_the_exporters_own_remarks_are_for_debugging(here: Path, torch: Any) -> None:
+    code = """
+        import torch
+        class Branch(torch.nn.Module):
+            def forward(self, x):
+                return x if x.sum() > 0 else -x
+    """
+    (here / "branch.py").write_text(textwrap.dedent(code))
+    command = [sys.executable, "-m", "launcher.cli", "convert", "--network", "branch:Branch", "out.onnx"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for extra in ([], ["--debug"]):
+        done = subprocess.run(
+            [*command, "--input", "x:4", *extra], capture_output=True, text=True, timeout=120,
+            env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(
+            "shardrun: error: branch:Branch cannot be exported with the inputs x:4:float32"
+        )
+        assert "…" not in last
+        assert (done.stderr.count("\n") == 1) is (not extra), done.stderr
+        assert ("Traceback" in done.stderr) is bool(extra)
     assert not (here / "out.onnx").exists()
 
 

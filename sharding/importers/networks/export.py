@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import logging
 import re
 import warnings
@@ -22,8 +23,6 @@ from sharding.protobuf import INLINE_BYTES
 
 if TYPE_CHECKING:
     import onnx
-
-_NOISY = ("torch.onnx", "torch.export", "torch.fx", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -218,15 +217,23 @@ def _cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that it does not find, and its progress."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    """Without what the exporter says besides: remarks, progress, tracebacks, whole graphs.
+
+    Where everything is logged (``--debug``) it is all shown.
+    """
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        yield
+        return
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    nowhere = io.StringIO()
     try:
-        with warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

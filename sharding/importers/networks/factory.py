@@ -21,6 +21,7 @@ from sharding.text import one_line, shortened
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 CONFIG = "config.json"
 _MOST_CONFIG = 10 << 20
+_MOST_SAID = 300
 
 
 @dataclass
@@ -202,8 +203,10 @@ def _arguments(module: Any) -> list[str]:
 
 
 def described(error: BaseException) -> str:
-    """An error of somebody else's code in one line."""
+    """An error of somebody else's code in one line, of a long one the first sentences."""
     text = " ".join(str(error).split())
-    return shortened(
-        one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__), 300
-    ).rstrip(".")
+    text = one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    if len(text) > _MOST_SAID:
+        sentences, end, _ = text[:_MOST_SAID].rpartition(". ")
+        text = sentences if end else f"{text[:_MOST_SAID].rpartition(' ')[0] or text[:_MOST_SAID]} …"
+    return text.rstrip(".")
