@@ -304,19 +304,49 @@ def read_arrays(flag: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{flag} {path}: {reason or 'it is no NumPy archive (.npz)'}") from None
 
 
-def verify(model: Path, answers: Mapping[str, Any], inputs: list[str], outputs: list[str]) -> None:
-    """Prints how far the model's answers are from those given; raises `VerifyError` where that is too far."""
+def verify(
+    model: Path, answers: Mapping[str, Any], inputs: list[str], outputs: list[str], *, archive: Path
+) -> None:
+    """Prints how far the model's answers are from those given, which are of the file ``archive``; raises
+    `VerifyError` where that is too far."""
     from launcher.report import print_table
     from launcher.verify import check, compare_outputs, run_reference
 
     feeds = _named(answers, inputs, "in")
     wanted = _named(answers, outputs, "out")
-    comparisons = compare_outputs(run_reference(model, feeds), wanted)
+    comparisons = compare_outputs(run_reference(model, feeds), wanted, computed_types(model))
     rows = [
         [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS"] for c in comparisons
     ]
     print_table(["output", "relative error", "tolerance", ""], rows, "lrrl")
-    check(comparisons, model)
+    check(comparisons, model, archive)
+
+
+def computed_types(model: Path) -> set[str]:
+    """The types shorter than float32 (float16, bfloat16) in which any part of an ONNX file computes."""
+    import onnx
+
+    from sharding.protobuf import parse_without_weights
+
+    short = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+    message = parse_without_weights(model)
+    found: set[int] = set()
+    graphs: list[Any] = [message.graph, *message.functions]
+    while graphs:
+        graph = graphs.pop()
+        values = [*graph.value_info]
+        if isinstance(graph, onnx.GraphProto):
+            values += [*graph.input, *graph.output]
+            found.update(weight.data_type for weight in graph.initializer)
+        found.update(value.type.tensor_type.elem_type for value in values)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if node.op_type == "Cast" and attribute.name == "to":
+                    found.add(attribute.i)
+                graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+                if attribute.HasField("t"):
+                    found.add(attribute.t.data_type)
+    return {name for number, name in short.items() if number in found}
 
 
 def _named(answers: Mapping[str, Any], names: list[str], prefix: str) -> dict[str, Any]:

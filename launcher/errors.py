@@ -41,4 +41,4 @@ class RankFailedError(ShardrunError):
 
 
 class VerifyError(ShardrunError):
-    """A sliced result differs from the unsliced model's by more than the tolerance."""
+    """A result differs from the right one by more than the tolerance."""

@@ -1,4 +1,4 @@
-"""Comparison of a sliced model's outputs with those of the unsliced model in plain ONNX Runtime."""
+"""Comparison of outputs with those of the unsliced model in plain ONNX Runtime, or with given answers."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ def compare_outputs(
     return results
 
 
-def check(comparisons: Sequence[Comparison], model: Path) -> None:
-    """Raises `VerifyError` with every output that is beyond its tolerance."""
+def check(comparisons: Sequence[Comparison], model: Path, archive: Path | None = None) -> None:
+    """Raises `VerifyError` with every output that is beyond its tolerance: of a sliced model to be like
+    ``model``, or of ``model`` itself to be like the answers of ``archive``."""
     bad = [c for c in comparisons if not c.good]
     if bad:
         parts = "; ".join(
@@ -108,6 +109,8 @@ def check(comparisons: Sequence[Comparison], model: Path) -> None:
             + (f" ({c.note})" if c.note else "")
             for c in bad
         )
+        if archive is not None:
+            raise VerifyError(f"the result of {model} differs from the answers in {archive}: {parts}")
         raise VerifyError(
             f"the sliced model's result differs from that of {model} in plain ONNX Runtime: {parts}"
         )

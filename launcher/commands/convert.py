@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"inputs: {', '.join(names[0]) or 'none'}; outputs: {', '.join(names[1])}")
     if answers is not None:
-        conversion.verify(output, answers, *names)
+        conversion.verify(output, answers, *names, archive=args.verify)
     return 0
 
 

@@ -1,5 +1,6 @@
 """MindIR on the command line: run, sliced, inspected, converted, and as the distributed tutorials run it."""
 
+import re
 import shlex
 import shutil
 import sys
@@ -127,11 +128,17 @@ def test_convert(tmp_path: Path) -> None:
     secret = DATA / "mlp_encrypted" / "model_aes_gcm.mindir"
     shardrun(tmp_path, "convert", secret, "s.onnx", "--dec-key-file", "key", "--opset", 21)
     assert "is encrypted (AES-GCM)" in shardrun(tmp_path, "convert", secret, "t.onnx", code=2)
+    half = DATA / "fp16_mlp"  # float32 weights and results, float16 between them
+    text = shardrun(tmp_path, "convert", half / "model.mindir", "h.onnx", "--verify", half / "io.npz")
+    assert re.search(r"0\.02 +ok", text), text
+    (tmp_path / "h.onnx").unlink()
     wrong = dict(np.load(case / "io.npz"))
     wrong["out_0"] = wrong["out_0"] + 1
     np.savez(tmp_path / "wrong.npz", **wrong)
     differs = shardrun(tmp_path, "convert", case / "model.mindir", "m.onnx", "--verify", "wrong.npz", code=3)
-    assert "relative error" in differs
+    assert (
+        "error: the result of m.onnx differs from the answers in wrong.npz: output: relative error" in differs
+    )
     (tmp_path / "note.txt").write_text("mine")
     kept = shardrun(tmp_path, "convert", case / "model.mindir", "note.txt", code=2)
     assert "it is no ONNX model that could be replaced" in kept
