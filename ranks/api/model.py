@@ -17,7 +17,7 @@ from ranks.api.check import check_elements, check_isinstance, check_sequence
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
-from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, result_tensor
+from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
 from ranks.errors import ShardrunError
@@ -138,7 +138,8 @@ class Model:
         or with arrays of the caller's own, are filled and returned instead of new tensors.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
-        where the model was not built, an input does not fit, or inference fails.
+        where the model was not built, an input or an array given for an output does not fit, or inference
+        fails.
         """
         if type(inputs) is not list:
             check_sequence("inputs", inputs)
@@ -171,6 +172,12 @@ class Model:
                 result_tensor(*named, array)
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
+        # Only now, since the other ranks of a group wait for this one; and before any is written to.
+        for (name, _), output, array in zip(built.named_outputs, outputs, results, strict=True):
+            assert isinstance(output, Tensor)
+            wrong = misfit(output, array)
+            if wrong is not None:
+                raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
         filled: list[Tensor] = []
         for output, array in zip(outputs, results, strict=True):
             assert isinstance(output, Tensor)

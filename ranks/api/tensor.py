@@ -248,12 +248,28 @@ def result_tensor(name: str, dtype: DataType, array: np.ndarray[Any, Any]) -> Te
     return tensor
 
 
-def fill(tensor: Tensor, array: np.ndarray[Any, Any]) -> None:
-    """Gives ``tensor`` the result ``array``: into the user's own array where it fits, else instead of it."""
+def misfit(tensor: Tensor, array: np.ndarray[Any, Any]) -> str | None:
+    """Why the result ``array`` cannot be written into the user's own array in ``tensor``; None if it can.
+
+    A tensor without data of the user's takes any result.
+    """
     own = tensor._array
-    fits = own is not None and (own.shape, own.dtype) == (array.shape, array.dtype)
-    if own is not None and fits and tensor._users and own.flags.writeable:
-        own[...] = array
+    if own is None or not tensor._users:
+        return None
+    if (own.shape, own.dtype) != (array.shape, array.dtype):
+        return (
+            f"has dtype {array.dtype} and shape {list(array.shape)}, but the array given for it has dtype "
+            f"{own.dtype} and shape {list(own.shape)}: give one of the same, or a tensor without data."
+        )
+    if not own.flags.writeable:
+        return "cannot be written into the array given for it, which is read-only: give one that is writable."
+    return None
+
+
+def fill(tensor: Tensor, array: np.ndarray[Any, Any]) -> None:
+    """Gives ``tensor`` the result ``array``: into the user's own array, which `misfit` has checked."""
+    if tensor._array is not None and tensor._users:
+        tensor._array[...] = array
         return
     tensor._dtype, tensor._shape, tensor._array, tensor._users = (
         from_numpy(array.dtype),

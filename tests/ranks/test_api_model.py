@@ -225,6 +225,28 @@ def test_outputs_that_do_not_fit(tmp_path: Path) -> None:
         model.predict(data, [])
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (np.zeros((3, 2), np.float32), r"shape \[2, 3\], but .* dtype float32 and shape \[3, 2\]"),
+        (np.zeros(6, np.float32), r"shape \[2, 3\], but .* dtype float32 and shape \[6\]"),
+        (np.zeros((2, 3)), r"has dtype float32 .* dtype float64 and shape \[2, 3\]"),
+        (np.frombuffer(bytes(24), np.float32).reshape(2, 3), "which is read-only"),
+    ],
+    ids=["shape", "axes", "dtype", "read-only"],
+)
+def test_arrays_for_outputs_that_do_not_fit(tmp_path: Path, own: np.ndarray[Any, Any], words: str) -> None:
+    model = built(api_models.add_one(tmp_path / "m.onnx"))
+    tensor = Tensor(own)
+    with pytest.raises(RuntimeError, match=f"predict failed! Error is Output 'y' .*{words}"):
+        model.predict([np.ones((2, 3), np.float32)], [tensor])
+    assert tensor.get_data_to_numpy() is own
+    assert not own.any()
+    without = Tensor(shape=list(own.shape), dtype=DataType.INT64)
+    model.predict([np.ones((2, 3), np.float32)], [without])  # without data it takes what comes
+    np.testing.assert_array_equal(without.get_data_to_numpy(), np.full((2, 3), 2, np.float32))
+
+
 def test_open_dimension_by_data_or_by_resize(tmp_path: Path) -> None:
     path = api_models.linear(tmp_path / "m.onnx")
     model = built(path)

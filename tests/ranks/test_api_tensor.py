@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ranks
 from ranks import DataType, Format, Tensor, TensorMeta
 from ranks.api import notice
-from ranks.api.tensor import OutputTensor, fill, input_tensor
+from ranks.api.tensor import OutputTensor, fill, input_tensor, misfit
 from ranks.errors import DeviceError
 
 
@@ -170,9 +170,20 @@ def test_fill_writes_into_the_users_own_array() -> None:
     tensor = Tensor(own)
     fill(tensor, np.ones((2, 2), np.float32))
     np.testing.assert_array_equal(own, np.ones((2, 2)))
-    fill(tensor, np.ones(3, np.int64))  # does not fit: the tensor takes the result instead
-    assert (tensor.shape, tensor.dtype) == ([3], DataType.INT64)
-    np.testing.assert_array_equal(own, np.ones((2, 2)))
+    assert tensor.get_data_to_numpy() is own
+
+
+def test_what_does_not_fit_the_users_own_array() -> None:
+    own = np.zeros((2, 2), np.float32)
+    assert misfit(Tensor(own), np.ones((2, 2), np.float32)) is None
+    assert "shape [4], but" in str(misfit(Tensor(own), np.ones(4, np.float32)))
+    assert "dtype float64 and" in str(misfit(Tensor(own), np.ones((2, 2))))
+    own.flags.writeable = False
+    assert "read-only" in str(misfit(Tensor(own), np.ones((2, 2), np.float32)))
+    empty = Tensor(shape=[2, 2], dtype=DataType.FLOAT32)
+    assert misfit(empty, np.ones(3, np.int64)) is None
+    empty.get_data_to_numpy()  # zeros, which are not the user's
+    assert misfit(empty, np.ones(3, np.int64)) is None
 
 
 def test_fill_never_touches_an_earlier_result() -> None:
@@ -181,12 +192,6 @@ def test_fill_never_touches_an_earlier_result() -> None:
     first = tensor.get_data_to_numpy()
     fill(tensor, np.ones(2, np.float32))
     np.testing.assert_array_equal(first, [0, 0])
-    np.testing.assert_array_equal(tensor.get_data_to_numpy(), [1, 1])
-    read_only = np.zeros(2, np.float32)
-    read_only.flags.writeable = False
-    tensor = Tensor(read_only)
-    fill(tensor, np.ones(2, np.float32))
-    np.testing.assert_array_equal(read_only, [0, 0])
     np.testing.assert_array_equal(tensor.get_data_to_numpy(), [1, 1])
 
 

@@ -242,6 +242,8 @@ def test_outputs_are_filled(tmp_path: Path) -> None:
     assert returned.get_data_to_numpy() is mine
     with pytest.raises(RuntimeError, match="model output len:1 not equal output len:0"):
         runner.predict([data], [])
+    with pytest.raises(RuntimeError, match=r"Output 'y' has .* shape \[2, 4\], but .* shape \[4, 2\]"):
+        runner.predict([data], [Tensor(np.zeros((4, 2), np.float32))])
 
 
 def test_building_again_serves_those_who_wait(gate: Gate, tmp_path: Path) -> None:
