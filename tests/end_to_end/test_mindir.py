@@ -127,7 +127,9 @@ def test_convert(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"0123456789ABCDEF")
     secret = DATA / "mlp_encrypted" / "model_aes_gcm.mindir"
     shardrun(tmp_path, "convert", secret, "s.onnx", "--dec-key-file", "key", "--opset", 21)
-    assert "is encrypted (AES-GCM)" in shardrun(tmp_path, "convert", secret, "t.onnx", code=2)
+    for command in (["convert", secret, "t.onnx"], ["inspect", secret], ["run", secret, "--ranks", 2]):
+        text = shardrun(tmp_path, *command, code=2)
+        assert "is encrypted (AES-GCM)" in text and "`shardrun convert --dec-key-file FILE --dec-mode" in text
     half = DATA / "fp16_mlp"  # float32 weights and results, float16 between them
     text = shardrun(tmp_path, "convert", half / "model.mindir", "h.onnx", "--verify", half / "io.npz")
     assert re.search(r"0\.02 +ok", text), text

@@ -44,7 +44,7 @@ def read(path: Path, key: Key | None = None) -> Container:
     if method is not None:
         data = memoryview(decrypt(data, method, key, path))
     elif key is not None:
-        raise ModelError(f"{path} is not encrypted, but a key was given: leave dec_key out.")
+        raise ModelError(f"{path} is not encrypted, but a key was given: leave dec_key (--dec-key-file) out.")
     model = schema.messages()["Model"]()
     wrong = f"{path} is not a whole MindIR file"
     try:

@@ -42,10 +42,11 @@ def decrypt(data: memoryview, method: str, key: Key | None, path: Path) -> bytes
     if key is None:
         raise ModelError(
             f"{path} is encrypted ({method}): give its key (dec_key=..., dec_mode={method!r} to "
-            "build_from_file), or export it without enc_key."
+            "build_from_file; other commands take the ONNX file that `shardrun convert --dec-key-file FILE "
+            f"--dec-mode {method}` makes of it first), or export it without enc_key."
         )
     if key.mode != method:
-        raise ModelError(f"{path} is encrypted with {method}, but dec_mode is {key.mode!r}.")
+        raise ModelError(f"{path} is encrypted with {method}, but dec_mode is {key.mode!r} (--dec-mode).")
     if len(key.secret) not in _KEY_LENGTHS:
         raise ModelError(
             f"The key for {path} has {len(key.secret)} bytes; expected {', '.join(map(str, _KEY_LENGTHS))}."
