@@ -40,12 +40,23 @@ class Contents:
 
 
 def contents() -> Contents:
-    """What is in the cache now. Raises `ShardrunError` where its limit is malformed."""
+    """What is in the cache now.
+
+    Raises `ShardrunError` where its limit is malformed, `ConfigError` where it is no folder.
+    """
     folder = cache_folder()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = _existing(folder)
     sizes = occupied(folder)
     items = [item for kind in KINDS for item in _items(folder, kind)]
     return Contents(folder, items, {kind: sizes[kind] for kind in KINDS}, limit_of(there))
+
+
+def _existing(folder: Path) -> Path:
+    """The cache folder, or the nearest folder above it that there is."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"the cache cannot be at {folder}: {there} is no folder; set SHARDRUN_CACHE to one")
+    return there
 
 
 def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
@@ -56,6 +67,7 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
     removed: list[Item] = []
     busy: list[Item] = []
     root = cache_folder()
+    _existing(root)
     try:
         for kind in KINDS:
             if kind not in kinds:

@@ -71,11 +71,13 @@ def exit_code(error: ShardrunError) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, VerifyError):
         return EXIT_VERIFY
-    from ranks.errors import IdentityError
+    from ranks.errors import IdentityError, SettingError
     from sharding.documents import DocumentError
     from sharding.errors import ModelError, OptionError, OutputError
 
-    usage = ConfigError | IdentityError | ModelError | OptionError | OutputError | DocumentError
+    usage = (
+        ConfigError | SettingError | IdentityError | ModelError | OptionError | OutputError | DocumentError
+    )
     return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
 
 

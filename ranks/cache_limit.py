@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ranks import cache_entries
-from ranks.errors import ShardrunError
+from ranks.errors import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ def limit_of(folder: Path) -> int:
     """The most bytes that the cache may take: ``SHARDRUN_CACHE_LIMIT`` (a number of bytes, or one with KB,
     MB, GB or TB), else `MOST_BYTES`, or a tenth of the disk that ``folder`` is on if that is less.
 
-    Raises `ShardrunError` for other values, `OSError` where there is no such folder.
+    Raises `SettingError` for other values, `OSError` where there is no such folder.
     """
     text = os.environ.get("SHARDRUN_CACHE_LIMIT", "").strip()
     if not text:
         return min(MOST_BYTES, shutil.disk_usage(folder).total // 10)
     found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if found is None:
-        raise ShardrunError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
+        raise SettingError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
     whole, part, unit = found.groups()
     return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
 

@@ -10,11 +10,16 @@ __all__ = [
     "ModelError",
     "PeerLostError",
     "QueueFullError",
+    "SettingError",
     "ShardError",
     "ShardrunError",
     "SliceError",
     "WeightsError",
 ]
+
+
+class SettingError(ShardrunError):
+    """An environment variable does not say what it should."""
 
 
 class IdentityError(ShardrunError):

@@ -121,14 +121,19 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch
         in capsys.readouterr().err
     )
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "much")
-    assert cli.main(["cache", "list"]) != 0
+    assert cli.main(["cache", "list"]) == 2
     assert (
         "SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is 'much'" in capsys.readouterr().err
     )
     monkeypatch.delenv("SHARDRUN_CACHE_LIMIT")
     (folder / "file").write_text("")
-    monkeypatch.setenv("SHARDRUN_CACHE", str(folder / "file"))
-    assert cli.main(["cache", "list"]) == 0
+    for place in (folder / "file" / "inside", folder / "file"):
+        monkeypatch.setenv("SHARDRUN_CACHE", str(place))
+        for action in ("list", "clear"):
+            assert cli.main(["cache", action]) == 2
+            assert (
+                f"the cache cannot be at {place}: {folder / 'file'} is no folder" in capsys.readouterr().err
+            )
 
 
 def test_use_is_noted(folder: Path) -> None:
