@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,16 @@ class Together:
         headers = [rank["header"] for rank in plan]
         alone = _giver_alone(headers)
         prepared, failure = self._receive(headers[0], tensors, alone)
-        self._agree({"error": str(failure)} if failure is not None else {}, failure)
+        digests: dict[str, str] = {}
+        if failure is None and not alone and self._world.size > 1:
+            try:
+                digests = {
+                    name: _digest(value) for name, value in tensors.items() if not self._wholes[name].own
+                }
+            except MemoryError:
+                failure = WeightsError("There is not enough memory to compare the weights with other ranks'.")
+        said = {"digests": digests} if failure is None else {"error": str(failure)}
+        _check_equal([rank["digests"] for rank in self._agree(said, failure)])
         assert prepared is not None and self._weights is not None
         return self._weights.commit(prepared)
 
@@ -172,6 +182,25 @@ def _giver_alone(headers: Sequence[Header]) -> bool:
             "rank."
         )
     return False
+
+
+def _digest(value: Array | Pair | Delta) -> str:
+    """Of the bytes of a weight's value or pair; type and shape are compared as headers are."""
+    digest = hashlib.blake2b(digest_size=32)
+    for array in _arrays(value):
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _check_equal(digests: Sequence[Mapping[str, str]]) -> None:
+    """Raises `WeightsError`, the same on all ranks, where one was given other values than rank 0."""
+    for rank, others in enumerate(digests):
+        for name, digest in digests[0].items():
+            if others.get(name, digest) != digest:
+                raise WeightsError(
+                    f"Rank {rank} was given other values of the weight {name!r} than rank 0, so that none "
+                    "change: give the same on every rank, or on rank 0 alone."
+                )
 
 
 def _buffer(array: Array | None, element: int, shape: Sequence[int]) -> Array:

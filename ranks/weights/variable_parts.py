@@ -47,6 +47,8 @@ class Whole:
 
     spec: Spec
     shares: tuple[Share, ...]
+    own: bool = False
+    """Whether it is this rank's alone, of which other ranks may hold other values."""
 
 
 def wholes(  # noqa: PLR0917 - each says another thing about the rank model
@@ -92,7 +94,7 @@ class _Finder:
         if pieces:
             return self._of_pieces(name, pieces)
         if name in self.held:
-            return Whole(self.held[name], (Share(name, REPLICATED, self.rank, self.size),))
+            return Whole(self.held[name], (Share(name, REPLICATED, self.rank, self.size),), own=True)
         raise ModelError(
             f"{self.file.parent if self.manifest else self.file} holds no weight {name[:200]!r}: the model "
             "has none, or slicing made another one of it."
@@ -125,7 +127,8 @@ class _Finder:
         if not shares and self.stage in entry.stages:
             raise ModelError(
                 f"{self.file} does not hold the weight {name!r} as the model has it, so that it cannot be "
-                "variable: slicing computed another constant of it."
+                "variable: slicing computed another constant of it, or left it to one rank, as the bias of a "
+                "Gemm whose weight is split by rows. Write such a bias as an Add behind the product."
             )
         return tuple(shares)
 

@@ -161,6 +161,53 @@ def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
         assert error(said[-1][1], after) <= 1e-4
 
 
+@pytest.mark.parametrize("pair", [False, True], ids=["whole", "pair"])
+def test_ranks_that_give_other_values(pair: bool, tmp_path: Path) -> None:
+    path = save("columns and rows", tmp_path / "model.onnx")
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    new = weights_of("columns and rows", 5)
+    a, b = numbers(32, 3), numbers(3, 8)
+
+    def work(model: executor.RankModel, rank: int) -> tuple[str, list[Array], list[Array]]:
+        other: Any = Pair(a, b + rank) if pair else new["w2"] + rank
+        with pytest.raises(WeightsError) as caught:
+            model.update_weights({"w1": new["w1"], "w2": other})
+        before = model.run(FEEDS)
+        # Other strides are the same values.
+        w1 = new["w1"] if rank == 0 else np.asfortranarray(new["w1"])
+        assert model.update_weights({"w1": w1, "w2": new["w2"]}) == 1
+        return str(caught.value), before, model.run(FEEDS)
+
+    state = {"w1": new["w1"], "w2": new["w2"]}
+    after = oracle(replaced(path, state, tmp_path / "now.onnx"), FEEDS)
+    for said, kept, changed in on_slices(tmp_path / "slices", 2, ["w1", "w2"], work):
+        assert said.startswith("Rank 1 was given other values of the weight 'w2' than rank 0")
+        assert error(kept, oracle(path, FEEDS)) <= 1e-4
+        assert error(changed, after) <= 1e-4
+
+
+def test_the_bias_of_a_product_that_is_summed(tmp_path: Path) -> None:
+    """A Gemm's bias lies on one rank, before the sum; as an Add behind the product it is variable."""
+    head = "g (float[n, 16] x) => (float[n, 8] y) { h = MatMul(x, w1) r = Relu(h) "
+    weights = {"w1": numbers(16, 64), "w2": numbers(64, 8), "b": numbers(8)}
+    gemm, add = tmp_path / "gemm.onnx", tmp_path / "add.onnx"
+    graphs.save(gemm, head + "y = Gemm(r, w2, b) }", weights)
+    graphs.save(add, head + "m = MatMul(r, w2) y = Add(m, b) }", weights)
+    for path in (gemm, add):
+        sharding.slice_model(path, 2, tmp_path / path.stem)
+    with pytest.raises(ModelError, match=r"'b' .* the bias of a Gemm .* as an Add behind"):
+        on_slices(tmp_path / "gemm", 2, ["b"], lambda model, rank: None)
+    new = {"b": numbers(8, seed=4)}
+
+    def work(model: executor.RankModel, rank: int) -> list[Array]:
+        model.update_weights(new)
+        return model.run(FEEDS)
+
+    wanted = oracle(replaced(add, new, tmp_path / "now.onnx"), FEEDS)
+    for answer in on_slices(tmp_path / "add", 2, ["b"], work):
+        assert error(answer, wanted) <= 1e-4
+
+
 def test_a_rank_without_memory_lets_none_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save("columns and rows", tmp_path / "model.onnx")
     sharding.slice_model(path, 2, tmp_path / "slices")
