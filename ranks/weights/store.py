@@ -131,7 +131,7 @@ class Store:
             options = session.options_for(replace(config, folder=self.folder))
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             if not config.many and not arena.SHARED.items() <= config.entries.items():
-                # With a memory pattern the arena keeps the first run's buffers beside the planned block, twice
+                # With a memory pattern an arena keeps the first run's buffers beside the planned block, twice
                 # what a run needs, in each process that shares the weights. It gains no time in one of them
                 # (BERT-base, CPU time without to with: 0.99, 1.02, 0.99, 1.00 at sequence 1, 8, 32, 128).
                 options.enable_mem_pattern = False
