@@ -170,6 +170,11 @@ def _file(request: Request) -> Converted:
     if not path.is_file():
         state = "is not a file" if path.exists() else "does not exist"
         raise ConfigError(f"convert: {path} {state}; expected a model")
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"convert: {path} is Python code, no model; give a network of it with --network "
+            f"{path.stem}:FACTORY, its class or a function that builds it"
+        )
     kind = kind_of(path)
     if kind == "program":
         if request.weights is not None:

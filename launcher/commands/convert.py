@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     from sharding.importers.sniff import OPSETS
 
-    parser.add_argument("model", metavar="MODEL", type=Path, help="left out with --network")
+    parser.add_argument("model", metavar="MODEL", nargs="?", type=Path, help="left out with --network")
     # `nargs="?"` is taken for absent where an option stands between the two.
     parser.add_argument(
         "output", metavar="OUTPUT.onnx", nargs="*", type=Path, help="an earlier ONNX file is replaced"
@@ -153,15 +153,19 @@ def _take_all(parser: argparse.ArgumentParser) -> None:
 
 
 def _paths(args: argparse.Namespace) -> tuple[Path | None, Path]:
-    given = [args.model, *args.output]
+    given = [*([] if args.model is None else [args.model]), *args.output]
+    found = " ".join(map(str, given)) or "nothing"
     if args.network is not None:
         if len(given) != 1:
-            raise ConfigError(
-                f"convert: with --network expected OUTPUT.onnx alone, found {' '.join(map(str, given))}"
-            )
+            raise ConfigError(f"convert: with --network expected OUTPUT.onnx alone, found {found}")
         return None, given[0]
     if len(given) != 2:
-        raise ConfigError(f"convert: expected MODEL and OUTPUT.onnx, found {' '.join(map(str, given))}")
+        hint = (
+            ""
+            if args.weights is None
+            else "; weights alone have no graph: give their network with --network package.module:factory"
+        )
+        raise ConfigError(f"convert: expected MODEL and OUTPUT.onnx, found {found}{hint}")
     return given[0], given[1]
 
 

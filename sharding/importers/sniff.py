@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -16,6 +17,7 @@ LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
 ENCRYPTED = (b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f")
 OPSETS = range(18, 23)
 """Versions of ONNX's operators that importers can write."""
+_LONGEST_VERSION = 32
 _ONNX_OPSET_IMPORT, _PRODUCER, _MINDSPORE = 8, 2, b"MindSpore"
 
 
@@ -60,7 +62,7 @@ def _protobuf(file: BinaryIO) -> Format:
         number, wire = tag >> 3, tag & 7
         if number == 1 and found == "unknown":
             if wire != 0:
-                return "mindir" if wire == 2 else "unknown"
+                return "mindir" if wire == 2 and _is_version(file) else "unknown"
             found = "onnx"
         if number == _ONNX_OPSET_IMPORT:
             return "unknown" if found == "unknown" else "onnx"
@@ -79,6 +81,14 @@ def _protobuf(file: BinaryIO) -> Format:
         else:
             break
     return found
+
+
+def _is_version(file: BinaryIO) -> bool:
+    """Whether a string such as 0.1.0 follows. A line end in any text looks like the string's tag."""
+    length = _varint(file)
+    if length is None or length > _LONGEST_VERSION:
+        return False
+    return re.fullmatch(rb"\d[\w.+-]*", file.read(length)) is not None
 
 
 def _varint(file: BinaryIO) -> int | None:

@@ -234,12 +234,38 @@ def test_networks_that_cannot_be_built(
         (["--input", "missing.npz"], "missing.npz: No such file"),
         (["--input", "x:1,1,32,32", "more.onnx"], "with --network expected OUTPUT.onnx alone"),
         (["--input", "x:1,1,32,32", "--rename", "a=b"], "--rename is for weights"),
+        (
+            ["--network", "nets/lenet.py:LeNet5"],
+            "without .py, and with dots for folders; give nets.lenet:LeNet5",
+        ),
     ],
 )
 def test_wrong_options(
     capsys: pytest.CaptureFixture[str], here: Path, torch: Any, arguments: list[str], message: str
 ) -> None:
     assert message in convert(capsys, "--network", LENET, "out.onnx", *arguments, code=2)
+    assert not (here / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network", "a:B"], "with --network expected OUTPUT.onnx alone, found nothing"),
+        (
+            ["--weights", "w.ckpt", "out.onnx"],
+            "found out.onnx; weights alone have no graph: give their network",
+        ),
+        ([], "expected MODEL and OUTPUT.onnx, found nothing"),
+        (["net.py", "out.onnx"], "net.py is Python code, no model; give a network of it with --network net:"),
+        (["text", "out.onnx"], "text is of no format that can be turned into ONNX"),
+    ],
+)
+def test_files_that_are_left_out_or_no_models(
+    capsys: pytest.CaptureFixture[str], here: Path, arguments: list[str], message: str
+) -> None:
+    for name in ("net.py", "text"):
+        (here / name).write_text("\n\nimport torch\n\n\nclass Net(torch.nn.Module):\n    pass\n")
+    assert message in convert(capsys, *arguments, code=2)
     assert not (here / "out.onnx").exists()
 
 

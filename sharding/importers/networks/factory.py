@@ -46,6 +46,12 @@ def build(text: str) -> Network:
     if folder.is_dir():
         return _from_config(folder)
     module, colon, attribute = text.partition(":")
+    if module.endswith(".py"):
+        name = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise OptionError(
+            f"--network {text!r}: a module is named without .py, and with dots for folders; give "
+            f"{name}:{attribute or 'FACTORY'}."
+        )
     if not colon or not _DOTTED.fullmatch(module) or not _DOTTED.fullmatch(attribute):
         raise OptionError(
             f"--network {text!r}: expected package.module:factory, or a folder with the {CONFIG} of a "
