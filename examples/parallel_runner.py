@@ -56,4 +56,7 @@ def main(model_path: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python examples/parallel_runner.py MODEL.onnx")
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except RuntimeError as error:
+        sys.exit(f"parallel_runner: {error}")

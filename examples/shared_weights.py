@@ -9,6 +9,7 @@ mindspore_lite, only the import changes; `shardrun exec SCRIPT` runs it unchange
 
 import sys
 from multiprocessing import Array, Barrier, Process, Value
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,4 +80,6 @@ def main(model_path: str) -> int:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python examples/shared_weights.py MODEL.onnx")
+    if not Path(sys.argv[1]).is_file():
+        sys.exit(f"shared_weights: there is no file {sys.argv[1]}")
     sys.exit(main(sys.argv[1]))

@@ -19,7 +19,7 @@ from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
 from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
-from launcher.rank_models import count_files, is_rank_models
+from launcher.rank_models import count_files, is_rank_models, missing
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
@@ -199,7 +199,7 @@ def start(
     table = load_table(rank_table)
     path = Path(model)
     if not path.exists() and not is_rank_models(path):
-        raise ConfigError(f"{path}: no such file or folder; expected a model or a slice folder.")
+        raise missing(path)
     size = count_ranks(path, ranks, table, options)
     chosen = base.choose(launcher, table, collectives)
     variables = rank_environment(collectives, threads, timeout, table, environment)

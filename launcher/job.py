@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import ConfigError
 from launcher.files import check_target
-from launcher.rank_models import is_rank_models
+from launcher.rank_models import is_rank_models, missing
 from launcher.slicing import Slicing, slicing_of
 from sharding.mesh import Mesh
 
@@ -55,7 +55,7 @@ class Job:
         if self.model is None:
             raise ConfigError("no model: expected MODEL.onnx or a slice folder, or `model:` in a job file")
         if not self.model.exists() and not is_rank_models(self.model):
-            raise ConfigError(f"{self.model}: no such file or folder; expected a model or a slice folder")
+            raise missing(self.model)
         if self.ranks is not None and self.rank_table is not None:
             raise ConfigError(
                 "--ranks and --rank-table exclude each other: the table says how many ranks there are"

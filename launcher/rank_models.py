@@ -26,6 +26,13 @@ def is_rank_models(path: Path) -> bool:
     return is_pattern(path)
 
 
+def missing(path: Path) -> ConfigError:
+    """The error for a model that is not there."""
+    misplaced = any("{" in part for part in path.parts[:-1])
+    rule = "; only the last part of a path may hold {}, the rank" if misplaced else ""
+    return ConfigError(f"{path}: no such file or folder; expected a model or a slice folder{rule}.")
+
+
 def count_files(pattern: Path) -> int:
     """The number of ranks that have a file; raises `ConfigError` if there is none, or one is missing."""
     from ranks import pattern as patterns

@@ -127,3 +127,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             open_rank_models(pattern, None)
         except ModelError as error:
             assert "rank_2_model.onnx" in str(error)
+
+
+def test_a_number_belongs_into_the_last_part_of_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"only the last part of a path may hold \{\}"):
+        group.start(str(tmp_path / "rank_{}" / "model.onnx"), ranks=2, launcher="local")
