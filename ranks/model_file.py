@@ -182,7 +182,7 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     return 0 if dtype.hasobject else count * dtype.itemsize
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """All tensors that a graph holds, its subgraphs' too."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
@@ -191,7 +191,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         for attribute in node.attribute:
             yield from (attribute.t, *attribute.tensors)
             for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _tensors(inner)
+                yield from tensors_of(inner)
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
@@ -200,7 +200,7 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
     Such data are mapped into memory, where reading past a file's end would kill the process.
     """
     sizes: dict[str, int] = {}
-    for tensor in _tensors(model.graph):
+    for tensor in tensors_of(model.graph):
         if tensor.data_location != tensor.EXTERNAL:
             continue
         fields = {entry.key: entry.value for entry in tensor.external_data}

@@ -14,13 +14,13 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks import session
 from ranks.errors import WeightsError
+from ranks.model_file import tensors_of
 from ranks.weights.entries import BLOBS, Blob, Prepared
 from ranks.weights.pages import give_back_memory
 
@@ -97,7 +97,7 @@ class _Weight:
 def _take_apart(graph: onnx.ModelProto, work: Path) -> list[Blob]:
     from concurrent.futures import ThreadPoolExecutor
 
-    weights = [_located(t) for t in _tensors(graph.graph) if t.data_location == t.EXTERNAL]
+    weights = [_located(t) for t in tensors_of(graph.graph) if t.data_location == t.EXTERNAL]
     if not weights:
         return []
     # From the file's end on, and cutting off what is done: the disk never holds all weights twice.
@@ -202,15 +202,3 @@ def without_doubles(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
                 without_doubles(inner)
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of a graph and its subgraphs."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _tensors(inner)
