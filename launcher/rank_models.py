@@ -30,7 +30,7 @@ def missing(path: Path) -> ConfigError:
     """The error for a model that is not there."""
     misplaced = any("{" in part for part in path.parts[:-1])
     rule = "; only the last part of a path may hold {}, the rank" if misplaced else ""
-    return ConfigError(f"{path}: no such file or folder; expected a model or a slice folder{rule}.")
+    return ConfigError(f"{path}: no such file or folder; expected a model or a slice folder{rule}")
 
 
 def count_files(pattern: Path) -> int:
