@@ -183,7 +183,8 @@ class _Cutter:
             cone: frozenset[int] | None = None
             if not any(item is None for item in inner) and self._may_repeat(step):
                 cone = frozenset({index}.union(*(item for item in inner if item is not None)))
-                cheap = not self._reads_counted(step) and self._cheap(step, cone)
+                held = any(self._reads_counted(self.graph[number]) for number in cone)
+                cheap = not held and self._cheap(step, cone)
                 if len(cone) > MAX_CONE or not (constant[index] or cheap):
                     cone = None
             cones.append(cone)

@@ -323,3 +323,16 @@ def test_auto_says_why(tmp_path: Path) -> None:
         SliceError, match="no strategy for 2 ranks needs at most 10 B of weights on each; the least"
     ):
         plan_model(path, 2, options=SliceOptions(strategy="auto", memory=10))
+
+
+def test_weights_that_are_transposed_first_do_not_go_to_every_stage(tmp_path: Path) -> None:
+    steps = [
+        f"t{i} = Transpose<perm=[1, 0]>(w{i}) m{i} = MatMul(r{i}, t{i}) r{i + 1} = Relu(m{i})"
+        for i in range(4)
+    ]
+    text = "g (float[n, 16] r0) => (float[n, 16] r4) { " + " ".join(steps) + " }"
+    weights = {f"w{i}": array(16, 16, seed=i) for i in range(4)}
+    plan = _plan(graphs.save(tmp_path / "m.onnx", text, weights), Mesh.of(pipeline=2))
+    held = [plan.stage_weight_bytes(stage) for stage in range(2)]
+    assert sum(held) == 4 * 16 * 16 * 4  # each weight once
+    assert min(held) > 0
