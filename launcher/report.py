@@ -5,12 +5,11 @@ Tables and progress bars use rich on a terminal only; elsewhere tables are plain
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from ranks.progress import is_terminal, progress
 from sharding.text import counted, human_bytes, one_line
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
 ]  # fmt: skip
 
 FIRST_VALUES = 50
-Progress = Callable[[int, int], None]
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
@@ -60,11 +58,6 @@ def print_table(
     Console().print(table)
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at this stream. Open MPI gives every rank a pseudo-terminal that nobody sees."""
-    return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
-
-
 def print_outputs(outputs: Mapping[str, Any]) -> None:
     """Prints every output array as MindSpore Lite's tutorials do: name, bytes, elements, first 50 values."""
     for name, array in outputs.items():
@@ -80,36 +73,3 @@ def human_seconds(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-@contextlib.contextmanager
-def progress(description: str) -> Iterator[Progress | None]:
-    """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
-    standard error is no terminal. It appears only after one second."""
-    if not is_terminal(sys.stderr):
-        yield None
-        return
-    import time
-
-    start = time.monotonic()
-    bar: Any = None
-    task: Any = None
-
-    def update(done: int, total: int) -> None:
-        nonlocal bar, task
-        if bar is None:
-            if time.monotonic() - start < 1:
-                return
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            bar = Bar(console=Console(stderr=True), transient=True)
-            task = bar.add_task(description)
-            bar.start()
-        bar.update(task, completed=done, total=total)
-
-    try:
-        yield update
-    finally:
-        if bar is not None:
-            bar.stop()

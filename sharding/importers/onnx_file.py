@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, mapped
+from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
+from sharding.importers.mapped import mapped
 from sharding.protobuf import IN_MODEL_FILE, MalformedError, without_weights
 from sharding.text import one_line, shortened
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,20 +75,6 @@ def check_entry(entry: Entry, what: str) -> Entry:
     if any(len(part) % entry.dtype.itemsize for part in entry.parts):
         raise ModelError(f"{what} is cut into parts that do not hold whole elements.")
     return entry
-
-
-def mapped(path: Path, expected: str) -> memoryview:
-    """A file's bytes. Raises `ModelError`: it is no file, is empty or cannot be read."""
-    try:
-        if not path.is_file():
-            state = "is not a file" if path.exists() else "does not exist"
-            raise ModelError(f"{path} {state}; expected {expected}.")
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError:
-        raise ModelError(f"{path} is empty; expected {expected}.") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, mapped, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
+from sharding.importers.mapped import mapped
 from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
 from sharding.protobuf import MalformedError, fields
 from sharding.text import one_line, shortened

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, mapped, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
+from sharding.importers.mapped import mapped
 from sharding.text import human_bytes, one_line, shortened
 
 MOST_HEADER = 100_000_000

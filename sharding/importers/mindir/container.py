@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharding.errors import ModelError
+from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
 from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
 from sharding.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
@@ -38,7 +38,7 @@ def read(path: Path, key: Key | None = None) -> Container:
     Raises `ModelError`: the file cannot be read, is truncated, encrypted without a key, of version 0 or later
     than 3, or of another format.
     """
-    data = _mapped(path)
+    data = mapped(path, "a MindIR file (model.mindir)")
     check_format(bytes(data[:8]), path)
     method = encryption_of(bytes(data[:4]))
     if method is not None:
@@ -57,19 +57,6 @@ def read(path: Path, key: Key | None = None) -> Container:
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.")
     _check(model, path)
     return Container(path, model, data, method is not None)
-
-
-def _mapped(path: Path) -> memoryview:
-    try:
-        if not path.is_file():
-            state = "is not a file" if path.exists() else "does not exist"
-            raise ModelError(f"{path} {state}; expected a MindIR file (model.mindir).")
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError:
-        raise ModelError(f"{path} is empty; expected a MindIR file.") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def check_format(head: bytes, path: Path) -> None:
