@@ -36,7 +36,7 @@ from ranks.weights import durable
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Of the store's files; others are not looked at."""
 BLOBS, LOCKS, WORK = "blobs", "locks", "work"
 REFUSED_SECONDS = 86400.0

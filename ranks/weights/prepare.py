@@ -22,6 +22,7 @@ from ranks import session
 from ranks.errors import WeightsError
 from ranks.model_file import tensors_of
 from ranks.weights.entries import BLOBS, Blob, Prepared
+from ranks.weights.gelu import fuse_gelu
 from ranks.weights.pages import give_back_memory
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -
         raise OSError(errno.ENOSPC, "only part of the graph was written", str(work / _GRAPH))
     (work / _GRAPH).unlink()
     without_doubles(graph.graph)
+    fuse_gelu(graph)
     blobs = _take_apart(graph, work)
     (work / _DATA).unlink(missing_ok=True)
     return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))

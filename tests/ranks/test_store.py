@@ -416,7 +416,7 @@ def test_what_is_damaged_is_made_again(store: Store, tmp_path: Path, damage: str
         "blob short": lambda: overwrite(first_blob(store), first_blob(store).read_bytes()[:5000]),
         "graph gone": graph.unlink,
         "graph bad": lambda: overwrite(graph, graph.read_bytes()[:-10]),
-        "entry bad": lambda: overwrite(entry, b'{"format": 1, "blobs": 3}'),
+        "entry bad": lambda: overwrite(entry, b'{"format": 2, "blobs": 3}'),
         "entry other": lambda: overwrite(entry, json.dumps({**content, "format": 0}).encode()),
     }
     actions[damage]()
@@ -427,7 +427,7 @@ def test_what_is_damaged_is_made_again(store: Store, tmp_path: Path, damage: str
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"format": 1}', "[" * 100000, "\\0", '{"format": 1e999}']
+    "text", ["", "{", "[]", "null", '{"format": 2}', "[" * 100000, "\\0", '{"format": 1e999}']
 )
 def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
     (store.folder / "abc.json").write_text(text)
@@ -438,7 +438,7 @@ def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
 
 
 def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) -> None:
-    content = {"format": 1, "what": "x", "graph": [0, ""], "blobs": [["../../secret", 0]], "refused": ""}
+    content = {"format": entries.FORMAT, "what": "x", "graph": [0, ""], "blobs": [["../../secret", 0]], "refused": ""}
     content["boot"] = ""
     (store.folder / "abc.json").write_text(json.dumps(content))
     (tmp_path / "secret").write_text("")
