@@ -163,7 +163,13 @@ def _together(recipe: Recipe, request: Share | Attach) -> Built:
         return replace(recipe, store=store).load()
 
     member = identify(recipe.identity) if is_cut(recipe.path) else None
-    use = sharing.Use(recipe.path, recipe.placement.in_words, recipe.placement.providers[0], member)
+    precision = recipe.precision
+    options = {
+        "variable_weights": recipe.variable_weights,
+        "precision_mode": (precision.mode,) if precision and precision.mode else (),
+        "execution_plan": tuple(f"{name}: {kind}" for name, kind in precision.plan) if precision else (),
+    }
+    use = sharing.Use(recipe.path, recipe.placement.in_words, recipe.placement.providers[0], member, options)
     if isinstance(request, Share):
         model, shared = sharing.share(request, use, load)
     else:

@@ -51,6 +51,6 @@ class AttachedStore(Store):
             return super().open(model, config, what)
         except WeightsError:
             raise WeightsError(
-                f"process {self._owner} has prepared weights of other options, or they were deleted: those "
-                f"of {what} with this process's options are not among them. Build the model alike in both."
+                f"process {self._owner}, which shares the weights, no longer has those of {what}: they were "
+                "deleted or damaged since, or it runs another version of shardrun. Build its model anew."
             ) from None

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ranks.errors import WeightsError
 
-PROTOCOL = "shardrun-weights-1"
+PROTOCOL = "shardrun-weights-2"
 LARGEST_PACKET = 4096
 MOST_DESCRIPTORS = 200  # of one packet; the kernel's limit (SCM_MAX_FD) is 253
 LARGEST_DESCRIPTION = 256 << 20

@@ -12,12 +12,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import IdentityError, ModelError, WeightsError
-from ranks.weights import client, peers
+from ranks.weights import alike, client, peers
 from ranks.weights.client import Connection
 from ranks.weights.handle import address, new_handle
 from ranks.weights.protocol import Part, close_all, step
@@ -49,6 +49,8 @@ class Use:
     """ONNX Runtime's name of what it runs on."""
     member: Identity | None = None
     """Which rank this process is, where the model is one that a group of ranks runs together."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values of the options in `alike.OPTIONS`."""
 
 
 class SharedWeights:
@@ -182,6 +184,7 @@ def _facts(use: Use) -> dict[str, str]:
         "runtime": f"{release} (build {hashlib.sha256(build.encode()).hexdigest()[:8]})",
         "processor": keys.cpu_features(),
         "rank": "no rank" if one is None else f"rank {one.rank} of {one.world_size}",
+        **{name: alike.fact(use.options.get(name, ())) for name in alike.OPTIONS},
     }
 
 
@@ -270,3 +273,7 @@ def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
         )
     if theirs["processor"] != facts["processor"]:
         raise WeightsError(f"{who} prepared them for another processor than this process sees.")
+    different = alike.difference(connection.facts, facts)
+    if different is not None:
+        # Refused even where the store has these weights by chance: an owner's updates would go unnoticed.
+        raise WeightsError(f"{who} {different}")

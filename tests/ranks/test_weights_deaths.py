@@ -163,4 +163,4 @@ def test_prepared_weights_that_are_gone(workers: Workers, shared_model: Path, tm
     assert owner.predicts(oracle(shared_model))
     found = second.do("attach", given=number, path=str(shared_model))
     assert isinstance(found, Refused)
-    assert f"process {owner.pid} has prepared weights of other options, or they were deleted" in found.text
+    assert f"process {owner.pid}, which shares the weights, no longer has those of" in found.text
