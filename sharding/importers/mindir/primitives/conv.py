@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.matmul import FORMATS
+from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     computable,
     integer,
@@ -64,11 +64,6 @@ def same_pads(
         fronts.append(total // 2)
         ends.append(total - total // 2)
     return {"pads": fronts + ends}
-
-
-def channels_last(setting: Operand) -> bool:
-    """Whether the data layout has the channels last."""
-    return text(setting, "data_format", (*FORMATS, "ndhwc")) in {"nhwc", "ndhwc"}
 
 
 @dataclass

@@ -18,8 +18,21 @@ from sharding.importers.mindir.primitives.operands import (
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
-FORMATS = ("nchw", "nhwc", "nhwc", "nc1hwc0", "ncdhw")
-"""Data layouts in the order of version 3's numbers: NCHW 0, NHWC 1; NCDHW."""
+FORMATS = (
+    "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4", "nc4hw4",
+    "ncdhw", "nwc", "ncw", "ndhwc",
+)  # fmt: skip
+"""Data layouts in the order of version 3's numbers (`mindapi/base/format.h`, which MindSpore installs)."""
+CHANNELS_LAST = frozenset({"nhwc", "ndhwc", "nwc"})
+_PLAIN = ("nchw", "ncdhw", "ncw", *sorted(CHANNELS_LAST))
+
+
+def channels_last(setting: Operand) -> bool:
+    """Whether the data layout has the channels last."""
+    found = text(setting, "data_format", FORMATS)
+    if found not in _PLAIN:
+        raise RefusedError(f"data_format must be one of {', '.join(_PLAIN)}, found {found}")
+    return found in CHANNELS_LAST
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:
@@ -79,7 +92,7 @@ def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Oper
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
     setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
     rank = known_rank(x)
-    if rank > 2 and text(setting, "data_format", FORMATS) != "nhwc":
+    if rank > 2 and not channels_last(setting):
         bias = b.op("Reshape", [bias, b.ints((-1, *[1] * (rank - 2)))])
     return binary(b, node, "Add", x, bias)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.conv import channels_last
+from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     computable,
     filled,

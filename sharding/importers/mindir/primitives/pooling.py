@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.conv import PAD_MODES, channels_last, last, paired, same_pads
+from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_pads
+from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
