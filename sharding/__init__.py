@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
     from sharding.options import SliceOptions
     from sharding.plan import Plan
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def plan_model(
-    model: str | Path, ranks: int, *, options: SliceOptions | None = None, allow_replicated: bool = False
+    model: str | Path,
+    ranks: int,
+    *,
+    options: SliceOptions | None = None,
+    allow_replicated: bool = False,
+    key: Key | None = None,
 ) -> Plan:
     """Plans how to slice an ONNX file for ``ranks`` ranks; see `sharding.plan.plan_model`."""
     from sharding.plan import plan_model as plan
 
-    return plan(model, ranks, options=options, allow_replicated=allow_replicated)
+    return plan(model, ranks, options=options, allow_replicated=allow_replicated, key=key)
 
 
 def slice_model(
@@ -33,12 +39,13 @@ def slice_model(
     allow_replicated: bool = False,
     progress: Progress | None = None,
     rank: int | None = None,
+    key: Key | None = None,
 ) -> Manifest:
     """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
 
     ``allow_replicated`` is a short form of the option of that name; ``progress`` is called with the bytes of
     weights written so far and in all; ``rank`` writes what that rank runs alone, so that hosts can each write
-    their own, into one folder or several.
+    their own, into one folder or several; ``key`` is that of an encrypted model, whose slices are plain.
 
     Raises `ModelError` for a file that cannot be read, and `SliceError` for an impossible number of ranks,
     options that the model does not allow, an output folder that holds something else, or, unless
@@ -49,7 +56,7 @@ def slice_model(
     from sharding.write import write_slices
 
     check_output(Path(output))
-    planned = plan(model, ranks, options=options, allow_replicated=allow_replicated)
+    planned = plan(model, ranks, options=options, allow_replicated=allow_replicated, key=key)
     return write_slices(planned, output, progress, rank=rank)
 
 

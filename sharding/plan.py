@@ -13,6 +13,7 @@ from sharding.annotations import is_annotated
 from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import OptionError, SliceError
 from sharding.fold import SMALL_ELEMENTS
+from sharding.importers.mindir.encryption import Key
 from sharding.manifest import BatchAxes
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -228,13 +229,19 @@ class Plan:
 
 
 def plan_model(
-    model: str | Path, ranks: int, *, options: SliceOptions | None = None, allow_replicated: bool = False
+    model: str | Path,
+    ranks: int,
+    *,
+    options: SliceOptions | None = None,
+    allow_replicated: bool = False,
+    key: Key | None = None,
 ) -> Plan:
     """Plans how to slice an ONNX file for a number of ranks; writes nothing.
 
-    ``allow_replicated`` is a short form of the option of that name. Raises `ModelError` for a file that
-    cannot be read, and `SliceError` for an impossible number of ranks, a mesh or strategy that the model does
-    not allow or, unless replication is allowed, where tensor parallelism finds no weight to split.
+    ``allow_replicated`` is a short form of the option of that name, ``key`` that of an encrypted model.
+    Raises `ModelError` for a file that cannot be read, and `SliceError` for an impossible number of ranks, a
+    mesh or strategy that the model does not allow or, unless replication is allowed, where tensor parallelism
+    finds no weight to split.
     """
     options = options or SliceOptions()
     if allow_replicated:
@@ -246,7 +253,7 @@ def plan_model(
     from sharding.strategy import asked_mesh, check_memory, choose
 
     asked_mesh(options, ranks)  # before the model is read, which may take long
-    source = read_model(model)
+    source = read_model(model, key)
     _refuse_sliced(source)
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
@@ -366,17 +373,9 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     if world == 1:
         whole, names = Counter(), {}
     return Plan(
-        source,
-        mesh.size,
-        graph,
-        choices,
-        tuple(stage_held),
-        tuple(collectives),
-        dict(whole),
-        tuple(names),
-        mesh,
-        stages,
-    )
+        source, mesh.size, graph, choices, tuple(stage_held), tuple(collectives), dict(whole), tuple(names),
+        mesh, stages,
+    )  # fmt: skip
 
 
 def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:

@@ -17,6 +17,8 @@ from sharding.errors import ModelError
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.importers.mindir.encryption import Key
+
 IN_MODEL_FILE = ":model:"
 """The ``location`` of a tensor whose bytes lie in the model file itself. A hostile file may
 use it too: offset and length are checked against the model file like any other's."""
@@ -43,18 +45,20 @@ def without_weights(data: memoryview) -> bytes:
     return _rebuild(data, 0, len(data), _MODEL_GRAPH, _strip_graph)
 
 
-def parse_without_weights(path: Path) -> onnx.ModelProto:
+def parse_without_weights(path: Path, key: Key | None = None) -> onnx.ModelProto:
     """The message of a model file that is not empty, as `without_weights` leaves it; nothing is checked.
 
-    A file of another format than ONNX is imported. Raises `OSError`, `ModelError` (`MalformedError` where the
-    framing is broken), and protobuf's own error (which has another module in each of its implementations).
+    A file of another format than ONNX is imported; ``key`` is that of an encrypted one.
+
+    Raises `OSError`, `ModelError` (`MalformedError` where the framing is broken), and protobuf's own error
+    (which has another module in each of its implementations).
     """
     import onnx
 
     from sharding.importers import import_model, is_imported
 
     if is_imported(path):
-        return import_model(path)
+        return import_model(path, key=key)
     model = onnx.ModelProto()
     with (
         path.open("rb") as file,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from sharding.importers.mindir.encryption import Key
+
 
 @dataclass
 class Source:
@@ -38,14 +40,15 @@ class Source:
     """Values of inputs that need not be fed; each is an ordinary input of the graph, so it is not cut."""
 
 
-def read_model(path: str | Path) -> Source:
+def read_model(path: str | Path, key: Key | None = None) -> Source:
     """Reads an ONNX file, or one that is turned into it (`sharding.importers`); weights stay in their files.
+    ``key`` is that of an encrypted file, whose weights are in memory then.
 
     Raises `ModelError`: the path is missing, a folder, empty, truncated or not ONNX; the graph is invalid; or
     external data does not lie inside the model's folder with the length that its shape needs.
     """
     path = Path(path)
-    proto, file = _read_proto(path)
+    proto, file = _read_proto(path, key)
     model = _deserialize(proto, path)
     defaults = _overridable(model, path)
     while True:
@@ -64,7 +67,7 @@ def read_model(path: str | Path) -> Source:
     return Source(path, file, model, weights, defaults)
 
 
-def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
+def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry]:
     import onnx
 
     try:
@@ -77,7 +80,7 @@ def _read_proto(path: Path) -> tuple[onnx.ModelProto, FileEntry]:
             if size == 0:
                 raise ModelError(f"{path} is empty; expected an ONNX model.")
             if is_imported(path):
-                return _checked(import_model(path), path), _entry(path, size)
+                return _checked(import_model(path, key=key), path), _entry(path, size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
                 stripped = without_weights(data)
             entry = _entry(path, size)
