@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,23 +44,58 @@ def check_sequence(name: str, value: object, what: str = "") -> None:
         raise TypeError(f"{name} must be list or tuple{what}, but got {type(value)}.")
 
 
-def check_shape(shape: object) -> None:
-    """Raises unless ``shape`` is a list or tuple of ints of 64 bits."""
+def integer(name: str, value: Any) -> int:
+    """``value`` as an int, be it one of numpy or torch; raises `TypeError` for what is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be int, but got {type(value)}.") from None
+
+
+def identifier(name: str, value: Any) -> int:
+    """As `integer`, of the number of a process, say: True and False are none."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be int, but got {type(value)}.")
+    return integer(name, value)
+
+
+def integers(name: str, values: Sequence[Any]) -> list[int]:
+    """The elements as ints; raises `TypeError` naming the index of the first that is no whole number."""
+    found = []
+    for index, value in enumerate(values):
+        try:
+            found.append(operator.index(value))
+        except TypeError:
+            raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None
+    return found
+
+
+def list_of_integers(name: str, value: object) -> list[int]:
+    """The elements of a list as ints; raises `TypeError` for another type, and as `integers`."""
+    check_isinstance(name, value, list)
+    assert isinstance(value, list)
+    return integers(name, value)
+
+
+def checked_shape(shape: object) -> tuple[int, ...]:
+    """``shape`` as a tuple of ints; raises unless it is a list or tuple of ints of 64 bits."""
     check_sequence("shape", shape)
     assert isinstance(shape, (list, tuple))
-    check_elements("shape", shape, int)
-    for index, length in enumerate(shape):
+    found = integers("shape", shape)
+    for index, length in enumerate(found):
         if not -INT64_MAX <= length <= INT64_MAX:
             raise ValueError(f"shape element must fit in 64 bits, but got {length} at index {index}.")
+    return tuple(found)
 
 
-def check_count(name: str, value: Any, subject: str = "") -> None:
-    """Raises unless ``value`` is an int from 0 to 2**31 - 1 (the original keeps counts in 32 bits)."""
-    check_isinstance(name, value, int)
-    if value < 0:
+def count(name: str, value: Any, subject: str = "") -> int:
+    """``value`` as an int; raises unless it is from 0 to 2**31 - 1 (the original keeps counts in 32 bits)."""
+    number = integer(name, value)
+    if number < 0:
         raise ValueError(f"{subject}{name} must be a non-negative int.")
-    if value > INT32_MAX:
-        raise ValueError(f"{subject}{name} must be at most {INT32_MAX}, but got {value}.")
+    if number > INT32_MAX:
+        raise ValueError(f"{subject}{name} must be at most {INT32_MAX}, but got {number}.")
+    return number
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranks.api.check import check_count, check_isinstance, check_list_of
+from ranks.api.check import check_isinstance, check_list_of, count, integer, list_of_integers
 from ranks.api.device import CPU, GPU, Ascend, Threads
 from ranks.api.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.api.notice import deprecated
@@ -50,17 +50,15 @@ class Context:
         self, thread_num: int | None, parallel_num: int | None, mode: int | None, cores: list[int] | None
     ) -> None:
         if thread_num is not None:
-            check_count("thread_num", thread_num, "Context's init failed, ")
-            self._threads.thread_num = int(thread_num)
+            self._threads.thread_num = count("thread_num", thread_num, "Context's init failed, ")
         if parallel_num is not None:
-            check_count("inter_op_parallel_num", parallel_num, "Context's init failed, ")
-            self._threads.inter_op_parallel_num = int(parallel_num)
+            self._threads.inter_op_parallel_num = count(
+                "inter_op_parallel_num", parallel_num, "Context's init failed, "
+            )
         if mode is not None:
-            check_isinstance("thread_affinity_mode", mode, int)
-            self._threads.set_affinity_mode(int(mode))
+            self._threads.set_affinity_mode(integer("thread_affinity_mode", mode))
         if cores is not None:
-            check_list_of("thread_affinity_core_list", cores, int)
-            self._threads.thread_affinity_core_list = list(cores)
+            self._threads.thread_affinity_core_list = list_of_integers("thread_affinity_core_list", cores)
 
     def __str__(self) -> str:
         if not self._legacy:

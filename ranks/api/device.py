@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ranks.api.check import check_choice, check_count, check_isinstance, check_list_of
+from ranks.api.check import check_choice, check_isinstance, count, integer, list_of_integers
 from ranks.api.notice import warn_user
 
 CPU_GPU_PRECISION = ("enforce_fp32", "preferred_fp16")
@@ -80,8 +80,7 @@ class CPU(Device):
 
     @thread_num.setter
     def thread_num(self, number: int) -> None:
-        check_count("cpu_thread_num", number)
-        self._threads.thread_num = int(number)
+        self._threads.thread_num = count("cpu_thread_num", number)
 
     @property
     def inter_op_parallel_num(self) -> int:
@@ -89,8 +88,7 @@ class CPU(Device):
 
     @inter_op_parallel_num.setter
     def inter_op_parallel_num(self, number: int) -> None:
-        check_count("cpu_inter_op_parallel_num", number)
-        self._threads.inter_op_parallel_num = int(number)
+        self._threads.inter_op_parallel_num = count("cpu_inter_op_parallel_num", number)
 
     @property
     def thread_affinity_mode(self) -> int:
@@ -98,8 +96,7 @@ class CPU(Device):
 
     @thread_affinity_mode.setter
     def thread_affinity_mode(self, mode: int) -> None:
-        check_isinstance("cpu_thread_affinity_mode", mode, int)
-        self._threads.set_affinity_mode(int(mode))
+        self._threads.set_affinity_mode(integer("cpu_thread_affinity_mode", mode))
 
     @property
     def thread_affinity_core_list(self) -> list[int]:
@@ -107,8 +104,7 @@ class CPU(Device):
 
     @thread_affinity_core_list.setter
     def thread_affinity_core_list(self, cores: list[int]) -> None:
-        check_list_of("cpu_thread_affinity_core_list", cores, int)
-        self._threads.thread_affinity_core_list = list(cores)
+        self._threads.thread_affinity_core_list = list_of_integers("cpu_thread_affinity_core_list", cores)
 
 
 class GPU(Device):
@@ -155,8 +151,7 @@ class GPU(Device):
 
     @device_id.setter
     def device_id(self, number: int) -> None:
-        check_count("gpu_device_id", number)
-        self._device_id = int(number)
+        self._device_id = count("gpu_device_id", number)
 
     @property
     def provider(self) -> str:
@@ -216,8 +211,7 @@ class Ascend(Device):
 
     @device_id.setter
     def device_id(self, number: int) -> None:
-        check_count("ascend_device_id", number)
-        self._device_id = int(number)
+        self._device_id = count("ascend_device_id", number)
 
     @property
     def rank_id(self) -> int:
@@ -225,8 +219,7 @@ class Ascend(Device):
 
     @rank_id.setter
     def rank_id(self, rank: int) -> None:
-        check_count("ascend_rank_id", rank)
-        self._rank_id = int(rank)
+        self._rank_id = count("ascend_rank_id", rank)
 
     @property
     def chosen(self) -> tuple[int | None, int | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ranks import pattern
 from ranks.api import membership
-from ranks.api.check import check_elements, check_isinstance, check_sequence
+from ranks.api.check import check_isinstance, check_sequence, integers
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
@@ -167,7 +167,7 @@ class ModelGroup:
             return {}
         check_isinstance("shapes", shapes, dict)
         assert isinstance(shapes, dict)
-        given = {}
+        given: dict[str, dict[str, list[int]]] = {}
         for path, inputs in shapes.items():
             check_isinstance("shapes key", path, str)
             check_isinstance(f"shapes[{path!r}]", inputs, dict)
@@ -177,12 +177,12 @@ class ModelGroup:
                 )
             for name, shape in inputs.items():
                 check_sequence(f"shapes[{path!r}][{name!r}]", shape, " of int")
-                check_elements(f"shapes[{path!r}][{name!r}]", shape, int)
+                lengths = integers(f"shapes[{path!r}][{name!r}]", shape)
                 if any(isinstance(length, bool) for length in shape):
                     raise TypeError(f"shapes[{path!r}][{name!r}] element must be int, but got bool: {shape}.")
-                if min(shape, default=0) < 0:
-                    raise ValueError(f"shapes[{path!r}][{name!r}] is negative in a dimension: {list(shape)}.")
-            given[membership.key_of(path)] = {name: list(shape) for name, shape in inputs.items()}
+                if min(lengths, default=0) < 0:
+                    raise ValueError(f"shapes[{path!r}][{name!r}] is negative in a dimension: {lengths}.")
+                given.setdefault(membership.key_of(path), {})[name] = lengths
         return given
 
     def _measured(

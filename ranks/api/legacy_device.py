@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ranks.api.check import check_count, check_isinstance, check_list_of
+from ranks.api.check import check_isinstance, count, integer, integers, list_of_integers
 from ranks.api.device import environment_rank
 from ranks.api.notice import deprecated
 
@@ -42,9 +42,9 @@ class GPUDeviceInfo(DeviceInfo):
 
     def __init__(self, device_id: int = 0, enable_fp16: bool = False) -> None:
         deprecated("GPUDeviceInfo", 'context.target = ["gpu"]')
-        check_count("device_id", device_id, "GPUDeviceInfo's init failed, ")
+        number = count("device_id", device_id, "GPUDeviceInfo's init failed, ")
         check_isinstance("enable_fp16", enable_fp16, bool)
-        self.device_id = int(device_id)
+        self.device_id = number
         self.enable_fp16 = enable_fp16
 
     def __str__(self) -> str:
@@ -86,24 +86,24 @@ class AscendDeviceInfo(DeviceInfo):
         insert_op_cfg_path: str = "",
     ) -> None:
         deprecated("AscendDeviceInfo", 'context.target = ["ascend"]')
-        check_isinstance("device_id", device_id, int)
+        integer("device_id", device_id)  # of two wrong arguments the first is named
         check_isinstance("input_format", input_format, str, none_allowed=True)
         _check_input_shape(input_shape)
         check_isinstance("precision_mode", precision_mode, str)
         check_isinstance("op_select_impl_mode", op_select_impl_mode, str)
         if dynamic_batch_size is not None:
-            check_list_of("dynamic_batch_size", dynamic_batch_size, int)
+            list_of_integers("dynamic_batch_size", dynamic_batch_size)
         check_isinstance("dynamic_image_size", dynamic_image_size, str)
         check_isinstance("fusion_switch_config_path", fusion_switch_config_path, str)
         check_isinstance("insert_op_cfg_path", insert_op_cfg_path, str)
-        check_count("device_id", device_id, "AscendDeviceInfo's init failed, ")
+        number = count("device_id", device_id, "AscendDeviceInfo's init failed, ")
         for name, path in (
             ("fusion_switch_config_path", fusion_switch_config_path),
             ("insert_op_cfg_path", insert_op_cfg_path),
         ):
             if path and ("\0" in path or not Path(path).exists()):
                 raise RuntimeError(f"AscendDeviceInfo's init failed, {name} does not exist!")
-        self.device_id = int(device_id)
+        self.device_id = number
         self.precision_mode = precision_mode
 
     def __str__(self) -> str:
@@ -118,8 +118,4 @@ def _check_input_shape(shapes: object) -> None:
     for key, shape in shapes.items():
         if not isinstance(shape, list):
             raise TypeError(f"input_shape value must be list, but got {type(shape)} at key {key}.")
-        for index, length in enumerate(shape):
-            if not isinstance(length, int):
-                raise TypeError(
-                    f"input_shape value's element must be int, but got {type(length)} at index {index}."
-                )
+        integers("input_shape value's", shape)

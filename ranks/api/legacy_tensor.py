@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ranks.api.check import check_isinstance, check_list_of
+from ranks.api.check import check_isinstance, list_of_integers
 from ranks.api.notice import deprecated
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class LegacyTensorMethods:
     def set_shape(self, shape: list[int]) -> None:
         """Deprecated: the property ``shape``."""
         deprecated("set_shape()", "shape")
-        check_list_of("shape", shape, int)
-        self.shape = shape
+        self.shape = list_of_integers("shape", shape)
 
     def get_format(self) -> Format:
         """Deprecated: the property ``format``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from ranks import pattern
 from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
-from ranks.api.check import check_elements, check_isinstance, check_sequence
+from ranks.api.check import check_elements, check_isinstance, check_sequence, integer
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
@@ -93,7 +94,7 @@ class Model:
         if dec_key:
             check_isinstance("dec_key", dec_key, bytes)
             check_isinstance("dec_mode", dec_mode, str)
-            check_isinstance("dec_num_parallel", dec_num_parallel, int)
+            integer("dec_num_parallel", dec_num_parallel)
             if dec_mode == "":
                 raise ValueError("dec_mode must not be empty string!")
         sharing = membership.of(self, model_path)
@@ -268,7 +269,7 @@ class Model:
         check_sequence("inputs", inputs, " of Lite Tensor")
         check_sequence("dims", dims, " of shape")
         check_elements("inputs", inputs, Tensor)
-        _check_dims(dims)
+        shapes = _shapes(dims)
         if len(inputs) != len(dims):
             raise ValueError(
                 f"inputs' size does not match dims' size, but got "
@@ -277,7 +278,6 @@ class Model:
         built = self._built
         if built is None:
             raise runtime_error("resize failed! Error is the model is not built: call build_from_file first.")
-        shapes = [tuple(int(length) for length in shape) for shape in dims]
         try:
             resized = built.resized(shapes)
         except ShardrunError as error:
@@ -330,15 +330,21 @@ def _check_outputs(outputs: object, expected: int) -> None:
         raise runtime_error(f"model output len:{expected} not equal output len:{len(outputs)}!")
 
 
-def _check_dims(dims: Sequence[object]) -> None:
+def _shapes(dims: Sequence[object]) -> list[tuple[int, ...]]:
+    shapes = []
     for index, shape in enumerate(dims):
         if not isinstance(shape, (list, tuple)):
             raise TypeError(
                 f"dims element must be list or tuple of int, but got {type(shape)} at index {index}."
             )
+        lengths = []
         for position, length in enumerate(shape):
-            if not isinstance(length, int):
+            try:
+                lengths.append(operator.index(length))
+            except TypeError:
                 raise TypeError(
                     f"dims element's element must be int, but got {type(length)} at {index}th dims element's "
                     f"{position}th element."
-                )
+                ) from None
+        shapes.append(tuple(lengths))
+    return shapes

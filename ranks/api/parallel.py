@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ranks.api.check import check_count, check_isinstance, check_list_of, check_sections
+from ranks.api.check import check_isinstance, check_sections, count, list_of_integers
 
 
 class Parallel:
@@ -35,8 +35,7 @@ class Parallel:
 
     @workers_num.setter
     def workers_num(self, number: int) -> None:
-        check_count("workers_num", number, "Set parallel failed, ")
-        self._workers_num = int(number)
+        self._workers_num = count("workers_num", number, "Set parallel failed, ")
 
     @property
     def config_info(self) -> str:
@@ -76,7 +75,7 @@ class Parallel:
 
     @device_ids.setter
     def device_ids(self, device_ids: list[int]) -> None:
-        check_list_of("device_ids", device_ids, int)
-        if min(device_ids, default=0) < 0:
+        numbers = list_of_integers("device_ids", device_ids)
+        if min(numbers, default=0) < 0:
             raise ValueError("Set parallel failed, device_ids contain a negative number.")
-        self._device_ids = list(device_ids)
+        self._device_ids = numbers

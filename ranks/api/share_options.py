@@ -7,9 +7,10 @@ in a dictionary as ``pids`` and ``shared_mem_handle``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ranks.api.check import identifier
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.errors import WeightsError
 from ranks.weights.handle import parse_handle
@@ -40,16 +41,23 @@ def take_short(config_dict: dict[Any, Any]) -> tuple[dict[Any, Any], Given]:
 def _text(key: str, value: object) -> str:
     if isinstance(value, str):
         return value
-    if type(value) is int:
-        return str(value)
     if key == "pids" and isinstance(value, (list, tuple)):
-        for index, pid in enumerate(value):
-            if type(pid) is not int:
-                raise TypeError(
-                    f"config_dict['pids'] element must be int, but got {type(pid)} at index {index}."
-                )
-        return ",".join(map(str, value))
-    raise TypeError(f"config_dict[{key!r}] must be str, but got {type(value)}.")
+        return ",".join(map(str, process_ids("config_dict['pids']", value)))
+    try:
+        return str(identifier(key, value))
+    except TypeError:
+        raise TypeError(f"config_dict[{key!r}] must be str, but got {type(value)}.") from None
+
+
+def process_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Process ids as ints. Raises `TypeError` naming the index of the first that is no whole number."""
+    found = []
+    for index, value in enumerate(values):
+        try:
+            found.append(identifier(name, value))
+        except TypeError:
+            raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None
+    return tuple(found)
 
 
 def in_sections(sections: Mapping[str, Mapping[str, str]], where: str) -> Given:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from ranks.api.check import check_isinstance
+from ranks.api import share_options
+from ranks.api.check import check_isinstance, identifier
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
 from ranks.api.model import Model
@@ -82,11 +84,8 @@ def share_weights(
         check_isinstance("name", name, str)
     if not isinstance(pids, Iterable):
         raise TypeError(f"pids must be a list of int, but got {type(pids)}.")
-    listed = tuple(pids)
-    for pid in listed:
-        check_isinstance("pids element", pid, int)
-    if family is not None:
-        check_isinstance("family", family, int)
+    listed = share_options.process_ids("pids", pids)
+    family = None if family is None else identifier("family", family)
     try:
         if name is not None:
             check(name)
@@ -121,21 +120,29 @@ def attach(
     owner is not there, refuses this process, or has weights of another model, device or release of ONNX
     Runtime; and what building raises.
     """
-    if not isinstance(handle, (int, str)) or isinstance(handle, bool):
-        raise TypeError(f"handle must be int or str, but got {type(handle)}.")
+    if not isinstance(handle, str):
+        try:
+            handle = identifier("handle", handle)
+        except TypeError:
+            raise TypeError(f"handle must be int or str, but got {type(handle)}.") from None
     try:
         given = parse_handle(handle, "handle") if isinstance(handle, str) and is_number(handle) else handle
         check(given)
-        if timeout is not None and not (
-            isinstance(timeout, (int, float))
-            and not isinstance(timeout, bool)
-            and 0 <= timeout <= LONGEST_TIMEOUT
-        ):
-            raise WeightsError(
-                f"timeout must be a number of seconds, at most {LONGEST_TIMEOUT:.0f}, but is {timeout!r:.80}."
-            )
+        seconds = None if timeout is None else _seconds(timeout)
     except WeightsError as error:
         raise as_runtime_error("attach failed!", error) from None
-    model = SharedModel(Attach(given, None if timeout is None else float(timeout)))
+    model = SharedModel(Attach(given, seconds))
     model.build_from_file(model_path, model_type, context, config_path, config_dict)
     return model
+
+
+def _seconds(timeout: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if (
+            not isinstance(timeout, (str, bytes, bool))
+            and 0 <= (seconds := float(timeout)) <= LONGEST_TIMEOUT
+        ):
+            return seconds
+    raise WeightsError(
+        f"timeout must be a number of seconds, at most {LONGEST_TIMEOUT:.0f}, but is {timeout!r:.80}."
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ranks.api.check import check_isinstance, check_shape
+from ranks.api.check import check_isinstance, checked_shape
 from ranks.api.legacy_tensor import LegacyTensorMethods
 from ranks.api.types import DataType, Format, from_numpy, to_numpy
 
@@ -56,8 +56,7 @@ class Tensor(LegacyTensorMethods):
         dtype: DataType | None = None,
         device: str | None = None,
     ) -> None:
-        if shape is not None:
-            check_shape(shape)
+        lengths = None if shape is None else checked_shape(shape)
         self._device = _parse_device(device)
         check_isinstance("dtype", dtype, DataType, none_allowed=True)
         self._name = ""
@@ -66,11 +65,11 @@ class Tensor(LegacyTensorMethods):
         self._users = False  # whether the array is the user's own, to be filled in place by predict
         self._declared: tuple[int | None, ...] | None = None  # a model input's shape in the file; None: any
         if tensor is None:
-            both = dtype is not None and shape is not None
+            both = dtype is not None and lengths is not None
             self._dtype = dtype if both and dtype is not None else DataType.FLOAT32
-            self._shape: Shape = tuple(shape) if both and shape is not None else ()
+            self._shape: Shape = lengths if both and lengths is not None else ()
         elif isinstance(tensor, Tensor):
-            if shape is not None and list(shape) != tensor.shape:
+            if lengths is not None and lengths != tensor._shape:
                 raise TypeError(
                     f"user set shape is not equal numpy shape, user's shape: {shape}, "
                     f"tensor shape is: {tensor.shape}."
@@ -140,12 +139,12 @@ class Tensor(LegacyTensorMethods):
 
     @shape.setter
     def shape(self, shape: Sequence[int]) -> None:
-        check_shape(shape)
+        lengths = checked_shape(shape)
         if self._array is not None:
-            same = min(shape, default=0) >= 0 and prod(shape) == self._array.size
-            self._array = self._array.reshape(tuple(shape)) if same else None
+            same = min(lengths, default=0) >= 0 and prod(lengths) == self._array.size
+            self._array = self._array.reshape(lengths) if same else None
             self._users = self._users and same
-        self._shape = tuple(shape)
+        self._shape = lengths
 
     @property
     def format(self) -> Format:
