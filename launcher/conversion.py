@@ -206,9 +206,9 @@ def _file(request: Request) -> Converted:
 
 
 def _torch() -> str:
-    import torch
+    from sharding import torch_import
 
-    return f"torch {torch.__version__}"
+    return f"torch {torch_import.load().__version__}"
 
 
 def _onnx(request: Request, path: Path) -> Converted:

@@ -18,6 +18,7 @@ from ranks.buffers import Memory, Shape, nbytes
 from ranks.collectives.base import Communicator, Groups
 from ranks.errors import DeviceError
 from ranks.tensors import element_dtype, element_number
+from sharding import torch_import
 
 _ON_DEVICE = frozenset({"nccl"})
 
@@ -29,8 +30,6 @@ class CudaMemory(Memory):
 
     def __init__(self, device_id: int) -> None:
         try:
-            from ranks.collectives import torch_import
-
             torch = torch_import.load()
         except ImportError:
             raise DeviceError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from ranks import wire
 from ranks.collectives.base import Communicator
+from sharding import torch_import
 
 # The first broadcast has this many bytes always, so that a small message takes one collective and no rank
 # has to be told a length first.
@@ -65,8 +66,7 @@ class Spreader:
         if not self._on_device:
             self._communicator.broadcast(data, root)
             return
-        import torch
-
+        torch = torch_import.load()
         buffer = self._communicator.allocate(data.shape, data.dtype)
         buffer.copy_(torch.from_numpy(data))
         self._communicator.broadcast(buffer, root)

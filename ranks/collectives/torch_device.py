@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ranks.collectives import torch_import
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch_dist import Membership, translate
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
+from sharding import torch_import
 
 _TESTS = 2000  # of an operation before the processor is offered to others
 _AWAKE = 1e-3  # seconds before the first sleep
@@ -43,8 +42,7 @@ class DeviceCommunicator(Communicator):
         members: tuple[int, ...] | None = None,
         group: Any = None,
     ) -> None:
-        import torch
-
+        torch = torch_import.load()
         self.name = backend
         self.members = tuple(range(membership.identity.world_size)) if members is None else members
         self.rank = self.members.index(membership.identity.rank)
@@ -248,8 +246,7 @@ class SingleDevice(SingleCommunicator):
 
 def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCommunicator:
     """Joins an NCCL or HCCL group with the device of this rank: its device id, else its local rank."""
-    torch = torch_import.load()
-    dist = importlib.import_module("torch.distributed")
+    torch, dist = torch_import.load(), torch_import.load("torch.distributed")
 
     kind = DeviceCommunicator.names[backend]
     if backend == "hccl":
@@ -285,6 +282,5 @@ def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCo
 
 def _raw(tensor: Any) -> Any:
     """The tensor's bytes: moved the same way whatever their type."""
-    import torch
-
+    torch = torch_import.load()
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)

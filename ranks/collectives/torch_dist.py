@@ -7,14 +7,12 @@ MASTER_PORT.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ranks.collectives import torch_import
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
@@ -23,6 +21,7 @@ from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, P
 from ranks.identity import Identity
 from ranks.meeting import meet
 from ranks.rendezvous import Rendezvous
+from sharding import torch_import
 
 _THIS_HOST = {"", "localhost", "127.0.0.1", "::1"}
 
@@ -31,7 +30,7 @@ class Membership:
     """This process's torch.distributed group, and what is needed to leave it."""
 
     def __init__(self, identity: Identity, timeout: float, backend: str, device: Any = None) -> None:
-        dist: Any = importlib.import_module("torch.distributed")
+        dist: Any = torch_import.load("torch.distributed")
         self.dist = dist
         self.identity = identity
         # The older name is deprecated in newer versions.
@@ -130,8 +129,7 @@ class GlooCommunicator(HostCommunicator):
         members: tuple[int, ...] = (),
         group: Any = None,
     ) -> None:
-        import torch
-
+        torch = torch_import.load()
         rank, size = membership.identity.rank, membership.identity.world_size
         if whole is None:
             super().__init__(rank, size, timeout)
@@ -205,8 +203,7 @@ class GlooCommunicator(HostCommunicator):
 def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
     """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
     try:
-        torch_import.load()
-        dist: Any = importlib.import_module("torch.distributed")
+        dist: Any = torch_import.load("torch.distributed")
     except ImportError as error:
         raise DeviceError(
             f"The {backend} collectives need torch, which is not installed ({error}): pip install "
@@ -243,7 +240,7 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
 
 
 def _remote_store(identity: Identity, address: str, port: str, timeout: float) -> Any:
-    dist: Any = importlib.import_module("torch.distributed")
+    dist: Any = torch_import.load("torch.distributed")
     if not address or not port:
         missing = " and ".join(
             name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value

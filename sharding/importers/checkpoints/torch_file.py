@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sharding import torch_import
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Array, Checkpoint, Entry, bytes_of, check_entry, special_dtype
 from sharding.text import one_line, shortened
@@ -103,8 +104,7 @@ def check_archive(path: Path) -> None:
 
 def as_array(tensor: Any, what: str) -> Array:
     """A tensor's elements as an array in C order, without a copy where it lies so."""
-    import torch
-
+    torch = torch_import.load()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     try:
@@ -121,8 +121,7 @@ def as_array(tensor: Any, what: str) -> Array:
 
 def _state(loaded: Any, path: Path) -> dict[str, Any]:
     """The tensors by name; from within a training checkpoint, too."""
-    import torch
-
+    torch = torch_import.load()
     for key in WRAPPERS:
         inner = loaded.get(key) if isinstance(loaded, Mapping) else None
         if isinstance(inner, Mapping) and any(torch.is_tensor(item) for item in inner.values()):
@@ -140,8 +139,7 @@ def _state(loaded: Any, path: Path) -> dict[str, Any]:
 
 
 def _check(tensor: Any, size: int, what: str) -> None:
-    import torch
-
+    torch = torch_import.load()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         raise ModelError(f"{what} is sparse, quantized, nested or without data: save it as a plain tensor.")
     needed = math.prod(tensor.shape) * tensor.element_size()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding import torch_import
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import CHUNK, bytes_of
 from sharding.importers.networks.factory import described
@@ -178,8 +179,7 @@ def _name_outputs(model: onnx.ModelProto, program: Any) -> None:
     count = len(model.graph.output)
     names: list[str] = []
     with contextlib.suppress(Exception):  # torch's own structures: names that it does not tell are made up
-        from torch.utils import _pytree as pytree
-
+        pytree = torch_import.load("torch.utils._pytree")
         spec = program.call_spec.out_spec
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         paths = pytree.tree_flatten_with_path(tree)[0]
@@ -191,8 +191,7 @@ def _name_outputs(model: onnx.ModelProto, program: Any) -> None:
 
 
 def _example(item: Input, lengths: Mapping[str, int]) -> Any:
-    import torch
-
+    torch = torch_import.load()
     shape = tuple(lengths[n] if isinstance(n, str) else n for n in item.shape)
     if item.array is not None:
         if item.array.shape == shape and item.array.dtype.isbuiltin == 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sharding import torch_import
 from sharding.errors import ModelError, OptionError
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
@@ -57,7 +58,7 @@ def build(text: str) -> Network:
             f"--network {text!r}: expected package.module:factory, or a folder with the {CONFIG} of a "
             "transformers model."
         )
-    with _search_here():
+    with _search_here(), torch_import.alone():
         factory = _import(module, text)
         for name in attribute.split("."):
             if not hasattr(factory, name):

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharding import torch_import
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.torch_file import check_archive
 from sharding.importers.networks.export import HeldWeight, export_program, quiet
@@ -88,8 +89,7 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path)
 
 
 def _check_pickle(data: bytes, name: str, path: Path) -> None:
-    import torch
-
+    torch = torch_import.load()
     if not data:
         return
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sharding import torch_import
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
@@ -34,8 +35,7 @@ def load(
     allow_unexpected: bool = False,
 ) -> Match:
     """Copies the weights into the module and returns what fitted. Raises `ModelError` (`Match.check`)."""
-    import torch
-
+    torch = torch_import.load()
     module = network.module
     result = match(checkpoint, targets_of(module), rules)
     result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
@@ -64,8 +64,7 @@ def _dtype(tensor: Any, name: str) -> np.dtype[Any]:
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Any:
     """A tensor of an array's elements, without a copy where it can be."""
-    import torch
-
+    torch = torch_import.load()
     shape = array.shape
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(np.ascontiguousarray(array).reshape(shape))
