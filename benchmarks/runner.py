@@ -152,10 +152,10 @@ class Contestant:
         """Ready for another number of clients."""
         self.rates, self.used, self.waits = [], [], []
 
-    def memory(self) -> float:
-        """Proportional set size in MB."""
+    def memory(self, kind: str = "Pss") -> float:
+        """Proportional or resident set size in MB."""
         for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(f"{kind}:"):
                 return int(line.split()[1]) / 1024
         raise AssertionError("Linux has told the proportional set size since 4.14")
 
@@ -221,6 +221,7 @@ def compare(
                         "used": statistics.median(contestant.used),
                         "p95": float(np.percentile(contestant.waits, 95)),
                         "memory": contestant.memory(),
+                        "resident": contestant.memory("Rss"),
                     }
                 )
                 show(found[-1])
