@@ -64,6 +64,8 @@ class RankModel:
         """``weights``: the variable weights; ``together``: those of a model that several ranks run;
         ``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
         self.path = path
+        self.given = path
+        """What errors name: the file that ``path`` was made of, or itself."""
         self.inputs = inputs
         self.outputs = outputs
         self.optional_inputs = list(optional)
@@ -99,11 +101,14 @@ class RankModel:
             try:
                 return list(session.run(None, given))
             except Exception as error:
-                raise ModelError(f"ONNX Runtime could not run {self.path}: {reason(error)}") from None
+                problem = ModelError(f"ONNX Runtime could not run {self.path}: {reason(error)}")
+            with imported.naming(self.path, self.given):
+                raise problem
         with self._lock:
             if self._program is None:
-                raise ShardrunError(f"The model {self.path} is closed.")
-            return self._program.run(arrays)
+                raise ShardrunError(f"The model {self.given} is closed.")
+            with imported.naming(self.path, self.given):
+                return self._program.run(arrays)
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
         if self.optional_inputs:
@@ -138,13 +143,13 @@ class RankModel:
         if self._together is not None:
             with self._lock:
                 return self._together.update(given)
+        if self._weights is None and not isinstance(given, TypeError):
+            from ranks.weights.variable_values import NONE_MARKED
+
+            raise WeightsError(NONE_MARKED)
         if isinstance(given, Exception):
             raise given
-        if self._weights is None:
-            raise WeightsError(
-                "The model was built without variable weights: name them in variable_weights_list or "
-                "variable_weights_file."
-            )
+        assert self._weights is not None
         return self._weights.update(given)
 
     def share_weights_of(self, other: RankModel) -> None:
@@ -196,6 +201,7 @@ def load(
     store: Store | None = None,
     variable_weights: Sequence[str] = (),
     precision: Precision | None = None,
+    given: Path | None = None,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -211,7 +217,8 @@ def load(
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
     ``store`` is where they take their weights from, on the CPU, to share them with other processes;
     ``variable_weights`` names the weights that `RankModel.update_weights` may replace;
-    ``precision`` says in which types nodes compute that are to compute in others than the model's.
+    ``precision`` says in which types nodes compute that are to compute in others than the model's;
+    ``given`` is the file that ``path`` was made of, which errors then name.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -219,6 +226,7 @@ def load(
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(providers[0])
         path = pattern.resolve(path, communicator.rank, communicator.size)
+    given = given or Path(path)
     path = imported.as_onnx(path)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
@@ -236,10 +244,16 @@ def load(
         hashes=shard.hashes(rank) if check else {},
     )
     config = automatic.choose(config, shard.manifest, local_size)
-    try:
-        return _load(file, communicator, config, dims, shard.manifest, tuple(variable_weights), precision)
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
+    given = given if file == path else file
+    with imported.naming(file, given):
+        try:
+            model = _load(
+                file, communicator, config, dims, shard.manifest, tuple(variable_weights), precision
+            )
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
+    model.given = given
+    return model
 
 
 def _load(  # noqa: PLR0917 - what `load` was given

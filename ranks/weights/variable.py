@@ -28,8 +28,10 @@ from ranks.weights.variable_values import (
     converted,
     copied,
     delta,
+    not_marked,
     of_file,
     ort_value,
+    some,
     transposed,
 )
 
@@ -184,7 +186,10 @@ class VariableWeights:
                     "These weights are another process's, which shares them: only their owner updates them."
                 )
             if not given and not empty:
-                raise WeightsError("No weights were given.")
+                raise WeightsError(
+                    "No weights were given: give one list of tensors that are named as the weights, like "
+                    f"[[tensor]]. Variable are {some(self.names)}."
+                )
             try:
                 fresh, bases = self._fresh(given)
                 return self._build(self.snapshot().version + 1, {**self._values, **fresh}, fresh, bases)
@@ -333,15 +338,6 @@ class VariableWeights:
         with self._lock:
             self._attached = attached
             self._current, self._values, self._bases = None, {}, {}
-
-
-def not_marked(name: str, names: Sequence[str]) -> str:
-    """What is wrong with a weight that is not among the variable ones."""
-    known = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-    return (
-        f"The weight {name[:200]!r} is not variable: name it in variable_weights_list or "
-        f"variable_weights_file when the model is built. Variable are {known or 'none'}."
-    )
 
 
 def mark(

@@ -12,9 +12,19 @@ from ranks import agreement
 from ranks.errors import ShardrunError, WeightsError
 from ranks.spread import Spreader
 from ranks.tensors import element_dtype
-from ranks.weights.variable import Prepared, VariableWeights, not_marked
+from ranks.weights.variable import Prepared, VariableWeights
 from ranks.weights.variable_parts import Whole
-from ranks.weights.variable_values import Array, Delta, Given, Pair, check_value, delta, number_of
+from ranks.weights.variable_values import (
+    NONE_MARKED,
+    Array,
+    Delta,
+    Given,
+    Pair,
+    check_value,
+    delta,
+    not_marked,
+    number_of,
+)
 
 if TYPE_CHECKING:
     from ranks.buffers import Memory
@@ -80,9 +90,10 @@ class Together:
     def _check(self, header: Header) -> None:
         if self._weights is None:
             raise WeightsError(
-                "This rank's model was built without variable weights: name them on every rank."
+                "This rank's model was built without variable weights: name them in variable_weights_list or "
+                "variable_weights_file on every rank."
                 if self._world.size > 1
-                else "The model was built without variable weights."
+                else NONE_MARKED
             )
         for name, *parts in header:
             whole = self._wholes.get(name)
@@ -167,7 +178,11 @@ def _giver_alone(headers: Sequence[Header]) -> bool:
     """Whether rank 0 gives for all. Raises `WeightsError` where neither it alone nor every rank gives."""
     givers = [rank for rank, header in enumerate(headers) if header]
     if not givers:
-        raise WeightsError("No weights were given: give them on rank 0, or on every rank.")
+        where = ", on rank 0 or on every rank" if len(headers) > 1 else ""
+        raise WeightsError(
+            "No weights were given: give one list of tensors that are named as the weights, like [[tensor]]"
+            f"{where}."
+        )
     if givers == [0]:
         return len(headers) > 1
     if len(givers) < len(headers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,3 +241,23 @@ def _turner() -> ort.InferenceSession:
     quiet = {"session.intra_op.allow_spinning": "0"}
     config = SessionConfig(threads=available_cores(), entries=quiet)
     return create_plain(model.SerializeToString(), config, "a transposition")
+
+
+NONE_MARKED = (
+    "The model was built without variable weights, so that none can be replaced: name those to be replaced "
+    "in variable_weights_list or variable_weights_file of [cpu_context] (or of another target's section), "
+    "and build the model again."
+)
+
+
+def not_marked(name: str, names: Sequence[str]) -> str:
+    """What is wrong with a weight that is not among the variable ones."""
+    return (
+        f"The weight {name[:200]!r} is not variable: name it in variable_weights_list or "
+        f"variable_weights_file when the model is built. Variable are {some(names)}."
+    )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of these names, for a sentence."""
+    return (", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")) or "none"

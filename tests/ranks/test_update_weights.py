@@ -395,6 +395,12 @@ def test_weights_of_a_quantized_convolution(tmp_path: Path) -> None:
     assert error(model.run(feeds), oracle(replaced(path, new, tmp_path / "b.onnx"), feeds)) <= 1e-4
 
 
+NOTHING = (
+    "No weights were given: give one list of tensors that are named as the weights, like [[tensor]]. "
+    "Variable are 'w'."
+)
+
+
 class TestModel:
     """`Model.update_weights`, `build_from_file` and `get_model_info`."""
 
@@ -510,9 +516,9 @@ class TestModel:
             ([3], TypeError, "but got <class 'int'> at index 0"),
             ([[numbers(4, 5)]], TypeError, "element must be Tensor, but got <class 'numpy.ndarray'>"),
             ([["w", "w"], []], TypeError, "but got <class 'str'> at 0th weights element's 0th element"),
-            ([], RuntimeError, "No weights were given"),
-            (None, RuntimeError, "No weights were given"),
-            ([[]], RuntimeError, "No weights were given"),
+            ([], RuntimeError, NOTHING),
+            (None, RuntimeError, NOTHING),
+            ([[]], RuntimeError, NOTHING),
             ("TT", RuntimeError, "is given twice"),
             ("T,T2", RuntimeError, "2 lists of tensors were given"),
             ("no name", RuntimeError, "has no name"),
@@ -553,6 +559,11 @@ class TestModel:
         with pytest.raises(RuntimeError, match="the model is not built"):
             model.update_weights([[]])
         model = self.built(tmp_path, CASES["direct"], {})
-        with pytest.raises(RuntimeError, match="built without variable weights"):
-            model.update_weights([[self.tensor("w", numbers(4, 5))]])
+        weight, half = self.tensor("w", numbers(4, 5)), self.tensor("w@A", numbers(4, 1))
+        for given in ([[weight]], [], [[]], [[half]], [[weight], [weight]]):
+            with pytest.raises(WeightsError) as caught:
+                model.update_weights(given)
+            assert "built without variable weights, so that none can be replaced: name" in str(caught.value)
+            assert "in variable_weights_list or variable_weights_file of [cpu_context]" in str(caught.value)
+            assert "build the model again" in str(caught.value)
         assert model.get_model_info("weights_version") == ""

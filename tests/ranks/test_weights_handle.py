@@ -528,7 +528,7 @@ def test_arguments_of_the_short_way(shared_model: Path) -> None:
         (lambda: ranks.share_weights(path, name="n" * 201), WeightsError, "1 to 200 characters"),
         (lambda: ranks.share_weights(path, name=5), TypeError, "name must be str"),
         (lambda: ranks.share_weights(path, pids=5), TypeError, "pids must be a list of int, but got"),
-        (lambda: ranks.share_weights(path, pids=["1"]), TypeError, "pids element must be int, but got <class 'str'> at index 0"),
+        (lambda: ranks.share_weights(path, pids=["1"]), TypeError, "pids element must be int, but got .* at"),
         (lambda: ranks.share_weights(path, pids=[-1]), WeightsError, "pids must be process ids"),
         (lambda: ranks.share_weights(path, family="1"), TypeError, "family must be int"),
         (lambda: ranks.share_weights("/no"), ShardrunError, "does not exist"),
