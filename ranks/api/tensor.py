@@ -206,11 +206,25 @@ class Tensor(LegacyTensorMethods):
         if self._declared is not None and _allows(self._declared, array.shape):
             self._shape = array.shape
         elif array.nbytes != self.data_size or min(self._shape, default=0) < 0:
-            raise RuntimeError(
-                f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {self.data_size}"
-            )
+            raise RuntimeError(self._size_in_words(array))
         self._array = array if array.shape == self._shape else array.reshape(self._shape)
         self._users = True
+
+    def _size_in_words(self, array: np.ndarray[Any, Any]) -> str:
+        """Why an array does not fit, in mindspore_lite's words, and then what would."""
+        text = f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {self.data_size}"
+        if self._declared is None:
+            is_open = min(self._shape, default=0) < 0
+            return (
+                f"{text}. The tensor's shape {self.shape} is open: set its shape first." if is_open else text
+            )
+        takes = [-1 if length is None else length for length in self._declared]
+        is_open, alike = None in self._declared, array.ndim == len(takes)
+        return (
+            f"{text}. The input {self._name!r} takes arrays of shape {takes}"
+            f"{', where -1 is any length' if is_open else ''}, but this one has {list(array.shape)}: give "
+            f"one of that shape{', or call resize for another one first' if alike else ''}."
+        )
 
 
 class OutputTensor(Tensor, TensorMeta):  # type: ignore[override]  # counts follow from the shape

@@ -157,6 +157,45 @@ def test_open_dimension_wants_a_shape() -> None:
         tensor.set_data_from_numpy(np.empty(0, np.float32))
 
 
+@pytest.mark.parametrize(
+    ("declared", "shape", "words"),
+    [
+        (
+            (None, 3),
+            (6,),
+            "of shape [-1, 3], where -1 is any length, but this one has [6]: give one of that shape.",
+        ),
+        (
+            (None, 3),
+            (2, 4),
+            "of shape [-1, 3], where -1 is any length, but this one has [2, 4]: give one of that shape, or "
+            "call resize for another one first.",
+        ),
+        (
+            (2, 3),
+            (3, 3),
+            "of shape [2, 3], but this one has [3, 3]: give one of that shape, or call resize for another one "
+            "first.",
+        ),
+    ],
+)
+def test_what_an_input_takes_is_said(declared: Any, shape: Any, words: str) -> None:
+    tensor = input_tensor("x", DataType.FLOAT32, tuple(-1 if n is None else n for n in declared), declared)
+    with pytest.raises(RuntimeError) as caught:
+        tensor.set_data_from_numpy(np.ones(shape, np.float32))
+    assert str(caught.value).startswith("data size not equal! Numpy size: ")  # mindspore_lite's words
+    assert str(caught.value).endswith(f". The input 'x' takes arrays {words}")
+
+
+def test_a_tensor_of_open_shape_wants_a_shape() -> None:
+    tensor = Tensor()
+    tensor.shape = [-1, 3]
+    with pytest.raises(RuntimeError, match=r"The tensor's shape \[-1, 3\] is open: set its shape first"):
+        tensor.set_data_from_numpy(np.ones((2, 3), np.float32))
+    tensor.shape = [2, 3]
+    tensor.set_data_from_numpy(np.ones((2, 3), np.float32))
+
+
 def test_huge_tensor_is_an_error_when_its_data_are_wanted() -> None:
     tensor = Tensor()
     tensor.shape = [2**40, 2**40]
