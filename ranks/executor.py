@@ -64,8 +64,7 @@ class RankModel:
         """``weights``: the variable weights; ``together``: those of a model that several ranks run;
         ``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
         self.path = path
-        self.given = path
-        """What errors name: the file that ``path`` was made of, or itself."""
+        self.given = path  # or the file that it was made of, which errors name
         self.inputs = inputs
         self.outputs = outputs
         self.optional_inputs = list(optional)
@@ -101,14 +100,11 @@ class RankModel:
             try:
                 return list(session.run(None, given))
             except Exception as error:
-                problem = ModelError(f"ONNX Runtime could not run {self.path}: {reason(error)}")
-            with imported.naming(self.path, self.given):
-                raise problem
+                raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
         with self._lock:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            with imported.naming(self.path, self.given):
-                return self._program.run(arrays)
+            return self._program.run(arrays)
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
         if self.optional_inputs:
@@ -214,18 +210,17 @@ def load(
 
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
     one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
-    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
-    ``store`` is where they take their weights from, on the CPU, to share them with other processes;
-    ``variable_weights`` names the weights that `RankModel.update_weights` may replace;
-    ``precision`` says in which types nodes compute that are to compute in others than the model's;
-    ``given`` is the file that ``path`` was made of, which errors then name.
+    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys; ``store`` is where
+    they take their weights from, on the CPU, to share them with other processes; ``variable_weights`` names
+    those that `RankModel.update_weights` may replace; ``precision`` says which nodes compute in other types
+    than the model's; ``given`` is the file that ``path`` was made of, which errors name.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
     devices.require(providers[0], device_id)
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(providers[0])
-        path = pattern.resolve(path, communicator.rank, communicator.size)
+        path, given = pattern.resolve(path, communicator.rank, communicator.size), None
     given = given or Path(path)
     path = imported.as_onnx(path)
     shard = model_file.find(path)
@@ -245,15 +240,13 @@ def load(
     )
     config = automatic.choose(config, shard.manifest, local_size)
     given = given if file == path else file
-    with imported.naming(file, given):
-        try:
-            model = _load(
-                file, communicator, config, dims, shard.manifest, tuple(variable_weights), precision
-            )
-        except UnicodeDecodeError as error:
-            raise ModelError(f"{file} is damaged: a name in it is not UTF-8 ({error}).") from None
-    model.given = given
-    return model
+    try:
+        with imported.naming(file, given):
+            found = _load(file, communicator, config, dims, shard.manifest, variable_weights, precision)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
+    found.given = given
+    return found
 
 
 def _load(  # noqa: PLR0917 - what `load` was given
@@ -262,7 +255,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
     config: SessionConfig,
     dims: Mapping[str, Sequence[Dim]] | None,
     manifest: Manifest | None,
-    variable: tuple[str, ...],
+    variable: Sequence[str],
     precision: Precision | None,
 ) -> RankModel:
     model = weights = None
@@ -341,7 +334,7 @@ def _load_group(  # noqa: PLR0917 - what `_load` was given
     part: Part | None,
     whole: Mapping[str, Sequence[Dim]],
     manifest: Manifest | None,
-    variable: tuple[str, ...],
+    variable: Sequence[str],
 ) -> RankModel:
     from ranks.assembly import assemble
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks.errors import ModelError
+from ranks.errors import ModelError, ShardrunError
 from sharding.importers.sniff import is_imported
 
 if TYPE_CHECKING:
@@ -58,6 +60,29 @@ def as_onnx(path: str | Path) -> Path:
             f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
             "free some space, or set SHARDRUN_CACHE to a folder that can be written."
         ) from None
+
+
+@contextlib.contextmanager
+def naming(file: Path, given: Path | str) -> Iterator[None]:
+    """Errors raised inside name the model that the user gave, where they would name the ``file`` made of it.
+
+    They come from many places, ONNX Runtime among them, whose sentences hold paths too.
+    """
+    try:
+        yield
+    except ShardrunError as error:
+        if str(file) != str(given):
+            error.args = tuple(_renamed(item, file, str(given)) for item in error.args)
+        raise
+
+
+def _renamed(text: object, file: Path, given: str) -> object:
+    if not isinstance(text, str):
+        return text
+    for name in {str(file), os.path.realpath(file)}:
+        # Not the file of its weights, whose name begins alike.
+        text = re.sub(re.escape(name) + r"(?!\.data)", lambda _: given, text)
+    return text
 
 
 @contextlib.contextmanager

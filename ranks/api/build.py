@@ -49,6 +49,8 @@ class Recipe:
     """See `ranks.api.variable_options`."""
     precision: Precision | None = None
     """In which types nodes compute that are to compute in others than the model's."""
+    given: Path | None = None
+    """What the caller gave, where ``path`` was made of it."""
 
     def load(self, dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         """Loads the model; ``dims`` are other shapes than the file's, by input name."""
@@ -67,6 +69,7 @@ class Recipe:
                 store=self.store,
                 variable_weights=self.variable_weights,
                 precision=self.precision,
+                given=self.given,
             )
 
     def _group(self) -> Communicator | None:
@@ -126,7 +129,10 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
 
             recipe = joined(recipe, sharing)
         if options.sharing is not None:
-            return _together(recipe, options.sharing)
+            from ranks.imported import naming
+
+            with naming(recipe.path, recipe.given or recipe.path):
+                return _together(recipe, options.sharing)
         return Built(recipe.load, recipe.load())
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
@@ -146,7 +152,8 @@ def _decrypted(
 
     def load(dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
         with imported.decrypted(path, Key(*key)) as file:
-            model = plan(str(file), model_type, context, options).load(dims)
+            recipe = plan(str(file), model_type, context, options)
+            model = replace(recipe, given=Path(path)).load(dims)
             _ = model.stats  # reads the file
             return model
 
@@ -199,14 +206,16 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
     cores = tuple(context.cpu.thread_affinity_core_list)
     from ranks.imported import as_onnx
 
+    file = as_onnx(path)
     return Recipe(
-        as_onnx(path).absolute(),
+        file.absolute(),
         placement,
         threads,
         cores,
         identity,
         variable_weights=options.variable_weights,
         precision=precision,
+        given=None if file == Path(path) else Path(path),
     )
 
 
