@@ -137,7 +137,7 @@ def _network(request: Request, stack: ExitStack) -> Converted:
 
 def _inputs(request: Request, network: Any) -> list[Input]:
     """The inputs that the user gives, or the network states, or those of the arrays to verify with."""
-    from sharding.importers.networks.export import arguments_of
+    from sharding.importers.networks.arguments import arguments_of
     from sharding.importers.networks.inputs import from_arrays, parse_dynamic, parse_input, with_dynamic
 
     found: list[Input] = []

@@ -16,6 +16,9 @@ import onnxruntime
 import pytest
 
 from launcher.cli import main
+from sharding.errors import OptionError
+from sharding.importers.networks.arguments import in_order
+from sharding.importers.networks.inputs import Input
 from tests.launcher.cli_tools import save_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +117,58 @@ def test_inputs_are_given_in_several_ways(capsys: pytest.CaptureFixture[str], he
     refused = convert(capsys, "--network", LENET, "d.onnx", code=2)
     assert "give its inputs with --input NAME:SHAPE[:DTYPE]" in refused
     assert "(its arguments: x)" in refused
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("imgae", "scale"),
+            "TwoInputs has no argument 'imgae' (did you mean image?); its arguments are image, ",
+        ),
+        (
+            ("image", "weights"),
+            "has no argument 'weights'; its arguments are image, scale. Name the inputs so",
+        ),
+        (("a", "b"), "has no argument 'a'; its arguments are image, scale"),
+    ],
+)
+def test_inputs_have_the_names_of_arguments(
+    capsys: pytest.CaptureFixture[str], here: Path, torch: Any, names: tuple[str, str], message: str
+) -> None:
+    inputs = ("--input", f"{names[0]}:n,4", "--input", f"{names[1]}:3", "out.onnx")
+    assert message in convert(capsys, "--network", f"{NETS}:TwoInputs", *inputs, code=2)
+    assert not (here / "out.onnx").exists()
+
+
+def test_inputs_in_any_order(capsys: pytest.CaptureFixture[str], here: Path, torch: Any) -> None:
+    image, scale = np.ones((5, 4), np.float32), np.arange(3, dtype=np.float32)
+    common = ("--network", f"{NETS}:TwoInputs", "--input", "scale:m", "--input", "image:n,4")
+    convert(capsys, *common, "out.onnx")
+    assert answers(here / "out.onnx", image=image, scale=scale)["output"].tolist() == (image * 3).tolist()
+    session = onnxruntime.InferenceSession(str(here / "out.onnx"))
+    assert {item.name: item.shape for item in session.get_inputs()} == {"image": ["n", 4], "scale": ["m"]}
+    # What a network takes as *args has no names but the user's.
+    common = ("--network", f"{NETS}:AnyInputs", "--input", "a:n", "--input", "b:n", "--input", "c:n")
+    assert "inputs: a, b, c;" in convert(capsys, *common, "any.onnx")
+    assert answers(here / "any.onnx", a=scale, b=scale, c=scale)["output"].tolist() == [6, 8, 10]
+
+
+def test_a_cells_inputs_are_put_in_order() -> None:
+    """MindSpore exports a cell with inputs in order, without names."""
+
+    class Cell:
+        def construct(self, image: Any, mask: Any = None, scale: Any = 1) -> None: ...
+
+    def order(*names: str) -> list[str]:
+        return [item.name for item in in_order(Cell(), [Input(name, (2,)) for name in names], "it")]
+
+    assert order("scale", "image", "mask") == ["image", "mask", "scale"]
+    assert order("mask", "image") == ["image", "mask"]
+    with pytest.raises(OptionError, match="its argument 'mask' stands before others"):
+        order("scale", "image")
+    with pytest.raises(OptionError, match="did you mean mask"):
+        order("image", "maks")
 
 
 def test_tied_weights_and_results_by_name(capsys: pytest.CaptureFixture[str], here: Path, torch: Any) -> None:

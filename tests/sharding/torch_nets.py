@@ -36,6 +36,16 @@ class Tied(nn.Module):
         return {"logits": self.head(hidden), "hidden": hidden}
 
 
+class TwoInputs(nn.Module):
+    def forward(self, image: torch.Tensor, scale: torch.Tensor, **options: bool) -> torch.Tensor:
+        return image * scale.sum()
+
+
+class AnyInputs(nn.Module):
+    def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return sum((other.sum() for other in others), first * 2)
+
+
 class StatesInputs(LeNet5):
     example_inputs = ("x:n,1,32,32",)
 

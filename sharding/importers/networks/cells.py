@@ -12,6 +12,7 @@ from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
+from sharding.importers.networks.arguments import in_order
 from sharding.importers.networks.factory import Network, described
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
@@ -57,6 +58,7 @@ def export_cell(
 
     if not inputs:
         raise OptionError(f"{what}: give its inputs with --input NAME:SHAPE[:DTYPE].")
+    inputs = in_order(cell, inputs, what)
     path = folder / "network.mindir"
     cell.set_train(False)
     try:

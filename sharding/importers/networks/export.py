@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import logging
 import re
@@ -17,6 +16,7 @@ import numpy as np
 from sharding import torch_import
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import CHUNK, bytes_of
+from sharding.importers.networks.arguments import are_named, arguments_of, before_variadic
 from sharding.importers.networks.factory import described
 from sharding.importers.networks.inputs import Input, example_lengths
 from sharding.importers.networks.packages import need
@@ -45,24 +45,12 @@ class HeldWeight:
             yield bytes(data[start : start + CHUNK])
 
 
-def arguments_of(module: Any) -> list[str]:
-    """The names of the arguments of a module's ``forward`` or a cell's ``construct``, without ``*args`` and
-    ``**kwargs``."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    function: Any = getattr(module, "forward", None) or getattr(module, "construct", None)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return []
-    return [name for name, item in parameters.items() if item.kind not in kinds]
-
-
 def export_module(
     module: Any, inputs: Sequence[Input], lengths: Mapping[str, int], opset: int, what: str
 ) -> tuple[onnx.ModelProto, dict[str, HeldWeight]]:
     """Exports a network for inference.
 
-    Inputs whose names are all arguments of ``forward`` are given by name, others in their order. Returns the
+    Inputs are given by the names of ``forward``'s arguments, or in their order to ``*args``. Returns the
     model and the weights that it only declares. Raises `ModelError` where torch cannot export it,
     `OptionError` where the inputs do not fit.
     """
@@ -75,6 +63,7 @@ def export_module(
             f"{what}: give its inputs with --input NAME:SHAPE[:DTYPE], such as --input "
             f"{example}:batch,3,224,224:float32 (its arguments: {', '.join(arguments) or 'not known'})."
         )
+    by_name = are_named(module, inputs, what)
     known = example_lengths(inputs, lengths)
     examples = [_example(item, known) for item in inputs]
     shapes = [
@@ -82,7 +71,10 @@ def export_module(
         for item in inputs
     ]
     names = [item.name for item in inputs]
-    by_name = set(names) <= set(arguments)
+    fixed = before_variadic(module)
+    nested = (
+        shapes if fixed is None else [*shapes[:fixed], *([tuple(shapes[fixed:])] if shapes[fixed:] else [])]
+    )
     module.eval()
     with quiet(), torch.no_grad():
         try:
@@ -90,7 +82,7 @@ def export_module(
                 module,
                 () if by_name else tuple(examples),
                 dict(zip(names, examples, strict=True)) if by_name else {},
-                dynamic_shapes=dict(zip(names, shapes, strict=True)) if by_name else tuple(shapes),
+                dynamic_shapes=dict(zip(names, shapes, strict=True)) if by_name else tuple(nested),
                 strict=False,
             )
         except Exception as error:  # the network's own code runs in here
