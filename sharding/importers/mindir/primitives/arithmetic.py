@@ -207,7 +207,8 @@ def hypot(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     safe = b.op("Where", [b.op("Equal", [longer, scalar(b, 0, longer)]), scalar(b, 1, longer), longer])
     ratio = b.op("Div", [shorter, safe])
     root = b.op("Sqrt", [b.op("Add", [b.op("Mul", [ratio, ratio]), scalar(b, 1, ratio)])])
-    return b.op("Mul", [longer, root])
+    endless = b.op("Equal", [longer, scalar(b, np.inf, longer)])
+    return b.op("Where", [endless, longer, b.op("Mul", [longer, root])])
 
 
 @primitive("Atan2", "Atan2Ext")
