@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from ranks.api.errors import as_runtime_error
 from ranks.api.notice import warn_once
 from ranks.api.targets import Placement, place, target_of
 from ranks.api.types import ModelType
-from ranks.errors import IdentityError, ModelError, ShardrunError
+from ranks.errors import IdentityError, ModelError, ShardrunError, WeightsError
 from ranks.weights.request import Attach, Share
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ def is_cut(path: Path) -> bool:
     return has_collectives(model) or is_part(model)
 
 
+Planner = Callable[[ModelType, Context, config.Options], Recipe]
+
+
 def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     path: str,
     model_type: ModelType,
@@ -122,7 +126,7 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     options = replace(options, sharing=request or options.sharing)
     try:
         if key is not None:
-            return _decrypted(path, model_type, context, options, key)
+            return _decrypted(path, model_type, context, options, sharing, key)
         recipe = plan(path, model_type, context, options)
         if sharing is not None:
             from ranks.api.group import joined
@@ -138,22 +142,52 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
         raise as_runtime_error("build_from_file failed!", error) from error
 
 
-def _decrypted(
-    path: str, model_type: ModelType, context: Context, options: config.Options, key: tuple[bytes, str]
-) -> Built:
-    """The model of an encrypted file, which is plain on disk only while it is loaded."""
+@contextlib.contextmanager
+def planner(path: str, key: tuple[bytes, str] | None) -> Iterator[Planner]:
+    """`plan` of a file as a function of the other arguments. With a key it is encrypted: what the recipe
+    loads is plain on the disk inside only, and its weights are kept in no cache."""
+    if key is None:
+        yield functools.partial(plan, path)
+        return
     from ranks import imported
+    from ranks.weights.owned import NoStore
     from sharding.importers.mindir.encryption import Key
 
     if content_of(path) != "mindir_encrypted":
         raise ModelError(f"{path} is no encrypted MindIR file, but dec_key was given: leave it out.")
+    with imported.decrypted(path, Key(*key)) as file:
+
+        def planned(model_type: ModelType, context: Context, options: config.Options) -> Recipe:
+            recipe = plan(str(file), model_type, context, options)
+            return replace(recipe, given=Path(path), store=NoStore())
+
+        yield planned
+
+
+def _decrypted(  # noqa: PLR0917 - what `build` was given
+    path: str,
+    model_type: ModelType,
+    context: Context,
+    options: config.Options,
+    sharing: Sharing | None,
+    key: tuple[bytes, str],
+) -> Built:
+    """The model of an encrypted file."""
     if options.sharing is not None:
-        raise ModelError(f"{path} is encrypted, so its weights are not shared with other processes.")
+        raise WeightsError(
+            f"{path} is encrypted, so its weights are not shared with other processes: what is shared lies "
+            "in the cache folder, where the plain weights would stay. If they may, convert it with `shardrun "
+            "convert --dec-key-file FILE` and share the ONNX file."
+        )
 
     def load(dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
-        with imported.decrypted(path, Key(*key)) as file:
-            recipe = plan(str(file), model_type, context, options)
-            model = replace(recipe, given=Path(path)).load(dims)
+        with planner(path, key) as planned:
+            recipe = planned(model_type, context, options)
+            if sharing is not None:
+                from ranks.api.group import joined
+
+                recipe = joined(recipe, sharing)
+            model = recipe.load(dims)
             _ = model.stats  # reads the file
             return model
 

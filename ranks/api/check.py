@@ -98,6 +98,17 @@ def count(name: str, value: Any, subject: str = "") -> int:
     return number
 
 
+def decryption_key(secret: Any, mode: Any) -> tuple[bytes, str] | None:
+    """``dec_key`` and ``dec_mode`` as they are used; None without a key. Raises `TypeError`, `ValueError`."""
+    if secret is None or secret == b"":
+        return None
+    check_isinstance("dec_key", secret, bytes)
+    check_isinstance("dec_mode", mode, str)
+    if mode == "":
+        raise ValueError("dec_mode must not be empty string!")
+    return secret, mode
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raises unless ``value`` is a str out of ``choices``."""
     check_isinstance(name, value, str)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ranks import pattern
 from ranks.api import membership
 from ranks.api.check import check_isinstance, check_sequence, integers
+from ranks.api.content import content_of
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
@@ -116,7 +117,7 @@ class ModelGroup:
         Each model is run on zeros in a process of its own. Inputs have the shapes of the file, where open
         dimensions count as 1, or those of ``shapes``: by path, then by the input's name. The sizes are
         `workspaces` and `max_size_of_workspace`. Not measured are a rank's part of a model, which cannot run
-        alone, and models on other devices than the CPU.
+        alone, models on other devices than the CPU, and encrypted ones.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the group does not share the workspace, has no paths, or a model cannot be loaded or run.
@@ -194,6 +195,8 @@ class ModelGroup:
         from ranks.api.workspace import Job, measure
         from ranks.session import default_threads
 
+        if content_of(path) == "mindir_encrypted":
+            return None
         recipe = plan(path, model_type, context, config.Options())
         if is_cut(recipe.path) or recipe.placement.providers[0] != CPU:
             return None
@@ -204,6 +207,7 @@ def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
     """The recipe of a group's model, with which it shares what the group shares."""
     from ranks import arena
     from ranks.api.targets import CPU
+    from ranks.weights.owned import NoStore
     from ranks.weights.store import default_store
 
     if recipe.placement.providers[0] != CPU:
@@ -215,7 +219,13 @@ def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
     if sharing.workspace:
         arena.register(_FIRST)
         recipe = replace(recipe, entries={**recipe.entries, **arena.WORKSPACE_ONLY})
-    if sharing.weights:
+    if isinstance(recipe.store, NoStore) and sharing.weights:
+        warn_once(
+            f"group:{recipe.given}",
+            f"{recipe.given} is encrypted, so it shares no weights with its ModelGroup, which would keep "
+            "them in plain in the cache folder.",
+        )
+    elif sharing.weights:
         store = default_store()
         if store is None:
             warn_once(

@@ -14,7 +14,7 @@ from ranks import pattern
 from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
-from ranks.api.check import check_elements, check_isinstance, check_sequence, integer
+from ranks.api.check import check_elements, check_isinstance, check_sequence, decryption_key, integer
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
@@ -91,17 +91,13 @@ class Model:
             raise runtime_error(
                 f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}."
             )
-        if dec_key:
-            check_isinstance("dec_key", dec_key, bytes)
-            check_isinstance("dec_mode", dec_mode, str)
+        key = decryption_key(dec_key, dec_mode)
+        if key is not None:
             integer("dec_num_parallel", dec_num_parallel)
-            if dec_mode == "":
-                raise ValueError("dec_mode must not be empty string!")
         sharing = membership.of(self, model_path)
         built = build(
-            model_path, model_type, context, config_path, config_dict, sharing, request=self._request,
-            key=(dec_key, dec_mode) if dec_key else None,
-        )  # fmt: skip
+            model_path, model_type, context, config_path, config_dict, sharing, request=self._request, key=key
+        )
         previous, self.model_path_ = self._built, model_path
         self._adopt(built)
         if previous is not None:

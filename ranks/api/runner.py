@@ -13,9 +13,9 @@ import numpy as np
 
 from ranks import heap
 from ranks.api import config
-from ranks.api.build import Recipe, is_cut, plan
+from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
-from ranks.api.check import check_isinstance
+from ranks.api.check import check_isinstance, decryption_key
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
@@ -55,7 +55,14 @@ class ModelParallelRunner:
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
 
-    def build_from_file(self, model_path: str, context: Context | None = None) -> None:
+    def build_from_file(
+        self,
+        model_path: str,
+        context: Context | None = None,
+        *,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+    ) -> None:
         """Loads a whole model, whose format its content says, and makes the workers.
 
         ``context`` defaults to the CPU. Of ``context.parallel``:
@@ -66,6 +73,9 @@ class ModelParallelRunner:
           them ``[parallel_runner] queue_limit``: how many predictions may wait, 1000 unless set.
         - ``device_ids``: on a GPU, worker ``i`` runs on ``device_ids[i % len(device_ids)]``.
 
+        ``dec_key`` and ``dec_mode`` are of an encrypted MindIR file, as those of `Model.build_from_file`. Its
+        weights are kept nowhere, so that workers of several threads have a copy each.
+
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the model or the configuration cannot be read, the model is one rank's part of another, or the
         device cannot be served. What was built before then stays usable; after success, predictions that wait
@@ -75,7 +85,8 @@ class ModelParallelRunner:
         _check_path(model_path, failed)
         context = Context() if context is None else context
         check_isinstance("context", context, Context)
-        self._build(model_path, context, context.parallel, failed)
+        key = decryption_key(dec_key, dec_mode)
+        self._build(model_path, context, context.parallel, failed, key)
 
     def init(self, model_path: str, runner_config: RunnerConfig | None = None) -> None:
         """Deprecated: `build_from_file`."""
@@ -87,7 +98,14 @@ class ModelParallelRunner:
         context = given if isinstance(given, Context) else given.context
         self._build(model_path, context, given.parallel, failed)
 
-    def _build(self, model_path: str, context: Context, parallel: Parallel, failed: str) -> None:
+    def _build(
+        self,
+        model_path: str,
+        context: Context,
+        parallel: Parallel,
+        failed: str,
+        key: tuple[bytes, str] | None = None,
+    ) -> None:
         options = config.load(parallel.config_path, parallel.sections)
         if options.sharing is not None:
             # Its workers have one copy already; that copy is not another process's.
@@ -96,7 +114,8 @@ class ModelParallelRunner:
                 " out shareable_weight_pid_list and shareable_weight_mem_handle."
             )
         try:
-            workers, at_once = _workers(model_path, context, parallel, options)
+            with planner(model_path, key) as planned:
+                workers, at_once = _workers(model_path, context, parallel, options, planned)
         except ShardrunError as error:
             raise as_runtime_error(f"{failed}!", error) from error
         limit = QUEUE_LIMIT if options.queue_limit is None else options.queue_limit
@@ -152,15 +171,17 @@ def _check_path(model_path: object, failed: str) -> None:
 
 
 def _workers(
-    model_path: str, context: Context, parallel: Parallel, options: config.Options
+    model_path: str,
+    context: Context,
+    parallel: Parallel,
+    options: config.Options,
+    planned: Planner,
 ) -> tuple[list[RankModel], int]:
     """What each worker runs: the same loaded model, as far as several threads can run it at once.
 
     And how many of them are worth running at once.
     """
-    recipes = [
-        plan(model_path, ModelType.MINDIR, one, options) for one in _per_device(context, parallel.device_ids)
-    ]
+    recipes = [planned(ModelType.MINDIR, one, options) for one in _per_device(context, parallel.device_ids)]
     first = recipes[0]
     if is_cut(first.path):
         raise ShardrunError(
@@ -195,7 +216,7 @@ def _many(recipe: Recipe, *, spin: bool) -> Recipe:
     entries = dict(arena.WORKSPACE_ONLY)
     if not spin:
         entries["session.intra_op.allow_spinning"] = "0"
-    return replace(recipe, entries=entries, store=default_store())
+    return replace(recipe, entries=entries, store=recipe.store or default_store())
 
 
 def _load(recipes: Sequence[Recipe], size: int, *, shared: bool) -> list[RankModel]:

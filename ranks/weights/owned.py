@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -35,6 +36,15 @@ class OwnedStore(Store):
     def parts(self) -> dict[str, Callable[[], Part]]:
         """What a process that attaches needs besides the folder: nothing."""
         return {}
+
+
+class NoStore(Store):
+    """Of a model whose weights must not be kept on the disk, whatever ``SHARDRUN_WEIGHTS`` says."""
+
+    providers = ()
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull), read_only=True)
 
 
 class AttachedStore(Store):

@@ -174,8 +174,8 @@ def test_open_dimension_wants_a_shape() -> None:
         (
             (2, 3),
             (3, 3),
-            "of shape [2, 3], but this one has [3, 3]: give one of that shape, or call resize for another one "
-            "first.",
+            "of shape [2, 3], but this one has [3, 3]: give one of that shape, or call resize for another "
+            "one first.",
         ),
     ],
 )

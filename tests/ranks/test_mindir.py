@@ -1,13 +1,24 @@
 """MindIR models as ranks load them: alone, encrypted, and with collectives of their own."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ranks import Context, Model, ModelType, executor, imported
-from ranks.errors import ModelError, ShardError
+from ranks import (
+    Context,
+    Model,
+    ModelGroup,
+    ModelGroupFlag,
+    ModelParallelRunner,
+    ModelType,
+    executor,
+    imported,
+)
+from ranks.errors import ModelError, ShardError, WeightsError
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -93,6 +104,66 @@ def test_encrypted_models(
     # Nothing that was decrypted is left.
     assert not list(tmp_path.glob("shardrun-*"))
     assert not list(cache.rglob("*.onnx"))
+
+
+ENCRYPTED = DATA / "mlp_encrypted" / "model_aes_gcm.mindir"
+
+
+@pytest.fixture
+def nothing_plain(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the environment asks to keep, nothing that was decrypted is left anywhere."""
+    pytest.importorskip(
+        "cryptography", reason="cryptography is not installed: encrypted files cannot be read"
+    )
+    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert not list(tmp_path.glob("shardrun-*"))
+    assert [file for file in cache.rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.usefixtures("nothing_plain", "single")
+def test_a_runner_of_an_encrypted_model(workers: int, threads: int) -> None:
+    context = Context()
+    context.cpu.thread_num, context.parallel.workers_num = threads, workers
+    runner = ModelParallelRunner()
+    with pytest.raises(RuntimeError, match=r"is encrypted \(AES-GCM\): give its key .* of build_from_file"):
+        runner.build_from_file(str(ENCRYPTED), context)
+    with pytest.raises(RuntimeError, match=r"Runner.*failed! Error is .*the key is wrong"):
+        runner.build_from_file(str(ENCRYPTED), context, dec_key=b"x" * 16)
+    with pytest.raises(TypeError, match="dec_key must be bytes, but got <class 'str'>"):
+        runner.build_from_file(str(ENCRYPTED), context, dec_key="x" * 16)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="is no encrypted MindIR file, but dec_key was given"):
+        runner.build_from_file(str(DATA / "mlp" / "model.mindir"), context, dec_key=KEY)
+    runner.build_from_file(str(ENCRYPTED), context, dec_key=KEY)
+    archive = np.load(DATA / "mlp" / "io.npz")
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(lambda _: runner.predict([archive["in_0"]])[0], range(6)))
+    assert all(close(one.get_data_to_numpy(), archive["out_0"]) for one in found)
+    runner.close()
+
+
+@pytest.mark.usefixtures("nothing_plain", "single")
+def test_an_encrypted_model_keeps_its_weights_nowhere() -> None:
+    """Neither prepared, as `SHARDRUN_WEIGHTS` asks, nor for other processes or the models of a group."""
+    archive = np.load(DATA / "mlp" / "io.npz")
+    model = built(ENCRYPTED, dec_key=KEY)
+    assert close(model.predict([archive["in_0"]])[0].get_data_to_numpy(), archive["out_0"])
+    with pytest.raises(
+        WeightsError,
+        match=r"is encrypted, so its weights are not shared .*`shardrun convert --dec-key-file FILE`",
+    ):
+        built(ENCRYPTED, dec_key=KEY, config_dict={"pids": [1]})
+    group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT_WORKSPACE)
+    group.add_model([str(ENCRYPTED)])
+    group.cal_max_size_of_workspace(ModelType.MINDIR, Context())
+    assert list(group.workspaces.values()) == [None]
+    with pytest.warns(
+        UserWarning, match="model_aes_gcm.mindir is encrypted, so it shares no weights with its"
+    ):
+        model = built(ENCRYPTED, dec_key=KEY)
+    assert close(model.predict([archive["in_0"]])[0].get_data_to_numpy(), archive["out_0"])
 
 
 def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
