@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,25 @@ _UINT8, _INT64 = 2, 7
 
 
 def agree(
-    plan: Cut, group: Communicator, memory: Memory, part: Part | None, *, final: bool = False
+    plan: Cut,
+    group: Communicator,
+    memory: Memory,
+    part: Part | None,
+    fits: Mapping[str, bool] | None = None,
+    *,
+    final: bool = False,
 ) -> str | None:
     """Why the ranks' models cannot run together in their present order of collectives; None if they can.
 
     A collective of ``group``, which is the world. ``final``: there is no other order to try, so that
-    messages may be sent before their receiver waits for them. Raises `ShardError` where the ranks' models
-    come from different slicings.
+    messages may be sent before their receiver waits for them. ``fits``: what this rank found of its execution
+    plan, if it has one. Raises `ShardError` where the ranks' models come from different slicings, and
+    `ModelError` for a plan that fits none of them.
     """
     simple = not plan.point_to_point and (part is None or part.mesh.size == part.mesh.length("tensor"))
     signature = hashlib.sha256(repr(plan.signatures()).encode()).digest()
     slicing = part.digest if part is not None else b""
-    row = signature + hashlib.sha256(slicing).digest() + bytes([simple])
+    row = signature + hashlib.sha256(slicing).digest() + bytes([simple, bool(fits)])
     with memory.active():
         rows = _gather(np.frombuffer(row, np.uint8), group, memory)
     if (rows[:, 32:64] != rows[0, 32:64]).any():
@@ -42,6 +49,11 @@ def agree(
             "The ranks' models come from different slicings (their meshes, micro-batches or layouts differ): "
             "give every rank its file of one slicing."
         )
+    if rows[:, -1].any():  # also ranks without a plan must take part
+        from ranks.precision.convert import check_together
+
+        check_together(gather_json(dict(fits or {}), group, memory))
+    rows = rows[:, :-1]
     if rows[:, -1].all():
         same = bool((rows == rows[0]).all())
         return None if same else "the ranks' models do not have the same collectives in the same order."

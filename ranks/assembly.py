@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ranks.part import Part
     from ranks.schedule import Schedule
     from ranks.weights.variable import VariableWeights
+    from sharding.manifest import Manifest
 
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
@@ -56,12 +57,13 @@ def assemble(
     part: Part | None = None,
     whole: Mapping[str, Sequence[Dim]] | None = None,
     weights: VariableWeights | None = None,
+    fits: Mapping[str, bool] | None = None,
 ) -> Assembly:
     """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
 
     A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
     whole model's inputs and outputs, where something knows them better than the rank model does.
-    ``weights``: the variable weights, which the model has as inputs.
+    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
     """
@@ -74,7 +76,7 @@ def assemble(
     exchange = _on_memory(world, memory) if world is not None else None
     if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
-        plan = _agreed(plan, exchange, memory, part, file)
+        plan = _agreed(plan, exchange, memory, part, file, fits)
         group = exchange if part is None else exchange.split(part.groups("tensor"))
         if isinstance(memory, HostMemory):
             memory = HostMemory(group)
@@ -119,15 +121,32 @@ def assemble(
     return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights)
 
 
-def _agreed(plan: Cut, world: Communicator, memory: Memory, part: Part | None, file: Path) -> Cut:
+def _agreed(  # noqa: PLR0917 - what `assemble` was given
+    plan: Cut,
+    world: Communicator,
+    memory: Memory,
+    part: Part | None,
+    file: Path,
+    fits: Mapping[str, bool] | None,
+) -> Cut:
     """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
-    if agreement.agree(plan, world, memory, part) is None:
+    if agreement.agree(plan, world, memory, part, fits) is None:
         return plan
     plan = cut(plan.model, keep_order=True, weights=plan.weights)
     why = agreement.agree(plan, world, memory, part, final=True)
     if why is not None:
         raise ModelError(f"{file}: {why}")
     return plan
+
+
+def whole_shapes(
+    manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None
+) -> dict[str, Sequence[Dim]]:
+    """The shapes of the whole model's inputs and outputs, as far as they are known besides the rank model."""
+    known: dict[str, Sequence[Dim]] = {}
+    if manifest is not None:
+        known = {entry.name: entry.shape for entry in (*manifest.inputs, *([] if dims else manifest.outputs))}
+    return {**known, **(dims or {})}
 
 
 def _sessions(

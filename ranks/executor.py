@@ -258,7 +258,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
     variable: Sequence[str],
     precision: Precision | None,
 ) -> RankModel:
-    model = weights = None
+    model = weights = fits = None
     if dims or variable or precision or model_file.may_have_collectives(file):
         from ranks.cut import has_collectives
         from ranks.part import is_part, read_part
@@ -277,7 +277,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
         if precision:
             from ranks.precision.convert import apply
 
-            apply(model, precision, file, part=together)
+            fits = apply(model, precision, file, part=together)
         part = read_part(model, file, communicator.rank, communicator.size) if communicator else None
         if dims:
             # What a rank model runs on is a micro-batch, however long the whole batch is.
@@ -288,9 +288,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
             }
             model_file.resize(model, own, file)
         if together and communicator is not None:
-            return _load_group(
-                file, model, communicator, config, part, _shapes(manifest, dims), manifest, variable
-            )
+            return _load_group(file, model, communicator, config, part, dims, manifest, variable, fits)
         if variable:
             weights = _marked(model, variable, file, config)
     return _load_plain(file, model if dims or variable or precision else None, config, weights)
@@ -332,11 +330,12 @@ def _load_group(  # noqa: PLR0917 - what `_load` was given
     communicator: Communicator,
     config: SessionConfig,
     part: Part | None,
-    whole: Mapping[str, Sequence[Dim]],
+    dims: Mapping[str, Sequence[Dim]] | None,
     manifest: Manifest | None,
     variable: Sequence[str],
+    fits: Mapping[str, bool] | None,
 ) -> RankModel:
-    from ranks.assembly import assemble
+    from ranks.assembly import assemble, whole_shapes
 
     weights, wholes = None, {}
     defaults = optional.take(model, file)
@@ -346,7 +345,8 @@ def _load_group(  # noqa: PLR0917 - what `_load` was given
         wholes = find(variable, model, manifest, part, (communicator.rank, communicator.size), file)
         held = [share.held for whole in wholes.values() for share in whole.shares]
         weights = _marked(model, held, file, config)
-    made = assemble(file, model, communicator, config, part=part, whole=whole, weights=weights)
+    whole = whole_shapes(manifest, dims)
+    made = assemble(file, model, communicator, config, part=part, whole=whole, weights=weights, fits=fits)
     return _cut_model(file, made, communicator, wholes, defaults)
 
 
@@ -391,11 +391,3 @@ def _marked(
     device = devices.DEVICES.get(config.providers[0])
     on_gpu = device is not None and device.buffers == "cuda"
     return mark(model, names, file, config, ("cuda", config.device_id) if on_gpu else ("cpu", 0))
-
-
-def _shapes(manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None) -> dict[str, Sequence[Dim]]:
-    """The shapes of the whole model's inputs and outputs, as far as they are known besides the rank model."""
-    known: dict[str, Sequence[Dim]] = {}
-    if manifest is not None:
-        known = {entry.name: entry.shape for entry in (*manifest.inputs, *([] if dims else manifest.outputs))}
-    return {**known, **(dims or {})}

@@ -232,6 +232,7 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         from ranks.session import default_threads
 
         threads = default_threads(identity.local_size or identity.world_size)
+    precision_options.warn_of_others(target_of(context), options.precision_modes)
     placement = place(context, options.engine_cache, options.precision_modes)
     # What a device would do by itself is not done on the CPU where SHARDRUN_TARGET names that instead.
     mode = precision_options.chosen(context, target_of(context), options.precision_modes)

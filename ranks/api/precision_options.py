@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ranks.api.device import ASCEND_PRECISION, CPU_GPU_PRECISION
+from ranks.api.notice import warn_once
 from ranks.errors import ShardrunError
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
 
@@ -71,6 +72,19 @@ def plan(sections: Mapping[str, Mapping[str, str]], where: str) -> tuple[tuple[s
         # Names in square brackets are how mindspore_lite's documentation writes "a name of yours".
         found.append((key.strip().removeprefix("[").removesuffix("]"), match[1].lower()))
     return tuple(found)
+
+
+def warn_of_others(target: str, given: Modes) -> None:
+    """Warns, once each, of a configuration's modes for other targets than the chosen one.
+
+    No error, for one file may serve several platforms, and mindspore_lite reads the target's section only.
+    """
+    for other, mode in given:
+        if other != target:
+            warn_once(
+                f"precision:{other}:{mode}:{target}",
+                f"[{other}_context] {KEY}={mode} has no effect, because the target is {target!r}.",
+            )
 
 
 def chosen(context: Context, target: str, given: Modes = ()) -> str:

@@ -9,7 +9,7 @@ only to be rounded to (`Precision.rounded`), a node stays in float32 between pai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ import onnx
 
 from ranks.errors import ModelError
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
-from ranks.precision.types import Typed, Types, bindings, subgraphs
+from ranks.precision.types import Typed, Types, bindings, is_collective, subgraphs
 
 _SOURCES = {FLOAT16: ("tensor(float)",), FLOAT32: ("tensor(float16)", "tensor(bfloat16)")}
 _NAMES = {FLOAT16: "tensor(float16)", FLOAT32: "tensor(float)"}
 _NUMBERS = {FLOAT16: onnx.TensorProto.FLOAT16, FLOAT32: onnx.TensorProto.FLOAT}
-_COLLECTIVES = frozenset({"AllReduce", "AllGather", "AllToAll"})
 _BACK = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 LARGEST = 65504.0
 """The largest float16."""
@@ -41,20 +40,34 @@ KEPT_IN_FLOAT32 = frozenset({
 """Operators that a mode of float16 leaves alone; a plan may name them."""
 
 
-def apply(model: onnx.ModelProto, precision: Precision, file: Path, *, part: bool = False) -> bool:
-    """Changes ``model`` as asked; returns whether there was anything to change.
+def apply(model: onnx.ModelProto, precision: Precision, file: Path, *, part: bool = False) -> dict[str, bool]:
+    """Changes ``model`` as asked; returns the plan's entries, and whether each fits any node.
 
-    Of one rank's ``part`` of a model, a plan may name nodes that other ranks have. Raises `ModelError` where
-    a plan cannot be followed: it names what is not there, a node that has no such type, or weights do not fit
-    into float16.
+    Of one rank's ``part`` of a model, a plan may name nodes that other ranks have; see `check_together`.
+    Raises `ModelError` where a plan cannot be followed: it names what is not there, a node that has no such
+    type, or weights do not fit into float16.
     """
     plan = _Plan(precision, file)
     typed = Typed(model)
     names = set(_names(model.graph))
-    changed = _Graph(model.graph, typed, plan, file, {}, {}, names).convert()
+    _Graph(model.graph, typed, plan, file, {}, {}, names).convert()
     if not part:
         plan.check(model)
-    return changed
+    return plan.fits
+
+
+def check_together(fits: Sequence[Mapping[str, bool]]) -> None:
+    """Raises `ModelError` for an entry of the ranks' plans that fits no node of any rank.
+
+    ``fits``: what `apply` returned on each rank. All ranks raise alike.
+    """
+    for key in dict.fromkeys(key for mine in fits for key in mine):
+        if not any(mine.get(key) for mine in fits):
+            raise ModelError(
+                f"[execution_plan] {key}: no rank that has this plan has a node of this name or an operator "
+                "of this type. (Slicing writes some nodes as others and works out constants: name an "
+                "operator's type, or look into the rank models.)"
+            )
 
 
 class _Plan:
@@ -65,21 +78,22 @@ class _Plan:
         self.rounded = precision.rounded
         self._plan = dict(precision.plan)
         self._file = file
-        self._met: set[str] = set()
+        self.fits = dict.fromkeys(self._plan, False)
 
     def wanted(self, node: onnx.NodeProto) -> tuple[str, str]:
         """The type, "" for the node's own; and what of the plan says so, "" for the mode."""
-        for key in (node.name, node.op_type):
-            if key and key in self._plan:
-                self._met.add(key)
-                return self._plan[key], key
+        found = [key for key in (node.name, node.op_type) if key and key in self._plan]
+        for key in found:
+            self.fits[key] = True
+        if found:
+            return self._plan[found[0]], found[0]
         if self._mode == FLOAT16 and node.op_type in KEPT_IN_FLOAT32:
             return "", ""
         return self._mode, ""
 
     def check(self, model: onnx.ModelProto) -> None:
         """Raises `ModelError` for entries of the plan that fit no node."""
-        if missing := [key for key in self._plan if key not in self._met]:
+        if missing := [key for key, fits in self.fits.items() if not fits]:
             known = sorted({node.op_type for node in model.graph.node})
             raise ModelError(
                 f"[execution_plan] {missing[0]}: {self._file} has neither a node of this name nor "
@@ -148,16 +162,14 @@ class _Graph:
         where = f"[execution_plan] {key}: the node {node.name!r} ({node.op_type}) of {self._file}"
         by_name = bool(key) and key == node.name
         known = self._typed.signature(node)
-        if node.op_type in _COLLECTIVES:
-            known = None
         if known is None or any(True for _ in subgraphs(node)):
             if not key:
                 return {}
-            why = (
-                "holds graphs: name the nodes in them"
-                if known
-                else "is of an operator whose types are unknown"
-            )
+            why = "is of an operator whose types are unknown"
+            if known:
+                why = "holds graphs: name the nodes in them"
+            elif is_collective(node):
+                why = "exchanges values between ranks, which keep their type"
             raise ModelError(f"{where} {why}.")
         bound = bindings(node, known, self._types)
         found = {v: t for v, t in bound.items() if t in _SOURCES[wanted]}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
+from ranks.cut import DEFAULT_ATTRIBUTES
 from ranks.precision.schemas import Signature, signature
 from ranks.tensors import ELEMENT_TYPES
 
@@ -22,7 +23,10 @@ class Typed:
         self._inferred = _inferred(model)
 
     def signature(self, node: onnx.NodeProto) -> Signature | None:
-        """The node's operator's; None for one that nobody knows, such as a function of the model itself."""
+        """The node's operator's; None for collectives, which keep their type, and for one that nobody knows,
+        such as a function of the model itself."""
+        if is_collective(node):
+            return None
         domain = "" if node.domain == "ai.onnx" else node.domain
         return signature(domain, node.op_type, self.versions.get(domain, 1))
 
@@ -41,6 +45,13 @@ class Typed:
 
     def _pass(self, node: onnx.NodeProto, types: Types) -> None:
         """Adds the types of the node's outputs."""
+        if is_collective(node):
+            received = next((item.i for item in node.attribute if item.name == "dtype"), 0)
+            given = [types.get(name, "") for name in node.input] or [_BY_NUMBER.get(received, "")]
+            for name, found in zip(node.output, given, strict=False):
+                if found:
+                    types.setdefault(name, found)
+            return
         known = self.signature(node)
         bound = bindings(node, known, types) if known is not None else {}
         for index, name in enumerate(node.output):
@@ -50,6 +61,11 @@ class Typed:
             found = self._inferred.get(name) or bound.get(formal) or (formal if "(" in formal else "")
             if found:
                 types[name] = found
+
+
+def is_collective(node: onnx.NodeProto) -> bool:
+    """Whether ranks exchange values here."""
+    return (node.domain, node.op_type) in DEFAULT_ATTRIBUTES
 
 
 def bindings(node: onnx.NodeProto, known: Signature, types: Mapping[str, str]) -> dict[str, str]:

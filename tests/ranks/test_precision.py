@@ -19,6 +19,10 @@ from ranks.api.targets import Placement
 from ranks.errors import ModelError, ShardrunError
 from ranks.precision.convert import apply
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
+from sharding import slice_model
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 RANDOM = np.random.default_rng(11)
 W1 = RANDOM.standard_normal((8, 16)).astype(np.float32)
@@ -328,12 +332,62 @@ def test_rank_models_keep_what_they_exchange(tmp_path: Path) -> None:
     ]
     path = save(tmp_path / "m.onnx", nodes, {"w1": W1}, {"x": (1, ["n", 8])}, {"y": (1, ["n", 16])})
     model = onnx.load(path)
-    assert apply(model, Precision(FLOAT16), path, part=True)
+    assert apply(model, Precision(FLOAT16), path, part=True) == {}
     kept = next(node for node in model.graph.node if node.op_type == "AllReduce")
     assert (list(kept.input), list(kept.output)) == (["h"], ["r"])
-    assert apply(onnx.load(path), Precision("", (("elsewhere", FLOAT16),)), path, part=True) is False
-    with pytest.raises(ModelError, match="AllReduce"):
+    changed = onnx.load(path)
+    apply(changed, Precision("", (("act", FLOAT16),)), path, part=True)
+    # What is behind a collective has its type.
+    assert [node.op_type for node in changed.graph.node] == ["MatMul", "AllReduce", "Cast", "Tanh", "Cast"]
+    changed = onnx.load(path)
+    plan = (("elsewhere", FLOAT16), ("first", FLOAT32), ("Tanh", FLOAT16), ("act", FLOAT32))
+    # What a name overrides fits all the same.
+    fits = {"elsewhere": False, "first": True, "Tanh": True, "act": True}
+    assert apply(changed, Precision("", plan), path, part=True) == fits
+    assert changed == onnx.load(path)
+    with pytest.raises(ModelError, match="exchanges values between ranks, which keep their type"):
         apply(onnx.load(path), Precision("", (("AllReduce", FLOAT16),)), path, part=True)
+
+
+Plan = tuple[tuple[str, str], ...]
+
+
+def on_two_ranks(folder: Path, plans: Sequence[Plan]) -> list[Any]:
+    """Each rank's answer, or its error, with its plan."""
+
+    def rank(communicator: FakeCommunicator) -> Any:
+        precision = Precision("", plans[communicator.rank], rounded=True)
+        try:
+            model = executor.load(folder, communicator=communicator, precision=precision)
+        except ModelError as error:
+            return str(error)
+        return model.run({"x": X})[0]
+
+    return on_ranks(2, rank, timeout=20)
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_plans_of_sliced_models(tmp_path: Path, axis: str) -> None:
+    path, folder = mlp(tmp_path / "m.onnx"), tmp_path / "slices"
+    slice_model(path, 2, folder, options=SliceOptions(mesh=Mesh.of(**{axis: 2}), micro_batches=1))
+    # With stages, each of the nodes is on one rank only.
+    for key in ("first", "second", "MatMul") if axis == "pipeline" else ("MatMul",):
+        for answer in on_two_ranks(folder, [((key, FLOAT16),)] * 2):
+            assert error(answer, EXACT[key](X)) < 2e-3, key
+    for plans in ([(("MatMul", FLOAT16), ("thrid", FLOAT16))] * 2, [(), (("thrid", FLOAT16),)]):
+        for answer in on_two_ranks(folder, plans):
+            assert str(answer).startswith(
+                "[execution_plan] thrid: no rank that has this plan has a node of th"
+            )
+    # Ranks need not have the same plan, nor any: each may have what is for its nodes.
+    whole = np.tanh(X.astype(np.float64) @ W1) @ W2
+    for answer in on_two_ranks(folder, [(), (("second", FLOAT32),)]):
+        assert error(answer, whole) < 1e-6
+    if axis == "pipeline":
+        for answer in on_two_ranks(folder, [(), (("first", FLOAT16),)]):
+            assert str(answer).startswith(
+                "[execution_plan] first: no rank that has this plan has a node of th"
+            )
 
 
 def contexts(target: str, mode: str = "", provider: str = "") -> ranks.Context:
@@ -394,6 +448,24 @@ def test_modes_in_configurations(tmp_path: Path) -> None:
         RuntimeError, match=r"\[cpu_context\] precision_mode must be one of enforce_fp32, preferred"
     ):
         config.load("", {"cpu_context": {"precision_mode": "enforce_fp16"}})
+
+
+def test_modes_for_other_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranks.api.notice._warned", set())
+    path = mlp(tmp_path / "h.onnx", TensorProto.FLOAT16)
+    plain = predict(path)
+    given = {"ascend_context": {"precision_mode": "enforce_fp32"}}
+    text = r"\[ascend_context\] precision_mode=enforce_fp32 has no effect, because the target is 'cpu'"
+    with pytest.warns(UserWarning, match=text) as caught:
+        assert predict(path, config_dict=given).tobytes() == plain.tobytes()
+        predict(path, config_dict=given)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    # A file for several platforms: the target's own section is followed.
+    given["cpu_context"] = {"precision_mode": "preferred_fp16"}
+    modes = config.load("", given).precision_modes
+    assert precision_options.chosen(ranks.Context(), "cpu", modes) == "preferred_fp16"
+    assert precision_options.chosen(contexts("ascend"), "ascend", modes) == "enforce_fp32"
 
 
 def test_a_device_that_the_cpu_stands_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
