@@ -23,6 +23,7 @@ from launcher.rank_models import count_files, is_rank_models, missing
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
+from ranks.pins import Pin, keeping
 from ranks.tensors import TensorSpec, order_feeds
 from sharding.text import counted
 
@@ -62,8 +63,8 @@ class Group:
     """
 
     def __init__(self, job: Job, timeout: float, model: Path) -> None:
-        self._model = model
-        self._job = job
+        self.kept: Sequence[Pin] = ()
+        self._model, self._job = model, job
         self._lock = threading.Lock()
         self._request = 0
         self._answers = job.answers
@@ -150,6 +151,7 @@ class Group:
     def close(self) -> None:
         """Ends every rank; returns when no process is left. Safe to call twice."""
         self._closer()
+        self.kept = ()
 
     def __repr__(self) -> str:
         state = "" if self._closer.alive else ", closed"
@@ -165,6 +167,7 @@ class Group:
         self.close()
 
 
+@keeping
 def start(
     model: str | os.PathLike[str],
     *,

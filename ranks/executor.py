@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices, forks, group, imported, model_file, optional, pattern
+from ranks import devices, forks, group, imported, model_file, optional, pattern, pins
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create, default_threads, reason
@@ -46,6 +46,8 @@ class Stats:
 
 class RankModel:
     """One rank's model, loaded."""
+
+    kept: Sequence[pins.Pin] = ()
 
     def __init__(
         self,
@@ -181,8 +183,10 @@ class RankModel:
         with self._lock:
             self._session = None
             self._program = None
+        self.kept = ()
 
 
+@pins.keeping
 def load(
     path: str | Path,
     *,

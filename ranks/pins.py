@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +37,16 @@ class Pin:
     __del__ = close
 
 
+class Keeper(Protocol):
+    """Something that needs what it was made of, as long as it is there."""
+
+    kept: Sequence[Pin]
+
+
 _held: dict[Path, Pin] = {}
+_collecting = threading.local()
+_Made = TypeVar("_Made", bound=Keeper)
+_Arguments = ParamSpec("_Arguments")
 
 
 def pin(folder: Path) -> Pin | None:
@@ -53,11 +66,42 @@ def pin(folder: Path) -> Pin | None:
 
 
 def hold(folder: Path) -> bool:
-    """As `pin`, until this process ends. Gives whether the folder is there."""
+    """As `pin`, until this process ends or, within `collected`, as long as its list is there. Gives whether
+    the folder is there."""
     held = pin(folder)
-    if held is not None:
+    if held is None:
+        return False
+    lists = getattr(_collecting, "lists", None)
+    if lists:
+        lists[-1].append(held)
+    else:
         _held[folder] = held
-    return held is not None
+    return True
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[Pin]]:
+    """A list of what this thread holds inside, which is let go of with the list."""
+    lists = _collecting.__dict__.setdefault("lists", [])
+    kept: list[Pin] = []
+    lists.append(kept)
+    try:
+        yield kept
+    finally:
+        lists.pop()
+
+
+def keeping(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
+    """Makes what a function returns hold what the function has held, and nothing else."""
+
+    @functools.wraps(make)
+    def made(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Made:
+        with collected() as kept:
+            found = make(*args, **kwargs)
+        found.kept = kept
+        return found
+
+    return made
 
 
 def lock(descriptor: int, how: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ranks import pins
 from ranks.api import config, precision_options
 from ranks.api.built import Built
 from ranks.api.content import content_of
@@ -104,6 +105,7 @@ def is_cut(path: Path) -> bool:
 Planner = Callable[[ModelType, Context, config.Options], Recipe]
 
 
+@pins.keeping
 def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     path: str,
     model_type: ModelType,

@@ -13,6 +13,7 @@ from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
+    from ranks.pins import Pin
     from ranks.weights.sharing import SharedWeights
 
 Dims = Mapping[str, Sequence[int | str | None]]
@@ -22,6 +23,9 @@ Loader = Callable[[Dims | None], "RankModel"]
 
 class Built:
     """A loaded model with what `Model` needs at hand on every prediction."""
+
+    kept: Sequence[Pin] = ()
+    """What it is loaded from, held in the cache: `resized` loads it again."""
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Built:
                     for spec, shape in zip(self.inputs, shapes, strict=True)
                 }
                 model = Built(self._load, self._load(dims), self.in_file)
+                model.kept = self.kept
                 model.model.share_weights_of(self.model)
             if any(_differ(fixed, shape) for fixed, shape in zip(self.in_file, shapes, strict=True)):
                 model._prove(shapes)
@@ -135,6 +140,7 @@ class Built:
     def close(self) -> None:
         """Frees the model, and ends its part in shared weights."""
         self.model.close()
+        self.kept = ()
         shared, self.shared = self.shared, None
         if shared is not None:
             shared.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import heap
+from ranks import heap, pins
 from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
@@ -114,13 +114,15 @@ class ModelParallelRunner:
                 " out shareable_weight_pid_list and shareable_weight_mem_handle."
             )
         try:
-            with planner(model_path, key) as planned:
+            with pins.collected() as kept, planner(model_path, key) as planned:
                 workers, at_once = _workers(model_path, context, parallel, options, planned)
         except ShardrunError as error:
             raise as_runtime_error(f"{failed}!", error) from error
         limit = QUEUE_LIMIT if options.queue_limit is None else options.queue_limit
         self._pool = Pool(workers, _run, limit, at_once)
-        self._model = Model.over(_Pooled(workers[0], self._pool))
+        pooled = _Pooled(workers[0], self._pool)
+        pooled.kept = kept
+        self._model = Model.over(pooled)
         self.model_path_ = model_path
 
     def get_inputs(self) -> list[Tensor]:

@@ -1,0 +1,34 @@
+"""A program that lives long holds of the cache what its groups of ranks run, and no more."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.errors import RankFailedError
+from ranks import cache_entries
+from tests.launcher.test_cache import save_mlp
+from tests.ranks.test_pins import is_held
+
+
+@pytest.mark.timeout(120)
+def test_slices_are_held_by_the_group_that_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    model = save_mlp(tmp_path / "m.onnx")
+    with launcher.start(model, ranks=2, launcher="local", threads=1) as group:
+        (folder,) = cache_entries.listing(tmp_path / "cache", "slices")
+        assert is_held(folder.path) and not cache_entries.remove(folder)
+    assert group.kept == () and not is_held(folder.path)
+    group = launcher.start(model, ranks=2, launcher="local", threads=1)
+    assert is_held(folder.path)
+    del group  # closed by the collector
+    gc.collect()
+    assert not is_held(folder.path)
+    environment = {"SHARDRUN_WEIGHTS": "neither on nor off"}
+    with pytest.raises(RankFailedError, match="SHARDRUN_WEIGHTS must be on or off"):
+        launcher.start(model, ranks=2, launcher="local", environment=environment)
+    gc.collect()
+    assert cache_entries.remove(folder) and not folder.path.exists()
