@@ -13,6 +13,7 @@ from sharding.importers.mindir.primitives.operands import (
     element_type,
     floating,
     integer,
+    joined_length,
     known_rank,
     number,
     promoted,
@@ -229,7 +230,8 @@ def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
     turned = b.transpose(wide, order)
     shape = b.shape_of(turned)
     assert isinstance(shape, tuple)
-    flat = b.op(op_type, [b.reshape(turned, (*shape[: len(kept)], -1))], {"axis": -1})
+    joined = joined_length(turned, range(len(kept), rank))
+    flat = b.op(op_type, [b.reshape(turned, (*shape[: len(kept)], joined))], {"axis": -1})
     return b.transpose(b.reshape(flat, shape), [order.index(axis) for axis in range(rank)])
 
 

@@ -52,7 +52,9 @@ def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> 
     shape = b.shape_of(x)
     assert isinstance(shape, tuple)
     groups = integer(b, group, "group")
-    split_ = b.reshape(x, (shape[0], groups, -1, *shape[2:]))
+    channels = shape[1]
+    each = channels // groups if isinstance(channels, int) and groups > 0 else -1
+    split_ = b.reshape(x, (shape[0], groups, each, *shape[2:]))
     return b.reshape(moved(b, split_, 1, 2), shape)
 
 

@@ -15,6 +15,7 @@ from sharding.importers.mindir.primitives.operands import (
     floating,
     integer,
     integers,
+    joined_length,
     known_rank,
     number,
     reduced,
@@ -193,13 +194,19 @@ def add_layer_norm(
     return found, mean, _inverse_root(b, variance, eps), total
 
 
+def _by_group(b: Builder, x: Value, groups: int) -> Value:
+    """Batch entries, groups of channels, and all that a group has."""
+    whole = joined_length(x, range(1, known_rank(x)))
+    return b.reshape(x, (b.dim(x, 0), groups, whole // groups if whole >= 0 else -1))
+
+
 def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
     """Each group of channels of each batch entry by its own moments."""
     wide = floating(b, x)
     shape = b.shape_of(wide)
     assert isinstance(shape, tuple)
     ones, zeros = (b.const(np.full(groups, item, wide.dtype)) for item in (1, 0))
-    flat = b.reshape(wide, (shape[0], groups, -1))
+    flat = _by_group(b, wide, groups)
     found = b.op("InstanceNormalization", [flat, ones, zeros], {"epsilon": epsilon})
     return b.reshape(found, shape)
 
@@ -230,7 +237,7 @@ def group_norm(
     epsilon = float(number(eps, "eps"))
     found = _grouped(b, x, groups, epsilon)
     found = _per_channel(b, _per_channel(b, found, weight, "Mul"), bias, "Add")
-    flat = b.reshape(floating(b, x), (b.dim(x, 0), groups, -1))
+    flat = _by_group(b, floating(b, x), groups)
     variance, mean = moments(b, flat, [2], 0, False)
     return found, mean, _inverse_root(b, variance, epsilon)
 

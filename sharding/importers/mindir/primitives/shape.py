@@ -8,6 +8,7 @@ from sharding.importers.mindir.primitives.base import Node, Operand, RefusedErro
 from sharding.importers.mindir.primitives.operands import (
     integer,
     integers,
+    joined_length,
     known_rank,
 )
 from sharding.importers.mindir.primitives.running import flipped
@@ -92,7 +93,8 @@ def flatten_ext(b: Builder, node: Node, x: Value, *, start_dim: Operand = 0, end
         return x
     shape = b.shape_of(x)
     assert isinstance(shape, tuple)
-    return b.reshape(x, (*shape[:first], -1, *shape[last + 1 :]))
+    joined = joined_length(x, range(first, last + 1))
+    return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
 
 
 @primitive("ReverseV2", settings=("axis",))
