@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import ConfigError
 from launcher.files import write_file
+from ranks.tensors import is_extended
 
 Arrays = dict[str, NDArray[Any]]
 MAX_HEADER = 65536
@@ -108,7 +109,7 @@ def save_outputs(path: str | Path, outputs: Mapping[str, NDArray[Any]]) -> None:
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.hasobject:
         return array.astype(str)
-    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+    return array.astype(np.float32) if is_extended(array.dtype) else array
 
 
 def _check_dims(specs: Sequence[Spec], dims: Mapping[str, int]) -> None:
@@ -207,7 +208,7 @@ def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> N
     native = dtype.newbyteorder("=")
     accepted = native.kind == "U" if expected.hasobject else native == expected
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
-    accepted |= expected.isbuiltin != 1 and native == np.float32
+    accepted |= is_extended(expected) and native == np.float32
     if not accepted:
         raise ConfigError(f"{what}: expected {_type_name(expected)}, found {dtype}")
     if not _fits(spec.shape, shape, known):
@@ -256,7 +257,7 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
             lengths[unknown[0]] = size // row
         elif size != row:
             raise ConfigError(f"{what}: expected {row} bytes ({dtype} {shape}), found {size} bytes")
-        little = dtype if dtype.isbuiltin != 1 else dtype.newbyteorder("<")
+        little = dtype if is_extended(dtype) else dtype.newbyteorder("<")
         array = np.fromfile(path, np.uint8)
         if array.nbytes != size:
             raise ConfigError(f"{what}: expected {size} bytes, found {array.nbytes}: the file changed")

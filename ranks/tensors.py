@@ -62,6 +62,14 @@ def element_dtype(number: int | None) -> np.dtype[Any]:
     return np.dtype(numpy_name)
 
 
+def is_extended(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy itself lacks the type: bfloat16, 8-bit floats and the like, which ml_dtypes registers.
+
+    Any other value of ``isbuiltin`` says little: it is 0 for a plain type in a certain byte order.
+    """
+    return dtype.isbuiltin == 2
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A model input or output. An axis is a length, a symbol, or None; ``dtype`` is object for strings and

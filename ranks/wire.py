@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -96,7 +97,10 @@ class Message:
 def dtype_named(name: object) -> np.dtype[Any]:
     """The little-endian numpy dtype of a wire name; raises `WireError` for one that is not on the list."""
     if name in _NATIVE:
-        return np.dtype(str(name)).newbyteorder("<")
+        # Where little-endian is the machine's own order, the plain type: `newbyteorder` makes another object
+        # of it, which code that asks `isbuiltin` takes for no type of numpy's.
+        plain = np.dtype(str(name))
+        return plain if sys.byteorder == "little" else plain.newbyteorder("<")
     if name in _EXTENDED:
         import ml_dtypes
 

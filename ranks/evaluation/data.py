@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
-from ranks.tensors import TensorSpec
+from ranks.tensors import TensorSpec, is_extended
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -221,7 +221,7 @@ def _check_input(spec: TensorSpec, header: Header) -> None:
     expected, found = spec.dtype, header.dtype.newbyteorder("=")
     accepted = found.kind == "U" if expected.hasobject else found == expected
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
-    accepted |= expected.isbuiltin != 1 and not expected.hasobject and found == np.float32
+    accepted |= is_extended(expected) and found == np.float32
     if not accepted:
         what = "text" if expected.hasobject else str(expected)
         raise EvaluationError(

@@ -18,7 +18,7 @@ from ranks.evaluation.classes import has_nan
 from ranks.evaluation.data import Batch, Stored, fixed_batch, given_batches, padded
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.metrics import Metric, collect
-from ranks.tensors import TensorSpec
+from ranks.tensors import TensorSpec, is_extended
 
 Array = NDArray[Any]
 Run = Callable[[dict[str, Array]], Mapping[str, Array]]
@@ -150,8 +150,8 @@ def _of_batch(predicted: Any, batch: Batch, name: str) -> Array:
     """The prediction of the batch's samples alone, as numpy's own type."""
     if not isinstance(predicted, np.ndarray):
         raise EvaluationError(f"the output {name!r} is {type(predicted).__name__}, no tensor to compare.")
-    if predicted.dtype.isbuiltin != 1 and not predicted.dtype.hasobject:
-        predicted = predicted.astype(np.float32)  # bfloat16 and the 8-bit floats
+    if is_extended(predicted.dtype):
+        predicted = predicted.astype(np.float32)
     rows = {array.shape[0] for array in batch.feeds.values() if array.ndim}
     if rows and max(rows) > batch.samples:  # it was padded
         if predicted.ndim == 0 or predicted.shape[0] != max(rows):
