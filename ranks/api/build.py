@@ -16,7 +16,7 @@ from ranks.api.built import Built
 from ranks.api.content import content_of
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
-from ranks.api.notice import warn_once
+from ranks.api.notice import warn_once, warn_user
 from ranks.api.targets import Placement, place, target_of
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError, WeightsError
@@ -125,6 +125,12 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     `RuntimeError`.
     """
     options = config.load(config_path, config_dict)
+    if request is not None and options.sharing is not None:
+        called, keys = ("share_weights", "pids=") if isinstance(request, Share) else ("attach", "its handle")
+        warn_user(
+            "shareable_weight_pid_list and shareable_weight_mem_handle of the configuration have no effect: "
+            f"{called} goes by what it was given ({keys})."
+        )
     options = replace(options, sharing=request or options.sharing)
     try:
         if key is not None:

@@ -82,9 +82,11 @@ def share_weights(
     """
     if name is not None:
         check_isinstance("name", name, str)
-    if not isinstance(pids, Iterable):
-        raise TypeError(f"pids must be a list of int, but got {type(pids)}.")
-    listed = share_options.process_ids("pids", pids)
+    try:
+        given = list(pids)
+    except TypeError:
+        raise TypeError(f"pids must be a list of int, but got {type(pids)}.") from None
+    listed = share_options.process_ids("pids", given)
     family = None if family is None else identifier("family", family)
     try:
         if name is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import secrets
 import socket
@@ -27,8 +29,12 @@ from ranks.weights.protocol import (
     unpack,
 )
 
+log = logging.getLogger(__name__)
+
 ANSWER_SECONDS = 1.0
 """How long a prediction waits for new weights; after that it goes on with those that it has."""
+AGAIN_SECONDS = 10.0
+"""How long a forked child whose owner did not answer waits before it tries to attach again."""
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
@@ -53,6 +59,10 @@ class Connection:
         self._asked = False
         """Whether an answer is still to come."""
         self._lock = threading.Lock()
+        self.again: Callable[[], Connection] | None = None
+        """Attaches once more, for a forked child: two processes on one connection would take each other's
+        answers."""
+        self._not_before = 0.0
         _connections.add(self)
 
     def fetch(self) -> dict[str, Part]:
@@ -64,7 +74,7 @@ class Connection:
         with self._lock:
             peer = self._peer
             if peer is None:
-                raise WeightsError("the connection to the owner of the weights is closed.")
+                return self._attach_again()
             try:
                 peer.settimeout(0.0 if self._asked else ANSWER_SECONDS)
                 if not self._asked:
@@ -80,6 +90,7 @@ class Connection:
                 packet = None
             if packet is None or packet.data is None or "refused" in packet.data:
                 close_all(packet.descriptors if packet else [])
+                self.again = None
                 self._hang_up()
                 said = f": {_sentence(packet)}" if packet and packet.data else ""
                 raise WeightsError(
@@ -90,8 +101,33 @@ class Connection:
             finally:
                 close_all(packet.descriptors)
 
+    def _attach_again(self) -> dict[str, Part]:
+        """In a child that was forked while this was attached: its own connection, and the parts."""
+        again = self.again
+        if again is None:
+            raise WeightsError("the connection to the owner of the weights is closed.")
+        if time.monotonic() < self._not_before:
+            raise TimeoutError
+        try:
+            new = again()
+        except LateError:
+            self._not_before = time.monotonic() + AGAIN_SECONDS
+            raise TimeoutError(f"process {self.owner}, the owner of the weights, does not answer.") from None
+        except WeightsError as error:
+            self.again = None
+            log.warning(
+                "process %d was forked from one that is attached to the weights of process %d, and keeps the "
+                "values that they had: it cannot attach itself, since %s", os.getpid(), self.owner, error,
+            )  # fmt: skip
+            raise
+        parts, new.parts = new.parts, {}
+        self._peer, new._peer = new._peer, None
+        new.close()
+        return parts
+
     def close(self) -> None:
         """Ends the connection. Safe to call twice."""
+        self.again = None
         self._hang_up()
         folder, self.folder = self.folder, -1
         if folder >= 0:
@@ -101,6 +137,10 @@ class Connection:
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.close()
+
+
+class LateError(WeightsError):
+    """The owner is there but does not answer in time."""
 
 
 def connect(
@@ -123,6 +163,8 @@ def connect(
     while True:
         found = _try(address, seconds, deadline, wait, check)
         if found is not None:
+            same = functools.partial(_check_same, found.owner)
+            found.again = functools.partial(connect, address, ANSWER_SECONDS, wait=False, check=same)
             return found
         left = deadline - time.monotonic()
         if left <= 0:
@@ -132,6 +174,11 @@ def connect(
             )
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, 0.05)
+
+
+def _check_same(owner: int, pid: int) -> None:
+    if pid != owner:
+        raise WeightsError(f"process {owner}, the owner of the weights, has ended or closed its model.")
 
 
 def _try(
@@ -147,7 +194,7 @@ def _try(
             if time.monotonic() < deadline:
                 peer.close()
                 return None
-            raise WeightsError(
+            raise LateError(
                 f"the owner of {address} did not take this connection within {seconds:g} s."
             ) from None
         except OSError:
@@ -193,7 +240,7 @@ def _shake_hands(
         step("proved")
         answer = receive(peer, MOST_DESCRIPTORS)
     except (BlockingIOError, TimeoutError):
-        raise WeightsError(
+        raise LateError(
             f"process {owner}, the owner of the weights, did not answer within {seconds:g} s: it may still "
             "be building its model, or be stopped."
         ) from None
@@ -238,10 +285,10 @@ def _sentence(packet: Packet) -> str:
 
 
 def _hang_up_in_child() -> None:
-    # Two processes on one connection would take each other's answers.
     for connection in list(_connections):
         connection._lock = threading.Lock()
         connection._hang_up()
+        connection._asked = False
 
 
 os.register_at_fork(after_in_child=_hang_up_in_child)

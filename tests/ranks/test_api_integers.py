@@ -51,6 +51,8 @@ def test_what_is_no_whole_number(wrong: Any, shared_model: Path) -> None:
         ranks.attach(wrong, path)
     with pytest.raises(TypeError, match=r"pids element must be int, but got <class .* at index 1"):
         ranks.share_weights(path, pids=[os.getpid(), wrong])
+    with pytest.raises(TypeError, match="pids must be a list of int, but got <class 'numpy"):
+        ranks.share_weights(path, pids=np.array(os.getpid()))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="family must be int, but got <class"):
         ranks.share_weights(path, family=wrong)
     with pytest.raises(TypeError, match=r"config_dict\['pids'\] element must be int"):

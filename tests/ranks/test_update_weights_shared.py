@@ -547,6 +547,98 @@ def test_a_late_answer_is_followed_by_the_newest(path: Path) -> None:
     assert taken.version == 2 and answers == []
 
 
+FORKED = """
+    import json, os, sys
+    import numpy as np
+    import ranks
+
+    handle, path, feeds, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+    feeds = np.array(feeds, np.float32)
+    model = ranks.attach(handle, path, config_dict={"cpu_context": {"variable_weights_list": names}})
+    first, second = os.pipe(), os.pipe()
+    child = os.fork()
+
+    def answer():
+        found = model.predict([feeds])[0].get_data_to_numpy().tolist()
+        return json.dumps([os.getpid(), model.get_model_info("weights_version"), found]) + "\\n"
+
+    if child == 0:
+        os.close(first[1])
+        while os.read(first[0], 1):
+            os.write(second[1], answer().encode())
+        os._exit(0)
+    os.close(second[1])
+    replies = os.fdopen(second[0])
+    for line in sys.stdin:
+        os.write(first[1], b"?")
+        print(json.dumps([json.loads(answer()), json.loads(replies.readline())]), flush=True)
+"""
+
+
+def test_a_child_that_an_attached_process_forks(path: Path, tmp_path: Path) -> None:
+    """Parent and child both have the owner's newest values at their next prediction."""
+    sets = [others(CASE, seed) for seed in (1, 2)]
+    arrays = {f"{index}/{name}": array for index, values in enumerate(sets) for name, array in values.items()}
+    np.savez(tmp_path / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
+    names, cache = ",".join(CASE.variable), tmp_path / "cache"
+    owner = Process(OWNER, path, tmp_path / "new.npz", names, os.getpid(), cache=cache)
+    arguments = owner.line(), path, json.dumps(FEEDS["x"].tolist()), names
+    pair = Process(FORKED, *arguments, cache=cache)
+    try:
+        pids = set()
+        for version in range(3):
+            if version:
+                assert owner.ask(str(version - 1)) == "updated"
+                wanted = oracle(replaced(path, sets[version - 1], tmp_path / "now.onnx"), FEEDS)
+            else:
+                wanted = oracle(path, FEEDS)
+            for _ in range(2):
+                for pid, found, answer in json.loads(pair.ask()):
+                    pids.add(pid)
+                    assert found == str(version)
+                    assert error([np.array(answer, np.float32)], wanted) <= 1e-5
+        assert len(pids) == 2
+        owner.end()
+        assert [found for _, found, _ in json.loads(pair.ask())] == ["2", "2"]
+    finally:
+        owner.process.kill()
+        owner.process.wait(60)
+        pair.end()
+
+
+def test_a_child_that_may_not_attach_keeps_its_values(path: Path, tmp_path: Path) -> None:
+    """The owner's list has the process that forks, but not the child; the child says so, once."""
+    program = """
+        import os, sys
+        import numpy as np
+        import ranks
+        import ranks.errors
+        from ranks.weights import client, handle
+
+        with ranks.share_weights(sys.argv[1], pids=[os.getpid()], family=0) as owner:
+            held = client.connect(handle.address(owner.handle), 5.0)
+            child = os.fork()
+            if child == 0:
+                for _ in range(2):
+                    try:
+                        held.fetch()
+                    except ranks.errors.WeightsError as error:
+                        print(error, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert held.fetch() == {}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SHARDRUN_CACHE": str(tmp_path / "cache")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    refused, closed = done.stdout.splitlines()
+    assert "is not among those that may attach" in refused and "connection to the owner" in closed
+    assert done.stderr.count("was forked from one that is attached to the weights of process") == 1
+
+
 def test_attaching_with_other_names_is_refused(path: Path, tmp_path: Path) -> None:
     names, names_w = ",".join(CASE.variable), {"cpu_context": {"variable_weights_list": "w"}}
     np.savez(tmp_path / "new.npz")

@@ -61,6 +61,14 @@ def test_names_have_no_order(workers: Workers, shared_model: Path) -> None:
         assert not owner.predict([INPUT])[0].get_data_to_numpy().any()
 
 
+def test_keys_beside_share_weights_and_attach(shared_model: Path) -> None:
+    path, pids = str(shared_model), {"pids": "1"}
+    with pytest.warns(UserWarning, match="have no effect: share_weights goes by what it was given"):
+        owner = ranks.share_weights(path, config_dict=pids)
+    with owner, pytest.warns(UserWarning, match="have no effect: attach goes by what it was given"):
+        ranks.attach(owner.handle, path, config_dict=pids).close()
+
+
 def test_many_names_fit_into_a_packet() -> None:
     names = ['"\u4f60"' * 20 + str(index) for index in range(100_000)]
     facts = {name: alike.fact(names) for name in alike.OPTIONS}
