@@ -10,14 +10,16 @@ if there are several such graphs, a number that says which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sharding.errors import ModelError
+from sharding.importers.mindir.memory import Cell, Memory, contents, storage
+from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.primitives.base import Value
-from sharding.importers.mindir.trace import MAX_CALLS, Branch, Choice, Closure, Done, Outcome, Tail, Tracer
+from sharding.importers.mindir.trace import MAX_CALLS, Tracer
 
 RESULT = ""
 """The end that is a value and no further graph."""
@@ -26,8 +28,8 @@ _STEPS = 64
 
 @dataclass
 class Ends:
-    """Where ways to go on end: graph (or `RESULT`) to arguments. ``which``: the number of the one that is
-    taken; None where there is one."""
+    """Where ways to go on end: graph (or `RESULT`) to arguments, the last of which is the `Memory` then.
+    ``which``: the number of the one that is taken; None where there is one."""
 
     ways: dict[str, tuple[Any, ...]]
     which: Value | None = None
@@ -44,7 +46,8 @@ class Merge:
 def follow(tracer: Tracer, outcome: Outcome) -> Any:
     """The value that an outcome comes to."""
     ends = advance(tracer, outcome, frozenset(), {})
-    return ends.ways[RESULT][0]
+    value, tracer.memory = ends.ways[RESULT]
+    return value
 
 
 Fallbacks = dict[str, tuple[Any, ...]]
@@ -55,10 +58,10 @@ def advance(tracer: Tracer, outcome: Outcome, stops: frozenset[str], fallbacks: 
     """Follows an outcome up to values and the graphs of ``stops``."""
     for _ in range(MAX_CALLS * _STEPS):
         if isinstance(outcome, Done):
-            return Ends({RESULT: (outcome.value,)})
+            return Ends({RESULT: (outcome.value, outcome.memory)})
         if isinstance(outcome, Tail):
             if outcome.graph in stops:
-                return Ends({outcome.graph: outcome.arguments})
+                return Ends({outcome.graph: (*contents(outcome.arguments, outcome.memory), outcome.memory)})
             if outcome.graph not in tracer.program.graphs:
                 raise tracer.invalid(f"it calls {outcome.graph[:80]!r}, which is no graph")
             if outcome.graph in tracer.active:
@@ -67,9 +70,12 @@ def advance(tracer: Tracer, outcome: Outcome, stops: frozenset[str], fallbacks: 
                     f"({outcome.graph[:80]!r}): only loops can be written as ONNX."
                 )
             if not tracer.program.is_recursive(outcome.graph):
+                tracer.memory = outcome.memory
                 with tracer.inside(outcome.graph):
                     outcome = tracer.run(outcome.graph, outcome.arguments)
                 continue
+            from sharding.importers.mindir.loops import loop
+
             ends = loop(tracer, outcome, stops, fallbacks)
         else:
             ends = branch(tracer, outcome, stops, fallbacks)
@@ -82,8 +88,8 @@ def advance(tracer: Tracer, outcome: Outcome, stops: frozenset[str], fallbacks: 
 def _dispatch(tracer: Tracer, ends: Ends) -> Outcome:
     """Ends as an outcome, to be followed further."""
     found: list[Outcome] = [
-        Done(arguments[0]) if name == RESULT else Tail(name, arguments)
-        for name, arguments in ends.ways.items()
+        Done(arguments[0], memory) if name == RESULT else Tail(name, tuple(arguments), memory)
+        for name, (*arguments, memory) in ends.ways.items()
     ]
     result = found[-1]
     for number in range(len(found) - 2, -1, -1):
@@ -103,15 +109,17 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     b = tracer.builder
     meeting = tracer.program.join(_targets(outcome.then), _targets(outcome.otherwise), stops)
     inner = stops | {meeting} if meeting is not None else stops
-    sides, bodies = [], []
+    sides, bodies, since = [], [], tracer.count
     for side in (outcome.then, outcome.otherwise):
         with b.body() as nodes, tracer.nested():
             sides.append(advance(tracer, side, inner, fallbacks))
         bodies.append(nodes)
     merged = Merge()
-    made = [_made(nodes) for nodes in bodies]
+    made = [made_in(nodes) for nodes in bodies]
     ways = {
-        name: _merged_way(tracer, merged, [side.ways.get(name) for side in sides], made, fallbacks.get(name))
+        name: _merged_way(
+            tracer, merged, [side.ways.get(name) for side in sides], made, fallbacks.get(name), since=since
+        )
         for name in dict.fromkeys([*sides[0].ways, *sides[1].ways])
     }
     which = None
@@ -143,38 +151,69 @@ def _merged_way(
     given: Sequence[tuple[Any, ...] | None],
     made: Sequence[set[str]],
     fallback: tuple[Any, ...] | None,
+    *,
+    since: int,
 ) -> tuple[Any, ...]:
     """The arguments for one end, of which a side that does not end there gives something of their type."""
     if given[0] is not None and given[1] is not None:
-        return tuple(_both(tracer, merged, x, y) for x, y in zip(given[0], given[1], strict=True))
+        (*xs, x_memory), (*ys, y_memory) = given[0], given[1]
+        cells = {}
+        for name, first in outer_cells(
+            tracer, x_memory, y_memory, made=made[0] | made[1], since=since
+        ).items():
+            both = _both(tracer, merged, x_memory.now(first), y_memory.now(first), Memory())
+            cells[name] = Cell(first, stored(both, name))
+        memory = Memory(cells)
+        return (*(_both(tracer, merged, x, y, memory) for x, y in zip(xs, ys, strict=True)), memory)
     side = 0 if given[0] is not None else 1
     present = given[side]
     assert present is not None
-    dummies = fallback if fallback is not None else (None,) * len(present)
-    return tuple(
-        _one(tracer, merged, item, dummy, side=side, made=made[side])
-        for item, dummy in zip(present, dummies, strict=True)
-    )
+    *items, after = present
+    dummies, before = (fallback[:-1], fallback[-1]) if fallback else ((None,) * len(items), Memory())
+    cells = {}
+    for name, first in outer_cells(tracer, after, made=made[side], since=since).items():
+        one = _one(tracer, merged, after.now(first), before.now(first), side=side, made=made[side])
+        cells[name] = Cell(first, stored(one, name))
+    memory = Memory(cells)
+    results = [
+        memory.now(item)
+        if memory.holds(item)
+        else _one(tracer, merged, item, dummy, side=side, made=made[side])
+        for item, dummy in zip(items, dummies, strict=True)
+    ]
+    return (*results, memory)
 
 
-def _made(nodes: list[Any]) -> set[str]:
+def outer_cells(tracer: Tracer, *memories: Memory, made: set[str], since: int) -> dict[str, Value]:
+    """The storages that were changed and are more than a body's own: name to what they held at first."""
+    cells = {name: cell.first for memory in memories for name, cell in memory.cells.items()}
+    return {name: first for name, first in cells.items() if not tracer.is_inner(first, made, since)}
+
+
+def stored(value: Value, name: str) -> Value:
+    return value if value.storage == name else replace(value, storage=name)
+
+
+def made_in(nodes: list[Any]) -> set[str]:
     return {name for node in nodes for name in node.output}
 
 
-def _both(tracer: Tracer, merged: Merge, x: Any, y: Any) -> Any:
+def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
     if isinstance(x, tuple) and isinstance(y, tuple):
         if len(x) != len(y):
             raise ModelError(
                 f"{tracer.program.path} has branches that give tuples of {len(x)} and {len(y)}: ONNX needs "
                 "the same number."
             )
-        return tuple(_both(tracer, merged, one, other) for one, other in zip(x, y, strict=True))
+        return tuple(_both(tracer, merged, one, other, memory) for one, other in zip(x, y, strict=True))
+    if memory.holds(x) and memory.holds(y) and storage(x) == storage(y):
+        return memory.now(x)
     if same(x, y):
         return x
     numbers = (Value, bool, int, float)
     if not isinstance(x, numbers) or not isinstance(y, numbers):
         raise ModelError(
-            f"{tracer.program.path} has branches that give {_kind(x)} and {_kind(y)}: ONNX needs two tensors."
+            f"{tracer.program.path} has branches that give {kind(x)} and {kind(y)}: ONNX needs two tensors."
         )
     like = next((item.dtype for item in (x, y) if isinstance(item, Value)), None)
     one, other = tracer.builder.value(x, like), tracer.builder.value(y, like)
@@ -210,13 +249,15 @@ def _one(tracer: Tracer, merged: Merge, item: Any, fallback: Any, *, side: int, 
     return _output(tracer, merged, *pair)
 
 
-def _kind(item: Any) -> str:
+def kind(item: Any) -> str:
     return "a graph" if isinstance(item, (Closure, Choice)) else type(item).__name__
 
 
 def same(x: Any, y: Any) -> bool:
     """Whether two operands are known to be equal."""
-    if isinstance(x, Value) or isinstance(y, Value) or isinstance(x, Choice) or isinstance(y, Choice):
+    if isinstance(x, Value) and isinstance(y, Value):
+        return x.name == y.name and storage(x) == storage(y)
+    if isinstance(x, (Value, Choice)) or isinstance(y, (Value, Choice)):
         return x is y
     if isinstance(x, Closure) and isinstance(y, Closure):
         return (
@@ -250,149 +291,3 @@ def _emit_if(tracer: Tracer, condition: Value, merged: Merge, bodies: Sequence[l
         for side, (name, nodes) in enumerate(zip(("then", "else"), bodies, strict=True))
     ]
     b.add("If", [condition], merged.results, {"then_branch": graphs[0], "else_branch": graphs[1]})
-
-
-# Loops
-
-
-@dataclass
-class State:
-    """The arguments of a loop's header, flat. A leaf that stays what it was at first is no state."""
-
-    leaves: list[Any]
-    changing: dict[int, Value] = field(default_factory=dict)
-
-    def now(self) -> list[Any]:
-        """The leaves inside of the body."""
-        return [self.changing.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-
-
-def loop(tracer: Tracer, call: Tail, stops: frozenset[str], fallbacks: Fallbacks) -> Ends:
-    """A call of a header as one ``Loop``; ends at what follows the loop."""
-    leaves, shape = _flat(call.arguments)
-    state = State(leaves)
-    inner = stops | tracer.program.exits(call.graph) | {call.graph}
-    for _ in range(3 * len(leaves) + 3):
-        with tracer.builder.body() as nodes, tracer.nested(), tracer.inside(call.graph):
-            now = _nest(state.now(), shape)
-            outcome = tracer.run(call.graph, now)
-            ends = advance(tracer, outcome, inner, {**fallbacks, call.graph: now})
-        if call.graph not in ends.ways:  # the condition is known: the body is never left for another round
-            with tracer.inside(call.graph):
-                outcome = tracer.run(call.graph, call.arguments)
-                return advance(tracer, outcome, inner, fallbacks)
-        following, following_shape = _flat(ends.ways[call.graph])
-        if following_shape != shape:
-            raise tracer.invalid(
-                f"the loop {call.graph[:80]!r} goes on with other arguments than it began with"
-            )
-        if not _grown(tracer, state, following):
-            break
-    else:
-        raise tracer.invalid(f"the types of what the loop {call.graph[:80]!r} carries have no end")
-    if len(ends.ways) == 1:
-        raise ModelError(f"{tracer.program.path} has a loop that never ends ({call.graph[:80]!r}).")
-    return _emit_loop(tracer, call.graph, state, following, ends=ends, nodes=nodes)
-
-
-def _grown(tracer: Tracer, state: State, following: list[Any]) -> bool:
-    """Adds leaves that change to the state, or lengths that change; whether there were any."""
-    grown = False
-    b = tracer.builder
-    for index, (leaf, after) in enumerate(zip(state.leaves, following, strict=True)):
-        known = state.changing.get(index)
-        if known is None:
-            if same(leaf, after):
-                continue
-            if not isinstance(leaf, (Value, bool, int, float)):
-                raise ModelError(f"{tracer.program.path} has a loop that changes {_kind(leaf)}.")
-            first = b.value(leaf, after.dtype if isinstance(after, Value) else None)
-            state.changing[index] = Value(
-                b.names.fresh("state"), first.dtype, first.shape, sequence=first.sequence
-            )
-            grown = True
-        else:
-            shape = united(known, b.value(after, known.dtype))
-            if shape != known.shape:
-                state.changing[index] = Value(known.name, known.dtype, shape, sequence=known.sequence)
-                grown = True
-    return grown
-
-
-def _emit_loop(
-    tracer: Tracer, header: str, state: State, following: list[Any], *, ends: Ends, nodes: list[Any]
-) -> Ends:
-    b = tracer.builder
-    names = list(ends.ways)
-    inputs = [
-        Value(b.names.fresh("round"), np.dtype(np.int64), ()),
-        Value(b.names.fresh("going"), np.dtype(np.bool_), ()),
-        *state.changing.values(),
-    ]
-    first = [b.value(state.leaves[index], value.dtype) for index, value in state.changing.items()]
-    results = [
-        Value(b.fresh("Loop"), value.dtype, value.shape, sequence=value.sequence)
-        for value in state.changing.values()
-    ]
-    outer, b.nodes = b.nodes, nodes
-    try:
-        assert ends.which is not None
-        after = [b.cast(following[index], value.dtype) for index, value in state.changing.items()]
-        again = b.op("Equal", [ends.which, names.index(header)])
-    finally:
-        b.nodes = outer
-    made = _made(nodes)
-    left = {value.name: result for value, result in zip(state.changing.values(), results, strict=True)}
-    carried: list[Value] = []
-
-    def outside(item: Any) -> Any:
-        """What an end's argument is behind the loop."""
-        if isinstance(item, tuple):
-            return tuple(outside(part) for part in item)
-        if not isinstance(item, Value):
-            return item
-        if item.name in left:
-            return left[item.name]
-        if item.name not in made:
-            return item
-        inputs.append(Value(b.names.fresh("carried"), item.dtype, None))
-        first.append(b.const(np.zeros([0] * item.rank if item.rank else (), item.dtype)))
-        after.append(item)
-        left[item.name] = Value(b.fresh("Loop"), item.dtype, item.shape, sequence=item.sequence)
-        carried.append(left[item.name])
-        return left[item.name]
-
-    ways = {name: outside(arguments) for name, arguments in ends.ways.items() if name != header}
-    which = None
-    if len(ways) > 1:
-        places = [list(ways).index(name) if name in ways else 0 for name in names]
-        which = b.op("Gather", [b.const(places, np.int64), outside(ends.which)], {"axis": 0})
-    body = b.graph(nodes, b.names.fresh("body"), inputs, [again, *after])
-    start: list[Value | None] = [None, b.const(True), *first]
-    position = len(b.nodes) - (which is not None)
-    b.add("Loop", start, [*results, *carried], {"body": body}, at=position)
-    return Ends(ways, which)
-
-
-def _flat(arguments: tuple[Any, ...]) -> tuple[list[Any], Any]:
-    """Arguments without their nesting, and the nesting."""
-    leaves: list[Any] = []
-
-    def shape(item: Any) -> Any:
-        if isinstance(item, tuple):
-            return tuple(shape(part) for part in item)
-        leaves.append(item)
-        return None
-
-    return leaves, shape(arguments)
-
-
-def _nest(leaves: list[Any], shape: Any) -> tuple[Any, ...]:
-    rest = iter(leaves)
-
-    def build(item: Any) -> Any:
-        return tuple(build(part) for part in item) if isinstance(item, tuple) else next(rest)
-
-    result = build(shape)
-    assert isinstance(result, tuple)
-    return result

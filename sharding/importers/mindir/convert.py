@@ -12,6 +12,7 @@ from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
 from sharding.importers.mindir.builder import IR_VERSION, OPSET, Builder
 from sharding.importers.mindir.data import Data, Weight
+from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import TensorType, Value
@@ -56,7 +57,7 @@ def _import(path: Path, key: Key | None, opset: int) -> onnx.ModelProto:
     builder = Builder(opset)
     tracer = Tracer(program, builder)
     tracer.version = content.version
-    tracer.check_writes()
+    check_writes(tracer)
     inputs = _inputs(tracer)
     weights = _weights(tracer, Data(content))
     outcome = tracer.run_main(inputs)
@@ -100,6 +101,7 @@ def _weights(tracer: Tracer, data: Data) -> dict[str, Weight]:
         weight = data.weight(tensor, local_name(tensor.name))
         name = tracer.builder.names.fresh(weight.name or "weight")
         weights[name] = weight
+        tracer.weights.add(name)
         tracer.globals[tensor.name] = Value(name, weight.array.dtype, weight.array.shape, weight.array)
     return weights
 

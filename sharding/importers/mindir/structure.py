@@ -9,14 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.memory import contents
+from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value
-from sharding.importers.mindir.trace import Branch, Choice, Closure, Done, Tracer
+from sharding.importers.mindir.trace import Tracer
 
 
 def _first(tracer: Tracer, operands: list[Any]) -> Any:
     if not operands:
         raise RefusedError("it has no inputs")
-    return operands[0]
+    return contents(operands[0], tracer.memory)
+
+
+def _read(tracer: Tracer, operands: list[Any]) -> Any:
+    """What a tensor holds now, whatever it is changed to later. A weight stays the weight."""
+    found = _first(tracer, operands)
+    return found if isinstance(found, Value) and found.name in tracer.weights else tracer.own(found)
 
 
 def _partial(tracer: Tracer, operands: list[Any]) -> Any:
@@ -38,7 +46,7 @@ def choice(tracer: Tracer, condition: Operand, then: Any, otherwise: Any) -> Any
         return then if bool(value.constant.reshape(())) else otherwise
     if isinstance(then, (Closure, Choice)) or isinstance(otherwise, (Closure, Choice)):
         return Choice(value, then, otherwise)
-    return tracer.finish(Branch(value, Done(then), Done(otherwise)))
+    return tracer.finish(Branch(value, Done(then, tracer.memory), Done(otherwise, tracer.memory)))
 
 
 def _switch_layer(tracer: Tracer, operands: list[Any]) -> Any:
@@ -69,7 +77,8 @@ def _item(tracer: Tracer, operands: list[Any]) -> Any:
 
 
 STRUCTURE = {
-    "Load": _first,
+    "Load": _read,
+    "TensorMove": _read,
     "Depend": _first,
     "UpdateState": lambda tracer, operands: None,
     "MakeTuple": lambda tracer, operands: tuple(operands),

@@ -17,6 +17,9 @@ import numpy as np
 from sharding.errors import ModelError
 from sharding.importers.mindir import values
 from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.effects import PERSISTENT, effects, writes_after
+from sharding.importers.mindir.memory import Memory, contents, detached, is_writing, storage
+from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.primitives.base import (
     PRIMITIVES,
     Node,
@@ -25,17 +28,15 @@ from sharding.importers.mindir.primitives.base import (
     Value,
     arguments,
 )
-from sharding.importers.mindir.program import Graph, Prim, Program
+from sharding.importers.mindir.program import PASSING, Graph, Prim, Program
 
 MOST_NODES = 20_000
 """Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""
 MOST_CALLS = 20
 MAX_CALLS = 48
 """Calls within calls; each also nests messages, of which protobuf allows 100."""
-_WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
-_READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
-"""Ends of the names of those that say that they write, but nothing that a result depends on: views, lookups
-(whose conversion refuses the setting with which they write), and running moments."""
+_NODE = "node "
+"""How storages of nodes' results are called; a number follows."""
 _PROBLEMS = (
     ArithmeticError,
     AssertionError,
@@ -47,50 +48,6 @@ _PROBLEMS = (
     ModelError,
 )
 """What a conversion raises where operands and settings are not what the primitive takes."""
-
-
-@dataclass(frozen=True)
-class Closure:
-    """A graph with its first arguments."""
-
-    graph: str
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """What ``Switch`` gives: one of two, decided when it runs."""
-
-    condition: Value
-    then: Any
-    otherwise: Any
-
-
-@dataclass(frozen=True)
-class Done:
-    """A graph's result is this value."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Tail:
-    """A graph's result is that of another one."""
-
-    graph: str
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """A graph's result is that of one of two ways to go on."""
-
-    condition: Value
-    then: Outcome
-    otherwise: Outcome
-
-
-Outcome = Done | Tail | Branch
 
 
 @dataclass
@@ -110,11 +67,17 @@ class Tracer:
         self.refusals: dict[str, list[str]] = {}
         self.globals: dict[str, Any] = {}
         """What names stand for everywhere: the weights."""
+        self.weights: set[str] = set()
+        """The names that weights have in ONNX."""
         self.active: set[str] = set()
         """Graphs that are being followed: a call of one of these is a loop's, or recursion."""
         self.count = 0
         graphs = {id(graph): graph for graph in (program.main, *program.graphs.values())}
         self.most = max(MOST_NODES, MOST_CALLS * sum(len(graph.nodes) for graph in graphs.values()))
+        self.writes = any(is_writing(prim.op_type) for prim in program.prims.values())
+        """Whether anything is changed in place; where nothing is, the order of effects has no meaning."""
+        self.memory = Memory()
+        """What was changed up to the node that is evaluated."""
         self._depth = 0
         self._constants: dict[str, Any] = {}
         self._attributes: dict[str, dict[str, Any]] = {}
@@ -128,7 +91,8 @@ class Tracer:
             raise self.invalid(
                 f"graph {name[:80]!r} takes {len(graph.inputs)} arguments, but gets {len(arguments)}"
             )
-        return self.outcome(Frame(graph, dict(zip(graph.inputs, arguments, strict=True))))
+        held = [contents(item, self.memory) for item in arguments]
+        return self.outcome(Frame(graph, dict(zip(graph.inputs, held, strict=True))))
 
     def run_main(self, inputs: Sequence[Any]) -> Outcome:
         """The main graph up to its result."""
@@ -138,19 +102,22 @@ class Tracer:
 
     def outcome(self, frame: Frame) -> Outcome:
         """The result of a frame, calls at its end not yet followed."""
-        name, node = self.program.result_node(frame.graph)
-        if node is None or self.program.prim_of(node) is not None:
-            return Done(self.evaluated(frame, name))
+        _, node = self.program.result_node(frame.graph)
+        is_call = node is not None and self.program.prim_of(node) is None
+        if not is_call or (self.writes and writes_after(self.program, frame.graph, node)):
+            value = self.evaluated(frame, frame.graph.output)
+            return Done(contents(value, self.memory), self.memory)
         callee = self.program.callee(node)
         if callee in self.program.graphs:
-            return Tail(callee, tuple(self.evaluate_all(frame, node.input)))
+            operands = self.evaluate_all(frame, node.input)
+            return Tail(callee, tuple(operands), self.memory)
         closure, *arguments = self.evaluate_all(frame, [callee, *node.input])
         return self.applied(closure, tuple(arguments))
 
     def applied(self, callee: Any, arguments: tuple[Any, ...]) -> Outcome:
         """The call of a closure."""
         if isinstance(callee, Closure):
-            return Tail(callee.graph, (*callee.arguments, *arguments))
+            return Tail(callee.graph, (*callee.arguments, *arguments), self.memory)
         if isinstance(callee, Choice):
             then, otherwise = self.applied(callee.then, arguments), self.applied(callee.otherwise, arguments)
             return Branch(callee.condition, then, otherwise)
@@ -186,10 +153,12 @@ class Tracer:
         if prim is None:
             callee = self.program.callee(node)
             names = list(node.input) if callee in self.program.graphs else [callee, *node.input]
-        elif prim.op_type in {"Depend", "Load"}:
-            names = list(node.input[:1])
+        elif prim.op_type in PASSING:
+            names = list(node.input[: 2 if self.writes else 1])
+        elif prim.op_type == "UpdateState":
+            names = effects(self.program, frame.graph, node) if self.writes else []
         else:
-            names = [] if prim.op_type == "UpdateState" else list(node.input)
+            names = list(node.input)
         return [name for name in names if name not in frame.known]
 
     def _lookup(self, frame: Frame, name: str) -> Any:
@@ -237,7 +206,7 @@ class Tracer:
         if prim is None:
             callee = self.program.callee(node)
             if callee in self.program.graphs:
-                return self.finish(Tail(callee, tuple(operands)))
+                return self.finish(Tail(callee, tuple(operands), self.memory))
             return self.finish(self.applied(self._lookup(frame, callee), tuple(operands)))
         self.builder.layer = node.domain[:200] or prim.op_type
         types = self._types(node)
@@ -247,7 +216,9 @@ class Tracer:
         try:
             if structural is not None:
                 return structural(self, operands)
-            return self._primitive(node, prim, operands, types)
+            if is_writing(prim.op_type):
+                return self._write(node, prim, operands, types)
+            return self.own(self._primitive(node, prim, operands, types))
         except RefusedError as refused:
             self.refuse(f"{prim.op_type}: {refused}", node.domain)
         except _PROBLEMS as problem:
@@ -266,15 +237,37 @@ class Tracer:
         if known is None:
             self.refuse(f"{prim.op_type}: no conversion", node.domain)
             return self._placeholder(types)
-        attributes = self._attributes_of(prim)
+        attributes = self.attributes_of(prim)
         positional, settings = arguments(known, operands, attributes)
         context = Node(prim.op_type, node.domain, attributes, tuple(types), self.version)
         result = known.convert(self.builder, context, *positional, **settings)
         return self.settled(result, types)
 
+    def _write(self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]) -> Value:
+        """A primitive that changes its first operand: that holds the result from here on."""
+        held = [contents(item, self.memory) for item in operands]
+        target = held[0] if held else None
+        if not isinstance(target, Value):
+            raise RefusedError("it changes what is no tensor")
+        if storage(target) in self.weights:
+            raise RefusedError(PERSISTENT)
+        result = self.builder.value(self._primitive(node, prim, held, types), target.dtype)
+        self.memory = self.memory.written(target, result)
+        return self.memory.now(target)
+
+    def own(self, result: Any) -> Any:
+        """A result in a storage of its own, where anything is changed in place."""
+        return detached(result, f"{_NODE}{self.count}") if self.writes else result
+
+    def is_inner(self, first: Value, made: set[str], since: int) -> bool:
+        """Whether a storage, by what it held at first, is one of a body that was begun at ``since`` nodes."""
+        if first.storage.startswith(_NODE):
+            return int(first.storage.removeprefix(_NODE).partition(".")[0]) > since
+        return first.name in made
+
     version = 3
 
-    def _attributes_of(self, prim: Prim) -> dict[str, Any]:
+    def attributes_of(self, prim: Prim) -> dict[str, Any]:
         key = prim.message.name
         if key not in self._attributes:
             found = {}
@@ -369,24 +362,9 @@ class Tracer:
             if new:
                 self.active.discard(graph)
 
-    def check_writes(self) -> None:
-        """Notes operations that change weights: what reads them later would need the new value."""
-        for graph in {id(item): item for item in (self.program.main, *self.program.graphs.values())}.values():
-            for node in graph.nodes.values():
-                prim = self.program.prim_of(node)
-                if prim is None:
-                    continue
-                unknown = prim.op_type not in PRIMITIVES and prim.op_type.startswith(_WRITING)
-                writes = self._attributes_of(prim).get("side_effect_mem") is True
-                if unknown or (writes and not prim.op_type.endswith(_READING)):
-                    self.refuse(
-                        f"{prim.op_type}: it changes a parameter while it runs, which ONNX has no way to say",
-                        node.domain,
-                    )
-
 
 def _used(node: Any, prim: Prim | None) -> list[str]:
-    if prim is not None and prim.op_type in {"Depend", "Load"}:
+    if prim is not None and prim.op_type in PASSING:
         return list(node.input[:1])
     return [] if prim is not None and prim.op_type == "UpdateState" else list(node.input)
 

@@ -46,6 +46,8 @@ class Value:
     small constants."""
     sequence: bool = False
     """Whether it stands for a tuple of integers whose number is not known: int64 with one axis."""
+    storage: str = ""
+    """Where it lies, for networks that change tensors in place (`memory`); empty: nothing else lies there."""
 
     @property
     def rank(self) -> int | None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
 FORMATS = (
-    "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4", "nc4hw4",
-    "ncdhw", "nwc", "ncw", "ndhwc",
+    "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4",
+    "nc4hw4", "ncdhw", "nwc", "ncw", "ndhwc",
 )  # fmt: skip
 """Data layouts in the order of version 3's numbers (`mindapi/base/format.h`, which MindSpore installs)."""
 CHANNELS_LAST = frozenset({"nhwc", "ndhwc", "nwc"})

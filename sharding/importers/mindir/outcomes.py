@@ -1,0 +1,55 @@
+"""What following a program comes to: graphs as values, and how the result of a graph goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+from sharding.importers.mindir.memory import Memory
+from sharding.importers.mindir.primitives.base import Value
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A graph with its first arguments."""
+
+    graph: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What ``Switch`` gives: one of two, decided when it runs."""
+
+    condition: Value
+    then: Any
+    otherwise: Any
+
+
+@dataclass(frozen=True)
+class Done:
+    """A graph's result is this value; ``memory``: what was changed in place until then."""
+
+    value: Any
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A graph's result is that of another one."""
+
+    graph: str
+    arguments: tuple[Any, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A graph's result is that of one of two ways to go on."""
+
+    condition: Value
+    then: Outcome
+    otherwise: Outcome
+
+
+Outcome = Union[Done, Tail, Branch]  # noqa: UP007 - it names itself

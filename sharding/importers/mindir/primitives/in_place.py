@@ -1,0 +1,137 @@
+"""Primitives that change their first operand: what it holds afterwards, as a value.
+
+What follows from that for other names of the same tensor is not theirs (`memory`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.arithmetic import (
+    add_ext,
+    div_mod,
+    floor_div,
+    sub_ext,
+)
+from sharding.importers.mindir.primitives.base import (
+    PRIMITIVES,
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    primitive,
+)
+from sharding.importers.mindir.primitives.comparison import masked_fill
+from sharding.importers.mindir.primitives.operands import full_like, integers, number
+from sharding.importers.mindir.primitives.scatter import scatter, scatter_add, scatter_value
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+primitive("InplaceAddExt", "InplaceAddsExt", settings=("alpha",))(add_ext)
+primitive("InplaceSubExt", "InplaceSubScalar", settings=("alpha",))(sub_ext)
+primitive("InplaceDivMod", "InplaceDivMods", settings=("rounding_mode",))(div_mod)
+primitive("InplaceFloorDivide", "InplaceFloorDivides")(floor_div)
+primitive("InplaceMaskedFillTensor", "InplaceMaskedFillScalar")(masked_fill)
+primitive("InplaceScatterSrc", "InplaceScatterSrcReduce", settings=("reduce",))(scatter)
+primitive("InplaceScatterValue", "InplaceScatterValueReduce", settings=("reduce",))(scatter_value)
+primitive("InplaceScatterAdd")(scatter_add)
+
+
+def _like(name: str, source: str) -> None:
+    """A primitive that does in place what another one gives."""
+    from sharding.importers.mindir.primitives import (  # noqa: F401 - they fill the registry
+        activation,
+        elementwise,
+        matmul,
+    )
+
+    PRIMITIVES[name] = replace(PRIMITIVES[source], name=name)
+
+
+for _name, _source in (
+    ("InplaceMul", "Mul"),
+    ("InplaceMuls", "Muls"),
+    ("InplaceDiv", "Div"),
+    ("InplaceDivs", "Divs"),
+    ("InplaceRemainderTensorTensor", "RemainderTensorTensor"),
+    ("InplaceRemainderTensorScalar", "RemainderTensorScalar"),
+    ("InplaceClampScalar", "ClampScalar"),
+    ("InplaceClampTensor", "ClampTensor"),
+    ("InplaceReLU", "ReLU"),
+    ("InplaceSiLU", "SiLU"),
+    ("InplaceSigmoid", "Sigmoid"),
+    ("InplaceTanh", "Tanh"),
+    ("InplaceExp", "Exp"),
+    ("InplaceLog", "Log"),
+    ("InplaceFloor", "Floor"),
+    ("InplaceSign", "Sign"),
+    ("InplaceErfinv", "Erfinv"),
+    ("InplaceElu", "Elu"),
+    ("InplaceHardtanh", "Hardtanh"),
+    ("InplaceThreshold", "Threshold"),
+    ("InplaceAddmm", "Addmm"),
+    ("InplaceStopGradient", "StopGradient"),
+    ("InplaceIndexAddExt", "IndexAddExt"),
+    ("InplaceIndexFillScalar", "IndexFillScalar"),
+    ("InplaceIndexFillTensor", "IndexFillTensor"),
+):
+    _like(_name, _source)
+
+
+@primitive("InplaceCopy", settings=("non_blocking",))
+def inplace_copy(b: Builder, node: Node, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
+    """The elements of another tensor, repeated along axes that it lacks."""
+    return b.op("Expand", [b.cast(src, x.dtype), b.ints(b.shape_of(x))])
+
+
+@primitive("InplaceZero")
+def inplace_zero(b: Builder, node: Node, x: Value) -> Value:
+    """Zeros."""
+    return full_like(b, x, 0)
+
+
+@primitive("InplaceFillScalar", "InplaceFillTensor")
+def inplace_fill(b: Builder, node: Node, x: Value, value: Operand) -> Value:
+    """One number everywhere."""
+    return full_like(b, x, value if isinstance(value, Value) else number(value, "value"))
+
+
+@primitive("TensorCopySlices")
+def tensor_copy_slices(
+    b: Builder, node: Node, x: Value, value: Value, begin: Operand, end: Operand, strides: Operand
+) -> Value:
+    """A tensor of whose first axes the elements from begin to end are others; gives a new tensor."""
+    starts, stops, steps = (
+        integers(b, item, what) for item, what in ((begin, "begin"), (end, "end"), (strides, "strides"))
+    )
+    if x.shape is None or not len(starts) == len(stops) == len(steps) <= len(x.shape):
+        raise RefusedError("begin, end and strides must have the same length, at most the number of axes")
+    count = len(starts)
+    grid: Any = None
+    for axis in range(count):
+        length = b.dim(x, axis)
+        whole = b.op("Range", [b.const(0, np.int64), b.value(length), b.const(1, np.int64)])
+        bounds = [b.ints(starts[axis]), b.ints(stops[axis]), b.const([0], np.int64), b.ints(steps[axis])]
+        chosen = b.unsqueeze(
+            b.op("Slice", [whole, *bounds]), [item for item in range(count + 1) if item != axis]
+        )
+        grid = chosen if grid is None else _joined(b, grid, chosen)
+    places = b.op("Shape", [grid])
+    lead = b.op("Slice", [places, b.const([0]), b.const([count]), b.const([0])])
+    rest = b.op("Slice", [b.op("Shape", [x]), b.const([count]), b.const([len(x.shape)]), b.const([0])])
+    shape = b.op("Concat", [lead, rest], {"axis": 0})
+    return b.op("ScatterND", [x, grid, b.op("Expand", [b.cast(value, x.dtype), shape])])
+
+
+def _joined(b: Builder, grid: Value, chosen: Value) -> Value:
+    """Index vectors with one more component."""
+    zero = b.op("Mul", [b.op("Slice", [grid, b.const([0]), b.const([1]), b.const([-1])]), 0])
+    last = b.op("Add", [chosen, zero])
+    width = grid.shape[-1] if grid.shape is not None else None
+    lead = b.op("Slice", [b.op("Shape", [last]), b.const([0]), b.const([-1]), b.const([0])])
+    full = b.op("Concat", [lead, b.const([width], np.int64)], {"axis": 0})
+    return b.op("Concat", [b.op("Expand", [grid, full]), last], {"axis": -1})
