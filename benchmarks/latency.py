@@ -249,13 +249,18 @@ def main() -> None:
     if arguments.serve:
         serve(arguments)
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardrun" / "benchmarks"
-    cache.mkdir(parents=True, exist_ok=True)
-    model = arguments.model or cache / "bert_base.onnx"
+    from ranks.cache_folder import cache_folder
+    from ranks.pins import hold
+
+    cache = cache_folder() / "benchmarks"
+    (cache / "bert_base").mkdir(parents=True, exist_ok=True)
+    hold(cache / "bert_base")
+    model = arguments.model or cache / "bert_base" / "bert_base.onnx"
     if not model.exists():
         print(f"Exporting BERT-base to {model} ...", flush=True)
         export_bert(model)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
+    with tempfile.TemporaryDirectory(dir=cache, prefix="slices.tmp") as folder:
+        hold(Path(folder))
         slices = arguments.slices
         if slices is None:
             from sharding import slice_model

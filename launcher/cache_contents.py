@@ -11,7 +11,7 @@ from ranks import cache_entries
 from ranks.cache_folder import cache_folder, hashes_folder
 from ranks.cache_limit import limit_of, occupied
 
-KINDS = ("slices", "converted", "hashes", "weights", "device")
+KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,17 @@ class Contents:
     limit: int
 
 
-def contents() -> Contents:
-    """What is in the cache now.
+def contents(kinds: Sequence[str] = KINDS) -> Contents:
+    """What is in the cache now, of these kinds.
 
     Raises `ShardrunError` where its limit is malformed, `ConfigError` where it is no folder.
     """
     folder = cache_folder()
     there = _existing(folder)
     sizes = occupied(folder)
-    items = [item for kind in KINDS for item in _items(folder, kind)]
-    return Contents(folder, items, {kind: sizes[kind] for kind in KINDS}, limit_of(there))
+    chosen = [kind for kind in KINDS if kind in kinds]
+    items = [item for kind in chosen for item in _items(folder, kind)]
+    return Contents(folder, items, {kind: sizes[kind] for kind in chosen}, limit_of(there))
 
 
 def _existing(folder: Path) -> Path:
@@ -154,4 +155,12 @@ def _on_device(place: Path) -> str:
         return "damaged"
 
 
-_SOURCES = {"slices": _sliced, "converted": _converted, "device": _on_device}
+def _exported(place: Path) -> str:
+    models = [path.name for path in cache_entries.children(place) if path.suffix == ".onnx"]
+    return f"{models[0]}, exported" if models else "not finished"
+
+
+_SOURCES = {
+    "slices": _sliced, "converted": _converted, "device": _on_device, "minilm": _exported,
+    "benchmarks": _exported,
+}  # fmt: skip

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from launcher.job import Job
-from launcher.model import resolve, world_size
+from launcher.model import opened, world_size
 
 if TYPE_CHECKING:
     from ranks.evaluation.evaluate import Options, Report, Run
@@ -35,25 +36,40 @@ def eval_group(job: Job, task: Task) -> None:
     assert job.model is not None
     _check_data(task)
     ranks = world_size(job)
-    if job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}:
-        model, size = job.model, 1
-    else:
-        model, manifest = resolve(job, ranks)
-        size = manifest.world_size
     from launcher.group import start
 
-    with start(
-        model,
-        ranks=size,
-        launcher=job.launcher,
-        rank_table=job.rank_table,
-        target=job.target,
-        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
-        threads=job.threads,
-        timeout=job.timeout,
-    ) as group:
+    with (
+        _opened(job, ranks) as (model, size, loaded),
+        start(
+            model,
+            ranks=size,
+            launcher=job.launcher,
+            rank_table=job.rank_table,
+            target=job.target,
+            collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+            threads=job.threads,
+            timeout=job.timeout,
+        ) as group,
+    ):
+        loaded()
         report = _evaluate(task, group.predict, group.inputs, group.outputs, group.optional_inputs)
     finish(task, report, size)
+
+
+@contextlib.contextmanager
+def _opened(
+    job: Job, ranks: int | None, rank: int | None = None
+) -> Iterator[tuple[Path, int, Callable[[], None]]]:
+    """What ranks load, how many they are, and what is to be called when they have (`launcher.model.opened`).
+
+    A model file that one rank runs is not sliced."""
+    assert job.model is not None
+    alone = job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
+    if alone and job.key is None:
+        yield job.model, 1, lambda: None
+        return
+    with opened(job, 1 if alone else ranks, rank) as made:
+        yield made.path, made.manifest.world_size, made.loaded
 
 
 def eval_rank(job: Job, task: Task, identity: Identity) -> None:
@@ -63,16 +79,25 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
     if identity.rank == 0:
         # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
         _check_data(task)
-    plain = job.model.is_file() and identity.world_size == 1
-    path = job.model if plain else resolve(job, identity.world_size)[0]
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
+    with _opened(job, identity.world_size, identity.rank) as (path, _, loaded):
+        report = _eval_joined(job, task, identity, path, loaded)
+    if report is not None:
+        finish(task, report, identity.world_size)
+
+
+def _eval_joined(
+    job: Job, task: Task, identity: Identity, path: Path, loaded: Callable[[], None]
+) -> Report | None:
+    """Joins the group and evaluates; the report is on rank 0 only."""
     from ranks import group
     from ranks.spread import Spreader
     from ranks.target import load
     from ranks.wire import Kind, Message
 
     communicator, model = load(path, identity, job.target, collectives=job.collectives, threads=job.threads)
+    loaded()
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]
 
@@ -96,8 +121,7 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
             raise ConfigError("rank 0 cannot evaluate (it says why)")
     model.close()
     group.leave()
-    if report is not None:
-        finish(task, report, identity.world_size)
+    return report
 
 
 def _check_data(task: Task) -> None:

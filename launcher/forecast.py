@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from sharding.emit import RankGraph
+    from sharding.importers.mindir.encryption import Key
     from sharding.options import SliceOptions
 
 
@@ -36,11 +37,13 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(model: Path, ranks: int, options: SliceOptions, dims: Mapping[str, int]) -> Forecast:
+def forecast(
+    model: Path, ranks: int, options: SliceOptions, dims: Mapping[str, int], key: Key | None = None
+) -> Forecast:
     """Plans for this many ranks, replicating where nothing splits. Raises what planning raises."""
     from sharding.plan import plan_model
 
-    plan = plan_model(model, ranks, options=replace(options, allow_replicated=True))
+    plan = plan_model(model, ranks, options=replace(options, allow_replicated=True), key=key)
     graphs = list(stage_graphs(plan))
     inspection = of_plan(plan, dims, graphs)
     stages = range(inspection.stages)

@@ -19,6 +19,7 @@ from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
 from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
+from launcher.model_kinds import check_sliceable, check_whole
 from launcher.rank_models import count_files, is_rank_models, missing
 from launcher.watch import Job
 from ranks import wire
@@ -203,6 +204,7 @@ def start(
     path = Path(model)
     if not path.exists() and not is_rank_models(path):
         raise missing(path)
+    check_sliceable(path)
     size = count_ranks(path, ranks, table, options)
     chosen = base.choose(launcher, table, collectives)
     variables = rank_environment(collectives, threads, timeout, table, environment)
@@ -273,6 +275,7 @@ def count_ranks(
     if options is not None and options.mesh is not None:
         sources.append((f"the mesh {options.mesh}", options.mesh.size))
     if not sources:
+        check_whole(path)
         raise ConfigError(f"How many ranks shall run {path}? Give the number of ranks, or a rank table.")
     name, size = sources[0]
     for other, count in sources[1:]:

@@ -187,7 +187,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
             if stage in item.stages
         }
         talks = [c for c in manifest.collectives if c.stage == stage]
-        nodes = [_used(node) for node in _read(_model_of(folder, manifest, stage)).graph.node]
+        nodes = [used(node) for node in _read(_model_of(folder, manifest, stage)).graph.node]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
     return Inspection(
         str(folder),
@@ -323,6 +323,7 @@ def _read(path: Path) -> onnx.ModelProto:
     return read(path)
 
 
-def _used(node: onnx.NodeProto) -> Used:
+def used(node: onnx.NodeProto) -> Used:
+    """A node of a model file."""
     metadata = {item.key: item.value for item in node.metadata_props}
     return Used(node.domain, node.op_type, list(node.input), list(node.output), scope_of(node.name, metadata))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from launcher.files import check_target
+from launcher.model_kinds import check_sliceable
 from launcher.rank_models import is_rank_models, missing
 from launcher.slicing import Slicing, slicing_of
 from sharding.mesh import Mesh
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
 TARGETS = ("cpu", "gpu", "ascend")
@@ -49,6 +53,10 @@ class Job:
     repeat: int = 1
     verify: bool = False
     against: Path | None = None
+    dec_key_file: Path | None = None
+    dec_mode: str | None = None
+    key: Key | None = field(default=None, repr=False)
+    """What ``dec_key_file`` holds, which is read once."""
 
     def check(self) -> Job:
         """The same job, if its options do not contradict each other; else raises `ConfigError`."""
@@ -56,6 +64,7 @@ class Job:
             raise ConfigError("no model: expected MODEL.onnx or a slice folder, or `model:` in a job file")
         if not self.model.exists() and not is_rank_models(self.model):
             raise missing(self.model)
+        check_sliceable(self.model)
         if self.ranks is not None and self.rank_table is not None:
             raise ConfigError(
                 "--ranks and --rank-table exclude each other: the table says how many ranks there are"
@@ -77,6 +86,10 @@ class Job:
             raise ConfigError(
                 f"{', '.join(given)}: {self.model} is sliced already; give the model itself to slice it anew"
             )
+        if self.key is not None:
+            from launcher.decryption import check_key
+
+            check_key(self.key, self.model, self.against)
         return self
 
     @property
@@ -85,7 +98,7 @@ class Job:
         return slicing_of(vars(self))
 
 
-NAMES = tuple(f.name for f in fields(Job))
+NAMES = tuple(f.name for f in fields(Job) if f.name != "key")
 
 
 def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
@@ -108,7 +121,12 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
         given["dims"] = {**job.dims, **parse_dims(given["dims"])}
     if "inputs" in given:
         given["inputs"] = tuple(given["inputs"])
-    return replace(job, **given).check()
+    job = replace(job, **given)
+    if job.dec_key_file is not None or job.dec_mode is not None:
+        from launcher.decryption import read_key
+
+        job = replace(job, key=read_key(job.dec_key_file, job.dec_mode))
+    return job.check()
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, int]:

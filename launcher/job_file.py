@@ -48,6 +48,8 @@ class JobFile(BaseModel):
     repeat: Annotated[int, Field(ge=1, le=10**9)] | None = None
     verify: bool | None = None
     against: Text | None = None
+    dec_key_file: Text | None = None
+    dec_mode: Literal["AES-GCM", "AES-CBC"] | None = None
 
 
 EXPECTED = {
@@ -75,6 +77,8 @@ EXPECTED = {
     "repeat": "a whole number from 1 up",
     "verify": "true or false",
     "against": "the path of a model",
+    "dec_key_file": "the path of a file with a key",
+    "dec_mode": "one of AES-GCM, AES-CBC",
 }
 
 _EXPECTED_INSIDE = {"dims": f"a length from 0 to {MAX_DIM}", "inputs": "the path of a file"}
@@ -130,7 +134,7 @@ def _place(steps: tuple[int | str, ...], data: Any) -> tuple[str, Any]:
 
 
 def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    for name in ("model", "rank_table", "output", "against", *FILES):
+    for name in ("model", "rank_table", "output", "against", "dec_key_file", *FILES):
         if name in options:
             options[name] = folder / options[name]
     inputs = options.get("inputs")

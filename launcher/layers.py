@@ -4,7 +4,8 @@ Layers are found by name: exporters name weights after the module that holds the
 ``encoder.layer.3.attention.query.weight``, and the first number in a name numbers the layers. Where a weight
 has no such name (exporters transpose weights and number them), the node that reads it tells: its scope, which
 exporters write into its name or its metadata. What says nothing, and every collective, belongs to the layer
-last met in order of execution.
+last met in order of execution. Where no layer was met yet, or names say nothing at all (``w1``,
+``fc1_weight``), each weight begins a layer of its own name, except what is only added or multiplied.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 MAX_SCOPES = 10_000
 _QUOTED = re.compile(r"'([^']*)'")
 _SEPARATOR = re.compile(r"[./]")
+_PARAMETER = re.compile(
+    r"(.+?)[_.:](?:weights?|bias|kernel|gamma|beta|scale|w|b|(?:running|moving)_\w+)", re.I
+)
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ def layer_of(weight: str) -> str | None:
     return ".".join(parts[:-2]) or parts[0] if len(parts) > 1 else None
 
 
+def _own_layer(weight: str) -> str:
+    """A layer's name from one of its weights, whose name names no module: ``fc1`` of ``fc1_weight``."""
+    found = _PARAMETER.fullmatch(weight)
+    return found[1] if found else weight
+
+
 def scope_of(name: str, metadata: Mapping[str, str]) -> str:
     """The module that a node comes from, as torch's exporters tell it.
 
@@ -81,7 +92,7 @@ def by_layer(nodes: Iterable[Used], weights: Iterable[str]) -> list[Layer]:
     """Layers in order of execution; ``weights`` are the names that count as weights."""
     waiting = set(weights)
     found: dict[str, Layer] = {}
-    current, number = FIRST, 0
+    current, number, named = FIRST, 0, False
 
     def layer(name: str) -> Layer:
         return found.setdefault(name, Layer(name))
@@ -89,7 +100,11 @@ def by_layer(nodes: Iterable[Used], weights: Iterable[str]) -> list[Layer]:
     for node in nodes:
         read = [name for name in dict.fromkeys(node.inputs) if name in waiting]
         scope = layer_of(f"{node.scope}.node") if node.scope and read else None
-        current = next((key for name in read if (key := layer_of(name))), None) or scope or current
+        told = next((key for name in read if (key := layer_of(name))), None) or scope
+        named = named or told is not None
+        if read and not named and (current == FIRST or node.op_type not in _ELEMENTWISE):
+            told = _own_layer(read[0])
+        current = told or current
         for name in read:
             waiting.discard(name)
             layer(layer_of(name) or current).weights.append(name)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import ConfigError
+from launcher import decryption
+from launcher.errors import ConfigError, ShardrunError
 from launcher.job import Job
+from launcher.model_kinds import check_whole
 from launcher.rank_models import STRATEGY, folder_of, is_rank_models, open_rank_models
 from sharding.text import counted
 
 if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
 
 
@@ -45,14 +53,61 @@ def open_slices(folder: Path, ranks: int | None) -> Manifest:
     return manifest
 
 
-def demand_ranks(model: Path, ranks: int | None) -> int:
-    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it."""
+def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
+    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it, or it is one
+    rank's part of a model."""
     if ranks is None:
+        check_whole(model, key)
         raise ConfigError(
             f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
             "--mesh AXIS=SIZE,..."
         )
     return ranks
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What ranks load. ``loaded`` is to be called when they have: what was decrypted is removed then."""
+
+    path: Path
+    manifest: Manifest
+    loaded: Callable[[], None]
+
+
+@contextlib.contextmanager
+def opened(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[Opened]:
+    """The slice folder or the pattern of rank models to run; of an encrypted model with no more than ``rank``
+    loads. Errors inside name the job's model, not what was made of it.
+
+    Raises what `resolve` and slicing raise.
+    """
+    assert job.model is not None
+    with contextlib.ExitStack() as stack:
+        if job.key is not None and decryption.is_encrypted(job.model):
+            path, manifest = stack.enter_context(decryption.plain(job, ranks, rank))
+        else:
+            path, manifest = resolve(job, ranks)
+        try:
+            yield Opened(path, manifest, stack.close)
+        except ShardrunError as error:
+            error.args = tuple(_renamed(item, path, job.model) for item in error.args)
+            raise
+
+
+def _renamed(text: object, made: Path, model: Path) -> object:
+    """A message that names the user's model where it would name a rank model that was made of it."""
+    if made == model or not isinstance(text, str):
+        return text
+    folder = made.parent if is_rank_models(made) else made
+    for name in {str(folder), os.path.realpath(folder)}:
+        text = re.sub(
+            rf"{re.escape(name)}/rank_([0-9]+)\.onnx(?!\.data)", rf"{_escaped(model)} (rank \1)", text
+        )
+    return text
+
+
+def _escaped(model: Path) -> str:
+    return str(model).replace("\\", r"\\")
 
 
 def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
@@ -90,12 +145,17 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
     return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
 
 
-def check_reference(source: Path, manifest: Manifest) -> None:
+def reference_key(job: Job, source: Path | None) -> Key | None:
+    """The job's key, if the model to compare with is encrypted."""
+    return job.key if source is not None and decryption.is_encrypted(source) else None
+
+
+def check_reference(source: Path, manifest: Manifest, key: Key | None = None) -> None:
     """Raises `ConfigError` unless the model to compare with has the inputs and outputs of the slices."""
     from launcher.verify import read_signature
 
     for what, found, entries in zip(
-        ("input", "output"), read_signature(source), (manifest.inputs, manifest.outputs), strict=True
+        ("input", "output"), read_signature(source, key), (manifest.inputs, manifest.outputs), strict=True
     ):
         wanted = {entry.name: str(entry.dtype) for entry in entries}
         for name in [*wanted, *(name for name in found if name not in wanted)]:

@@ -12,6 +12,8 @@ from launcher.inspection import Tensor, tensor_bytes
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.importers.mindir.encryption import Key
+
 
 @dataclass(frozen=True)
 class ModelSummary:
@@ -55,15 +57,17 @@ class ModelSummary:
         }
 
 
-def summarize(path: Path) -> ModelSummary:
-    """Reads a model without its external data. Raises `ModelError` for a file that is no model."""
+def summarize(path: Path, key: Key | None = None) -> ModelSummary:
+    """Reads a model without its external data; ``key`` is that of an encrypted one.
+
+    Raises `ModelError` for a file that is no model.
+    """
     from ranks.cut import all_nodes
     from ranks.model_file import find, read
     from sharding.importers import import_model, is_imported
 
-    model = import_model(path) if is_imported(path) else read(find(path).path)
+    model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
     graph = model.graph
-    held = {tensor.name for tensor in graph.initializer}
     nodes = Counter(
         f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
         for node in all_nodes(
@@ -75,13 +79,27 @@ def summarize(path: Path) -> ModelSummary:
         model.ir_version,
         {item.domain or "ai.onnx": item.version for item in model.opset_import},
         f"{model.producer_name} {model.producer_version}".strip(),
-        tuple(_tensor(value) for value in graph.input if value.name not in held),
-        tuple(_tensor(value) for value in graph.output),
-        tuple(sorted(map(_weight, graph.initializer), key=lambda weight: (-weight[3], weight[0]))),
+        *signature(model),
+        weights_of(model),
         dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
         len(model.functions),
         tuple(f"{item.name} ({item.num_devices} devices)" for item in getattr(model, "configuration", ())),
     )
+
+
+def signature(model: onnx.ModelProto) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A model's inputs, without those that are weights, and its outputs."""
+    graph = model.graph
+    held = {tensor.name for tensor in graph.initializer}
+    return (
+        tuple(_tensor(value) for value in graph.input if value.name not in held),
+        tuple(_tensor(value) for value in graph.output),
+    )
+
+
+def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+    """Name, element type, shape and bytes of a model's weights, the largest first."""
+    return tuple(sorted(map(_weight, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from sharding.text import counted
 
 if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest, TensorEntry, WeightEntry
 
 STRATEGY = "rank models"
@@ -19,7 +20,7 @@ _COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Send", "Broadcast"}
 
 def is_rank_models(path: Path) -> bool:
     """Whether a path is a pattern that stands for one file per rank."""
-    if "{" not in path.name:
+    if "{" not in str(path):
         return False
     from ranks.pattern import is_pattern
 
@@ -28,8 +29,7 @@ def is_rank_models(path: Path) -> bool:
 
 def missing(path: Path) -> ConfigError:
     """The error for a model that is not there."""
-    misplaced = any("{" in part for part in path.parts[:-1])
-    rule = "; only the last part of a path may hold {}, the rank" if misplaced else ""
+    rule = "; {}, {r} or {rank} stands for the rank" if "{" in str(path) else ""
     return ConfigError(f"{path}: no such file or folder; expected a model or a slice folder{rule}")
 
 
@@ -54,8 +54,9 @@ def count_files(pattern: Path) -> int:
     return len(found)
 
 
-def open_rank_models(pattern: Path, ranks: int | None) -> Manifest:
+def open_rank_models(pattern: Path, ranks: int | None, key: Key | None = None) -> Manifest:
     """What is known of the files: rank 0's inputs, outputs, weights and collectives, and each rank's bytes.
+    ``key`` is that of encrypted ones.
 
     Raises `ConfigError` if they are not one for each rank, and what reading a model file raises.
     """
@@ -71,7 +72,7 @@ def open_rank_models(pattern: Path, ranks: int | None) -> Manifest:
     entries, first = [], None
     for rank in range(count):
         path = patterns.expand(pattern, rank)
-        model = _read(path)
+        model = read_rank_model(path, key)
         weights = {item.name: _weight(item) for item in model.graph.initializer}
         held = sum(weight.bytes for weight in weights.values())
         entries.append(RankEntry(rank, path.name, held, (FileEntry(path.name, path.stat().st_size, ""),)))
@@ -112,11 +113,10 @@ def folder_of(pattern: Path) -> Path | None:
     return None
 
 
-def _read(path: Path) -> Any:
-    """A rank model without its large weights."""
-
+def read_rank_model(path: Path, key: Key | None = None) -> Any:
+    """A rank model without its large weights. Raises `ModelError`."""
     from sharding.errors import ModelError
-    from sharding.protobuf import parse_without_weights
+    from sharding.protobuf import MalformedError, parse_without_weights
 
     try:
         empty = path.stat().st_size == 0
@@ -125,10 +125,12 @@ def _read(path: Path) -> Any:
     if empty:
         raise ModelError(f"{path} is empty; expected an ONNX model.")
     try:
-        model = parse_without_weights(path)
+        model = parse_without_weights(path, key)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # protobuf's error has another module in each of its implementations
+        if isinstance(error, ModelError) and not isinstance(error, MalformedError):
+            raise  # an importer's, which says it all
         raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
     if not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no outputs.")

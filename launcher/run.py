@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from launcher.job import Job
-from launcher.model import check_reference, resolve, source_of, world_size
+from launcher.model import Opened, check_reference, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
+    from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -59,48 +60,66 @@ def external_identity(job: Job) -> Identity | None:
 
 def run_group(job: Job) -> None:
     """Starts a group, runs the inputs through it, and prints what came out."""
-    folder, manifest = resolve(job, world_size(job))
-    source = source_of(job, folder, manifest) if job.verify else None
-    feeds = read_inputs(job, manifest)
-    if source is not None:
-        check_reference(source, manifest)
-    from launcher.group import start
-    from launcher.rank_table import load_rank_table
+    with opened(job, world_size(job)) as model:
+        manifest = model.manifest
+        source = source_of(job, model.path, manifest) if job.verify else None
+        feeds = read_inputs(job, manifest)
+        key = reference_key(job, source)
+        if source is not None:
+            check_reference(source, manifest, key)
+        from launcher.group import start
+        from launcher.rank_table import load_rank_table
 
-    table = load_rank_table(job.rank_table) if job.rank_table else None
-    began = time.perf_counter()
-    with start(
-        folder,
-        ranks=manifest.world_size,
-        launcher=job.launcher,
-        rank_table=table,
-        target=job.target,
-        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
-        threads=job.threads,
-        timeout=job.timeout,
-    ) as group:
-        loaded = time.perf_counter() - began
-        log.info("slices: %s", folder)
-        for rank in group.stats:
-            log.info(
-                "rank %d on host %s (pid %d): %d segments, loaded in %s",
-                rank.rank, rank.host, rank.pid, rank.segments, seconds(rank.load_seconds),
-            )  # fmt: skip
-        result = repeat(job, lambda: dict(group.predict(feeds)))
-        by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
-        result.facts |= {**by, "start and load": seconds(loaded)}
-    finish(job, manifest, feeds, result, source)
+        table = load_rank_table(job.rank_table) if job.rank_table else None
+        began = time.perf_counter()
+        with start(
+            model.path,
+            ranks=manifest.world_size,
+            launcher=job.launcher,
+            rank_table=table,
+            target=job.target,
+            collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+            threads=job.threads,
+            timeout=job.timeout,
+        ) as group:
+            model.loaded()
+            loaded = time.perf_counter() - began
+            log.info("slices: %s", model.path)
+            for rank in group.stats:
+                log.info(
+                    "rank %d on host %s (pid %d): %d segments, loaded in %s",
+                    rank.rank, rank.host, rank.pid, rank.segments, seconds(rank.load_seconds),
+                )  # fmt: skip
+            result = repeat(job, lambda: dict(group.predict(feeds)))
+            by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
+            result.facts |= {**by, "start and load": seconds(loaded)}
+        finish(job, manifest, feeds, result, source)
 
 
 def run_rank(job: Job, identity: Identity) -> int:
     """This process as one rank that something else started; rank 0 prints. Returns the exit code, or does not
     return at all if the run fails."""
-    folder, manifest = resolve(job, identity.world_size)
-    source = source_of(job, folder, manifest) if job.verify and identity.rank == 0 else None
-    # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
-    feeds = read_inputs(job, manifest) if identity.rank == 0 else None
-    if source is not None:
-        check_reference(source, manifest)
+    joined = False
+    try:
+        with opened(job, identity.world_size, identity.rank) as made:
+            source = source_of(job, made.path, made.manifest) if job.verify and identity.rank == 0 else None
+            # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
+            feeds = read_inputs(job, made.manifest) if identity.rank == 0 else None
+            if source is not None:
+                check_reference(source, made.manifest, reference_key(job, source))
+            joined = True
+            _run_joined(job, identity, made, feeds, source)
+    except BaseException as error:
+        if not joined:
+            raise
+        leave_now(error, identity)
+    return 0
+
+
+def _run_joined(
+    job: Job, identity: Identity, made: Opened, feeds: Arrays | None, source: Path | None
+) -> None:
+    """Joins the group and runs; ``feeds`` are on rank 0 only."""
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     from ranks import group
@@ -108,26 +127,21 @@ def run_rank(job: Job, identity: Identity) -> int:
     from ranks.target import load
     from ranks.wire import Kind, Message
 
-    try:
-        began = time.perf_counter()
-        communicator, model = load(
-            folder, identity, job.target, collectives=job.collectives, threads=job.threads
-        )
-        loaded = time.perf_counter() - began
-        given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
-        everyone = Spreader(communicator).spread(given).tensors
-        result = repeat(
-            job, lambda: dict(zip((s.name for s in model.outputs), model.run(everyone), strict=True))
-        )
-        by = {"collectives by": model.collectives or communicator.name} if manifest.collectives else {}
-        result.facts |= {**by, "join and load": seconds(loaded)}
-        model.close()
-        group.leave()
-        if feeds is not None:
-            finish(job, manifest, feeds, result, source)
-    except BaseException as error:
-        leave_now(error, identity)
-    return 0
+    began = time.perf_counter()
+    communicator, model = load(
+        made.path, identity, job.target, collectives=job.collectives, threads=job.threads
+    )
+    made.loaded()
+    loaded = time.perf_counter() - began
+    given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
+    everyone = Spreader(communicator).spread(given).tensors
+    result = repeat(job, lambda: dict(zip((s.name for s in model.outputs), model.run(everyone), strict=True)))
+    by = {"collectives by": model.collectives or communicator.name} if made.manifest.collectives else {}
+    result.facts |= {**by, "join and load": seconds(loaded)}
+    model.close()
+    group.leave()
+    if feeds is not None:
+        finish(job, made.manifest, feeds, result, source)
 
 
 def leave_now(error: BaseException, identity: Identity) -> None:
@@ -187,7 +201,7 @@ def finish(
         save_outputs(job.output, result.outputs)
         print(f"wrote {job.output}")
     if source is not None:
-        compare(manifest, feeds, result, source)
+        compare(manifest, feeds, result, source, reference_key(job, source))
 
 
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
@@ -224,12 +238,14 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def compare(manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path) -> None:
+def compare(
+    manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path, key: Key | None = None
+) -> None:
     """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance."""
     from launcher.report import print_table
     from launcher.verify import check, compare_outputs, run_reference
 
-    reference = run_reference(source, feeds)
+    reference = run_reference(source, feeds, key=key)
     weights = {weight.dtype for weight in manifest.weights.values()}
     comparisons = compare_outputs(result.outputs, reference, weights)
     rows = [

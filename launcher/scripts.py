@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from launcher.decryption import is_encrypted
 from launcher.environment import python_path
 from launcher.errors import ConfigError
 from launcher.job import Job
@@ -127,6 +128,7 @@ def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list
     if path:
         exports += f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
     arguments = ['"$here/slices"' if own_model else quote_path(job.model), *_arguments(job)]
+    arguments += _key_file(job, own_model)
     texts = []
     for device in table.devices:
         place = f"export DEVICE_ID={device.device_id}\n" if job.rank_table else ""
@@ -188,6 +190,15 @@ def _arguments(job: Job) -> list[str]:
     for flag, path in (("--output", job.output), ("--against", job.against)):
         arguments += [flag, absolute(path)] if path is not None else []
     return [shlex.quote(argument) for argument in arguments]
+
+
+def _key_file(job: Job, own_model: bool) -> list[str]:
+    """Where ranks find the key, if they read anything encrypted; the key itself is in no script."""
+    read = [job.against if job.verify else None, None if own_model else job.model]
+    if job.dec_key_file is None or not any(path is not None and is_encrypted(path) for path in read):
+        return []
+    mode = ["--dec-mode", job.dec_mode] if job.dec_mode is not None else []
+    return ["--dec-key-file", quote_path(job.dec_key_file), *mode]
 
 
 def absolute(path: str | Path) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import ConfigError, VerifyError
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
 
 TOLERANCES = {
     "float64": 1e-4,
@@ -116,15 +119,18 @@ def check(comparisons: Sequence[Comparison], model: Path, archive: Path | None =
         )
 
 
-def read_signature(model: Path) -> tuple[dict[str, str], dict[str, str]]:
+def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """The element types of a model's inputs and of its outputs by name, read without its weights; raises
     `ConfigError`."""
-    from sharding.protobuf import parse_without_weights
+    from sharding.errors import ModelError
+    from sharding.protobuf import MalformedError, parse_without_weights
 
     try:
-        graph = parse_without_weights(model).graph
+        graph = parse_without_weights(model, key).graph
     # Protobuf's errors derive from Exception alone.
     except Exception as problem:
+        if isinstance(problem, ModelError) and not isinstance(problem, MalformedError):
+            raise ConfigError(f"--verify: {problem}") from None  # an importer's, which says it all
         reason = getattr(problem, "strerror", None) or "it is not an ONNX model, or cut short"
         raise ConfigError(f"--verify: cannot read {model}: {reason}") from None
     held = {tensor.name for tensor in graph.initializer}
@@ -142,31 +148,41 @@ def _type_of(value: Any) -> str:
 
 
 def run_reference(
-    model: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None = None
+    model: Path,
+    feeds: Mapping[str, NDArray[Any]],
+    threads: int | None = None,
+    key: Key | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """The outputs of the unsliced model in ONNX Runtime on the CPU; raises `ConfigError` if it cannot run."""
+    """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
+
+    Raises `ConfigError` if it cannot run.
+    """
+    from contextlib import nullcontext
+
     import ranks  # noqa: F401 - before ONNX Runtime: turns its telemetry off
 
     import onnxruntime  # isort: skip
 
-    from ranks.imported import as_onnx
+    from ranks.imported import as_onnx, decrypted, naming
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
-    try:
-        session = onnxruntime.InferenceSession(
-            str(as_onnx(model)), options, providers=["CPUExecutionProvider"]
-        )
-        names = [output.name for output in session.get_outputs()]
-        inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
-        arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
-    # ONNX Runtime's errors derive from Exception alone.
-    except Exception as problem:
-        reason = " ".join(str(problem).split())
-        raise ConfigError(f"--verify: plain ONNX Runtime cannot run {model}: {reason[:500]}") from None
-    return dict(zip(names, arrays, strict=True))
+    with (
+        decrypted(model, key) if key is not None else nullcontext(as_onnx(model)) as file,
+        naming(file, model),
+    ):
+        try:
+            session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()]
+            inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+            arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
+        # ONNX Runtime's errors derive from Exception alone.
+        except Exception as problem:
+            reason = " ".join(str(problem).split())
+            raise ConfigError(f"--verify: plain ONNX Runtime cannot run {model}: {reason[:500]}") from None
+        return dict(zip(names, arrays, strict=True))
 
 
 def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:

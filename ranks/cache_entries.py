@@ -19,7 +19,8 @@ from pathlib import Path
 from ranks import pins
 from ranks.cache_folder import locked
 
-KINDS = ("slices", "converted", "device")
+KINDS = ("slices", "converted", "device", "minilm", "benchmarks")
+"""``minilm`` and ``benchmarks``: models that the example and the benchmarks exported."""
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,7 @@ def load(
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(providers[0])
         path, given = pattern.resolve(path, communicator.rank, communicator.size), None
-    given = given or Path(path)
-    path = imported.as_onnx(path)
+    given, path = given or Path(path), imported.as_onnx(path)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
         communicator = group.join_for(providers[0])

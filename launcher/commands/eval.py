@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, add_launching, add_ranks, add_slicing, add_target, whole
+from launcher.commands.options import (
+    ABSENT,
+    add_decryption,
+    add_launching,
+    add_ranks,
+    add_slicing,
+    add_target,
+    whole,
+)
 
 HELP = "measure a model's accuracy or error on labelled data"
 DESCRIPTION = """\
@@ -70,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_launching(parser)
     add_target(parser)
     add_slicing(parser)
+    add_decryption(parser)
     parser.add_argument(
         "--config",
         metavar="JOB.yaml",

@@ -8,34 +8,39 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import ABSENT, add_slicing, whole
+from launcher.commands.options import ABSENT, add_decryption, add_slicing, key_of, whole
+from launcher.decryption import check_key
 from launcher.errors import ConfigError
 from launcher.job import MAX_RANKS, parse_dims
-from launcher.slicing import slicing_of
+from launcher.model_kinds import check_sliceable
+from launcher.rank_models import is_rank_models
+from launcher.slicing import Slicing, slicing_of
 
 if TYPE_CHECKING:
     from launcher.forecast import Forecast
     from launcher.inspection import Inspection, Tensor
     from launcher.model_summary import ModelSummary
+    from sharding.importers.mindir.encryption import Key
 
 HELP = "show a model, a plan or a slice folder"
 DESCRIPTION = """\
 Shows what a model holds: inputs, outputs, weights, operators. Of a slice folder, or with --ranks, the plan:
-per layer what each rank holds and where ranks talk; -v adds every weight's placement. --html draws it on a
-page of its own. --world predicts memory per rank and bytes per inference for several numbers of ranks without
-slicing."""
+per layer what each rank holds and where ranks talk; -v adds every weight's placement. Of rank models made
+elsewhere ({} stands for the rank) what each holds. --html draws a plan on a page of its own. --world
+predicts memory per rank and bytes per inference for several numbers of ranks without slicing."""
 EPILOG = """\
 examples:
   shardrun inspect model.onnx
   shardrun inspect model.onnx --ranks 4 --html plan.html
   shardrun inspect slices -v
+  shardrun inspect 'rank_{}_model.onnx'
   shardrun inspect model.onnx --world 8,16,64 --dim batch=4 --dim sequence=2048
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("model", metavar="MODEL.onnx|DIR", type=Path)
+    parser.add_argument("model", metavar="MODEL.onnx|DIR|PATTERN", type=Path)
     parser.add_argument(
         "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT, help="plan for N ranks"
     )
@@ -52,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="draw the plan on one self-contained page")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     add_slicing(parser)
+    add_decryption(parser)
 
 
 def _worlds(text: str) -> list[int]:
@@ -64,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
     dims = parse_dims(args.dims)
     slicing = slicing_of(vars(args))
     slicing.check(getattr(args, "ranks", None))
+    key = key_of(args)
+    check_sliceable(args.model)
+    check_key(key, args.model)
+    if is_rank_models(args.model):
+        return _print_rank_models(args, slicing, key)
     planned = args.model.is_dir() or "ranks" in args or slicing.ranks() is not None
     if args.html is not None and not planned:
         raise ConfigError(
@@ -74,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
             "--world is for a model that is not sliced and excludes --ranks, --mesh, --plan and --html"
         )
     if args.world is not None:
-        return _print_forecasts(args, dims)
+        return _print_forecasts(args, dims, key)
     if not planned:
-        return _print_model(args)
+        return _print_model(args, key)
     if args.html is not None:
         from launcher.files import check_target
 
         check_target("--html", args.html, "page")
-    inspection = _inspection(args, dims)
+    inspection = _inspection(args, dims, key)
     if args.html is not None:
         _write_page(args.html, inspection)
     if args.json:
@@ -94,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _inspection(args: argparse.Namespace, dims: dict[str, int]) -> Inspection:
+def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> Inspection:
     from launcher.inspection import of_plan, of_slices
 
     if args.model.is_dir():
@@ -106,7 +117,7 @@ def _inspection(args: argparse.Namespace, dims: dict[str, int]) -> Inspection:
     slicing = slicing_of(vars(args))
     ranks = getattr(args, "ranks", None) or slicing.ranks()
     assert ranks is not None, "run() plans only where something says the number of ranks"
-    return of_plan(plan_model(args.model, ranks, options=slicing.options()), dims)
+    return of_plan(plan_model(args.model, ranks, options=slicing.options(), key=key), dims)
 
 
 def _write_page(path: Path, inspection: Inspection) -> None:
@@ -116,10 +127,10 @@ def _write_page(path: Path, inspection: Inspection) -> None:
     write_file(path, render(inspection).encode(), "plan")
 
 
-def _print_model(args: argparse.Namespace) -> int:
+def _print_model(args: argparse.Namespace, key: Key | None) -> int:
     from launcher.model_summary import summarize
 
-    summary = summarize(args.model)
+    summary = summarize(args.model, key)
     if args.json:
         json.dump(summary.to_json(), sys.stdout, indent=1, ensure_ascii=False)
         print()
@@ -215,12 +226,52 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
         print(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
 
 
-def _print_forecasts(args: argparse.Namespace, dims: dict[str, int]) -> int:
+def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:
+    """Rank models made elsewhere: nobody knows how they were cut, so each is shown as it is."""
+    from launcher.rank_inspection import look
+    from launcher.report import human_bytes, print_table
+    from sharding.text import counted, shortened
+
+    given = [
+        *slicing.given,
+        *(["--world"] if args.world is not None else []),
+        *(["--html"] if args.html is not None else []),
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: {args.model} names rank models, which are cut already; give the whole model"
+        )
+    found = look(args.model, getattr(args, "ranks", None), key)
+    if args.json:
+        json.dump(found.to_json(), sys.stdout, indent=1, ensure_ascii=False)
+        print()
+        return 0
+    print(f"{args.model}: {counted(len(found.ranks), 'rank model')} made elsewhere")
+    print_signature(found.inputs, found.outputs)
+    print()
+    rows = [
+        [str(item.rank), item.file, str(item.weights), human_bytes(item.bytes), item.talks]
+        for item in found.ranks
+    ]
+    print_table(["rank", "file", "weights", "bytes", "collectives"], rows, "rlrrl")
+    print()
+    layers = [[shortened(item.name), human_bytes(item.bytes), item.talks] for item in found.layers]
+    print_table(["layer of rank 0", "bytes", "collectives"], layers, "lrl")
+    if args.verbose:
+        print()
+        weights = [
+            [name, dtype, str(list(shape)), human_bytes(size)] for name, dtype, shape, size in found.weights
+        ]
+        print_table(["weight of rank 0", "type", "shape", "bytes"], weights, "lllr")
+    return 0
+
+
+def _print_forecasts(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> int:
     from launcher.forecast import forecast
     from launcher.report import human_bytes, print_table
 
     options = slicing_of(vars(args)).options()
-    found: list[Forecast] = [forecast(args.model, ranks, options, dims) for ranks in args.world]
+    found: list[Forecast] = [forecast(args.model, ranks, options, dims, key) for ranks in args.world]
     if args.json:
         json.dump([item.to_json() for item in found], sys.stdout, indent=1)
         print()

@@ -6,12 +6,15 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 from sharding.options import STRATEGIES
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.encryption import Key
 
 ABSENT = argparse.SUPPRESS
 
@@ -124,6 +127,22 @@ def add_slicing(parser: argparse.ArgumentParser) -> None:
         "--ignore-annotations", action="store_true", default=ABSENT,
         help="do not follow the multi-device annotations (ONNX IR 11) that the model carries",
     )  # fmt: skip
+
+
+def add_decryption(parser: argparse.ArgumentParser) -> None:
+    """The key of an encrypted model."""
+    parser.add_argument(
+        "--dec-key-file", metavar="FILE", type=Path, default=ABSENT,
+        help="the key of an encrypted model: the file's bytes",
+    )  # fmt: skip
+    parser.add_argument("--dec-mode", choices=("AES-GCM", "AES-CBC"), default=ABSENT, help="default: AES-GCM")
+
+
+def key_of(args: argparse.Namespace) -> Key | None:
+    """The key that `add_decryption`'s options name; raises `ConfigError`."""
+    from launcher.decryption import read_key
+
+    return read_key(vars(args).get("dec_key_file"), vars(args).get("dec_mode"))
 
 
 def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import add_data, add_launching, add_ranks, add_slicing, add_target
+from launcher.commands.options import (
+    add_data,
+    add_decryption,
+    add_launching,
+    add_ranks,
+    add_slicing,
+    add_target,
+)
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
@@ -37,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_launching(parser)
     add_target(parser)
     add_slicing(parser)
+    add_decryption(parser)
     add_data(parser, "--output")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, help="options from a job file; flags win over it"

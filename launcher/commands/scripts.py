@@ -8,7 +8,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, add_data, add_ranks, add_runtime, add_slicing, add_target
+from launcher.commands.options import (
+    ABSENT,
+    add_data,
+    add_decryption,
+    add_ranks,
+    add_runtime,
+    add_slicing,
+    add_target,
+)
 
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
@@ -34,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_runtime(parser)
     add_target(parser)
     add_slicing(parser)
+    add_decryption(parser)
     add_data(parser, "--save")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
@@ -52,18 +61,22 @@ def run(args: argparse.Namespace) -> int:
     assert job.model is not None
     ranks = world_size(job)
     if is_slices(job.model) or is_rank_models(job.model):
-        opened = open_slices if is_slices(job.model) else open_rank_models
-        manifest = opened(job.model, ranks)
+        if is_slices(job.model):
+            manifest = open_slices(job.model, ranks)
+        else:
+            manifest = open_rank_models(job.model, ranks, job.key)
         table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
     else:
         from sharding import slice_model
 
-        ranks = demand_ranks(job.model, ranks)
+        ranks = demand_ranks(job.model, ranks, job.key)
         args.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
             slices = Path(scratch) / "slices"
             with progress(f"slicing {job.model.name}") as update:
-                slice_model(job.model, ranks, slices, options=job.slicing.options(), progress=update)
+                slice_model(
+                    job.model, ranks, slices, options=job.slicing.options(), progress=update, key=job.key
+                )
             if job.verify and job.against is None:
                 job = replace(job, against=job.model)
             job = replace(job, ranks=ranks if job.rank_table is None else None)

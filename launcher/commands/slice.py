@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import ABSENT, add_slicing, whole
+from launcher.commands.options import ABSENT, add_decryption, add_slicing, key_of, whole
+from launcher.decryption import check_key
 from launcher.errors import ConfigError
 from launcher.files import check_folder, check_target, write_file
 from launcher.job import MAX_RANKS
+from launcher.model_kinds import check_sliceable
 from launcher.slicing import slicing_of
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_slicing(parser)
+    add_decryption(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "slice: say over how many ranks, with --ranks N, --mesh AXIS=SIZE,... or --plan FILE"
         )
+    check_sliceable(args.model)
+    key = key_of(args)
+    check_key(key, args.model)
     from launcher.report import counted, progress
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.output)
     if args.rank is not None and args.rank >= ranks:
         raise ConfigError(f"slice: --rank {args.rank} is none of the ranks 0..{ranks - 1}")
-    plan = plan_model(args.model, ranks, options=slicing.options())
+    plan = plan_model(args.model, ranks, options=slicing.options(), key=key)
     written = []
     if args.output is not None:
         with progress(f"slicing {args.model.name}") as update:

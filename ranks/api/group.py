@@ -193,6 +193,7 @@ class ModelGroup:
         from ranks.api.build import is_cut, plan
         from ranks.api.targets import CPU
         from ranks.api.workspace import Job, measure
+        from ranks.imported import naming
         from ranks.session import default_threads
 
         if content_of(path) == "mindir_encrypted":
@@ -200,7 +201,8 @@ class ModelGroup:
         recipe = plan(path, model_type, context, config.Options())
         if is_cut(recipe.path) or recipe.placement.providers[0] != CPU:
             return None
-        return measure(Job(recipe.path, recipe.threads or default_threads(), shapes))
+        with naming(recipe.path, recipe.given or recipe.path):
+            return measure(Job(recipe.path, recipe.threads or default_threads(), shapes))
 
 
 def joined(recipe: Recipe, sharing: Sharing) -> Recipe:

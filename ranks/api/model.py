@@ -22,6 +22,7 @@ from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tenso
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
 from ranks.errors import ShardrunError
+from ranks.imported import naming
 from ranks.weights.request import Attach, Share
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ class Model:
         except (TypeError, ShardrunError) as error:
             given = error  # other ranks wait for what this one says
         try:
-            built.model.update_weights(given)
+            with naming(built.model.path, built.model.given):
+                built.model.update_weights(given)
         except ShardrunError as error:
             raise as_runtime_error("update_weights failed!", error) from error
 

@@ -129,7 +129,7 @@ def test_convert(tmp_path: Path) -> None:
     shardrun(tmp_path, "convert", secret, "s.onnx", "--dec-key-file", "key", "--opset", 21)
     for command in (["convert", secret, "t.onnx"], ["inspect", secret], ["run", secret, "--ranks", 2]):
         text = shardrun(tmp_path, *command, code=2)
-        assert "is encrypted (AES-GCM)" in text and "`shardrun convert --dec-key-file FILE --dec-mode" in text
+        assert "is encrypted (AES-GCM): give its key (--dec-key-file FILE --dec-mode AES-GCM;" in text
     half = DATA / "fp16_mlp"  # float32 weights and results, float16 between them
     text = shardrun(tmp_path, "convert", half / "model.mindir", "h.onnx", "--verify", half / "io.npz")
     assert re.search(r"0\.02 +ok", text), text

@@ -6,12 +6,14 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from launcher import cache, cache_contents, cli
+from launcher.commands import cache as cache_command
 from ranks import pins
 from ranks.session import SessionConfig, create
 from ranks.weights.store import default_store
@@ -117,9 +119,10 @@ def test_what_a_crash_left_and_what_is_damaged(folder: Path, capsys: pytest.Capt
 def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["cache", "clear", "slice"]) == 2
     assert (
-        "cache clear: expected any of slices, converted, hashes, weights, device, found 'slice'"
-        in capsys.readouterr().err
+        "cache clear: expected any of slices, converted, hashes, weights, device, minilm, benchmarks, found "
+        "'slice'" in capsys.readouterr().err
     )
+    assert cli.main(["cache", "list", "weight"]) == 2 and "found 'weight'" in capsys.readouterr().err
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "much")
     assert cli.main(["cache", "list"]) == 2
     assert (
@@ -141,3 +144,43 @@ def test_use_is_noted(folder: Path) -> None:
     os.utime(place, (1, 1))
     cache.sliced(folder / "m.onnx", 2)
     assert place.stat().st_mtime > 1
+
+
+def test_some_kinds_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, session = fill(folder)
+    text = shown(capsys, "list", "weights")
+    assert place.name not in text and str(folder / "m.onnx") in text
+    data = json.loads(shown(capsys, "list", "slices", "hashes", "--json"))
+    assert [item["kind"] for item in data["items"]] == ["slices", "hashes"]
+    assert set(data["bytes"]) == {"slices", "hashes"}
+    assert cache_command._KINDS == cache_contents.KINDS
+    del session
+
+
+def test_what_examples_and_benchmarks_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("minilm", "benchmarks"):
+        place = folder / "cache" / kind / "key"
+        place.mkdir(parents=True)
+        (place / "net.onnx").write_bytes(b"x" * 5000)
+        (folder / "cache" / kind / "other.tmp123").mkdir()
+    text = shown(capsys, "list")
+    assert text.count("net.onnx, exported") == 2 and text.count("not finished") == 2
+    pin = pins.pin(folder / "cache" / "minilm" / "key")
+    assert cli.main(["cache", "clear"]) == 0
+    assert "minilm key (net.onnx, exported) is in use and stays" in capsys.readouterr().err
+    assert pin is not None
+    pin.close()
+    shown(capsys, "clear", "minilm")
+    assert not any(path.is_file() for path in (folder / "cache").rglob("*.onnx"))
+
+
+def test_no_folder_of_the_cache_is_unlisted() -> None:
+    """Whatever our code puts into the cache folder is a kind of `cache list`."""
+    root = Path(__file__).parents[2]
+    found = {
+        name
+        for folder in ("ranks", "launcher", "examples", "benchmarks")
+        for path in (root / folder).rglob("*.py")
+        for name in re.findall(r'cache_folder\(\) / "(\w+)"', path.read_text())
+    }
+    assert found >= {"slices", "minilm"} and found <= set(cache_contents.KINDS)

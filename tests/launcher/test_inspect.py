@@ -16,6 +16,7 @@ from sharding.options import SliceOptions
 from sharding.plan import plan_model
 from sharding.write import write_slices
 from tests.launcher.cli_tools import save_mlp
+from tests.launcher.test_rank_models import save_rank_models
 
 WEIGHTS = (8 * 64 + 64 + 64 * 6) * 4
 
@@ -52,11 +53,13 @@ def test_a_plan_and_the_slices_of_it_are_shown_alike(
     planned = json.loads(inspect(capsys, model, "--ranks", "2", "--json"))
     sliced = json.loads(inspect(capsys, tmp_path / "slices", "--json"))
     assert {**planned, "title": ""} == {**sliced, "title": ""}
-    (layer,) = planned["layers"]
-    assert {w["name"]: w["placement"] for w in layer["weights"]} == {
+    first, last = planned["layers"]
+    assert (first["name"], last["name"]) == ("w0", "w1")  # names without dots
+    assert {w["name"]: w["placement"] for layer in (first, last) for w in layer["weights"]} == {
         "w0": "split:1", "b0": "split:0", "w1": "split:0",
     }  # fmt: skip
-    assert [(c["op"], c["sent"]) for c in layer["collectives"]] == [("AllReduce", 6 * 4)]
+    assert not first["collectives"]
+    assert [(c["op"], c["sent"]) for c in last["collectives"]] == [("AllReduce", 6 * 4)]
     assert planned["stages"] == [{"weight_bytes": WEIGHTS // 2, "sent_bytes": 24}]
 
 
@@ -165,3 +168,55 @@ def test_a_rank_model_that_is_gone_is_one_sentence(
     (tmp_path / "slices" / "rank_0.onnx").write_bytes(b"\x08")
     assert cli.main(["inspect", str(tmp_path / "slices")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_rank_models_made_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pattern = save_rank_models(tmp_path)
+    found = json.loads(inspect(capsys, pattern, "--json"))
+    bytes_ = 4 * (8 * 32 + 32 + 32 * 6)
+    assert found["ranks"] == [
+        {
+            "rank": rank,
+            "file": f"rank_{rank}_model.onnx",
+            "weights": 3,
+            "bytes": bytes_,
+            "collectives": ["AllReduce"],
+        }
+        for rank in range(2)
+    ]
+    assert [(layer["name"], layer["weights"], layer["collectives"]) for layer in found["layers"]] == [
+        ("w0", ["w0", "b0"], []),
+        ("w1", ["w1"], ["AllReduce"]),
+    ]
+    assert (found["inputs"], found["outputs"]) == (
+        [["x", "float32", ["batch", 8]]],
+        [["y", "float32", ["batch", 6]]],
+    )
+    out = inspect(capsys, pattern, "-v")
+    assert f"{pattern}: 2 rank models made elsewhere" in out
+    assert re.search(r"^ +1 +rank_1_model.onnx +3 +1.92 kB +1 AllReduce$", out, re.M)
+    assert re.search(r"^w1 +float32 +\[32, 6\] +768 B$", out, re.M)
+    for flags, words in (
+        (["--ranks", "3"], "has the files of 2 ranks, but 3 are asked for"),
+        (["--html", str(tmp_path / "x.html")], "--html: "),
+        (["--world", "2", "--strategy", "data"], "--strategy, --world: "),
+    ):
+        assert cli.main(["inspect", str(pattern), *flags]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "rank_1_model.onnx").write_bytes(b"?")
+    assert cli.main(["inspect", str(pattern)]) == 2
+    assert "rank_1_model.onnx is not a whole ONNX model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "slice --output x", "inspect", "scripts --output x"])
+@pytest.mark.parametrize("name", ["model.ckpt", "model.safetensors"])
+def test_weights_alone_are_no_model(
+    tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(__file__).parents[1] / "data" / "checkpoints" / "lenet5"
+    file = tmp_path / name
+    file.write_bytes((data / name).read_bytes())
+    assert cli.main([*command.split(), str(file), "--ranks", "2"]) == 2
+    err = capsys.readouterr().err
+    assert f"{file} holds weights and no graph" in err
+    assert f"`shardrun convert --network package.module:FACTORY --weights {file} {file.stem}.onnx`" in err

@@ -73,6 +73,24 @@ def test_what_comes_before_any_layer_has_a_place() -> None:
     assert [(layer.name, layer.collectives) for layer in by_layer(nodes, set())] == [(FIRST, [0])]
 
 
+def test_names_without_modules_give_layers_of_their_own() -> None:
+    nodes = [
+        Used("", "MatMul", ["x", "fc1_weight"], ["a"]),
+        Used("", "Add", ["a", "fc1_bias"], ["b"]),
+        Used("", "Conv", ["b", "k", "bn_running_mean"], ["c"]),
+        Used("com.microsoft", "AllReduce", ["c"], ["d"]),
+        Used("", "Mul", ["d", "s"], ["e"]),
+        Used("", "MatMul", ["e", "head.weight"], ["f"]),
+        Used("", "MatMul", ["f", "last"], ["g"]),
+    ]
+    names = {name for node in nodes for name in node.inputs if len(name) > 2 or name in {"k", "s"}}
+    assert [(layer.name, layer.weights, layer.collectives) for layer in by_layer(nodes, names)] == [
+        ("fc1", ["fc1_weight", "fc1_bias"], []),
+        ("k", ["k", "bn_running_mean", "s"], [0]),
+        ("head", ["head.weight", "last"], []),
+    ]
+
+
 @given(st.lists(st.text("a1./_-é", max_size=12), max_size=20))
 def test_every_weight_that_is_read_is_in_one_layer(names: list[str]) -> None:
     layers = by_layer([Used("", "Add", [name, name], []) for name in names], set(names))

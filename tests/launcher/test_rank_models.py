@@ -129,6 +129,36 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             assert "rank_2_model.onnx" in str(error)
 
 
-def test_a_number_belongs_into_the_last_part_of_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"only the last part of a path may hold \{\}"):
-        group.start(str(tmp_path / "rank_{}" / "model.onnx"), ranks=2, launcher="local")
+def test_a_folder_for_each_rank(tmp_path: Path) -> None:
+    pattern = save_rank_models(tmp_path)
+    place = tmp_path / "made {} by {rank}"  # such folders are there, so these are no ranks
+    for rank in range(2):
+        (place / f"rank_{rank}").mkdir(parents=True)
+        (tmp_path / f"rank_{rank}_model.onnx").rename(place / f"rank_{rank}" / f"model_{rank}.onnx")
+    (place / "rank_2").mkdir()
+    assert not pattern.with_name("rank_0_model.onnx").exists()
+    found = place / "rank_{}" / "model_{r}.onnx"
+    assert open_rank_models(found, None).world_size == 2
+    done = shardrun("run", found, "--seed", "1", "--verify", "--against", tmp_path / "m.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ConfigError, match=r"no file fits .*rank_0.*x\.onnx"):
+        group.start(place / "rank_{}" / "x.onnx", ranks=2)
+    with pytest.raises(ConfigError, match=r"expected .* folder; \{\}, \{r\} or \{rank\} stands for"):
+        group.start(place / "rank_{x}" / "model.onnx", ranks=2)
+
+
+def test_one_ranks_part_is_not_said_to_be_unsliced(tmp_path: Path) -> None:
+    pattern = save_rank_models(tmp_path)
+    own = tmp_path / "rank_0_model.onnx"
+    done = shardrun("run", own, cwd=tmp_path)
+    assert done.returncode == 2 and "not sliced" not in done.stderr
+    assert f"{own} has collectives: it is one rank's part of a model" in done.stderr
+    assert f"give them all, as `{pattern.with_name('rank_{}_model.onnx')}`" in done.stderr
+    with pytest.raises(ConfigError, match="has collectives"):
+        group.start(own)
+    (tmp_path / "rank_1_model.onnx").unlink()
+    with pytest.raises(ConfigError, match=r"a pattern names: \{\} stands for the rank"):
+        group.start(own)
+    slice_model(tmp_path / "m.onnx", 2, tmp_path / "slices")
+    done = shardrun("scripts", "slices/rank_1.onnx", "--output", "job", cwd=tmp_path)
+    assert done.returncode == 2 and "give the folder, `slices`" in done.stderr

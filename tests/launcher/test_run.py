@@ -17,7 +17,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from launcher import cli
+from launcher.errors import RankFailedError
 from launcher.inputs import make_inputs
+from launcher.job import Job
+from launcher.model import opened
 from sharding.manifest import read_manifest
 from tests.launcher import processes
 from tests.launcher.cli_tools import environment, mpirun, run, save_mlp, shardrun
@@ -284,3 +287,19 @@ def test_an_environment_with_nothing_in_it(slices: Path, tmp_path: Path) -> None
     bare = ["env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME", "-u", "PATH"]
     done = shardrun("run", slices, "--launcher", "mpirun", cwd=tmp_path, before=bare)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_errors_name_the_model_and_not_its_slices_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    model = save_mlp(tmp_path / "m.onnx")
+    job = Job(model=model, ranks=2)
+    with pytest.raises(RankFailedError) as caught, opened(job, 2) as made:
+        assert made.path.is_relative_to(tmp_path / "cache")
+        raise RankFailedError(f"rank 1: {made.path}/rank_1.onnx, {made.path}/shared.data", rank=1)
+    assert (
+        str(caught.value) == f"rank 1: {model} (rank 1), {made.path}/shared.data" and caught.value.rank == 1
+    )
+    with pytest.raises(RankFailedError, match=r"rank_1\.onnx"), opened(Job(model=made.path), 2) as same:
+        raise RankFailedError(f"{same.path}/rank_1.onnx")  # the user's own folder

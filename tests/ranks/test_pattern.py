@@ -68,3 +68,35 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_two_fields(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"must have one field .* it has 2"):
         pattern.expand(tmp_path / "rank_{}_{r}.onnx", 0)
+
+
+def test_a_folder_for_each_rank(tmp_path: Path) -> None:
+    for rank in (0, 1, 10):
+        (tmp_path / f"rank_{rank}").mkdir()
+        make(tmp_path / f"rank_{rank}", "model.onnx")
+    (tmp_path / "rank_2").mkdir()
+    path = tmp_path / "rank_{rank}" / "model.onnx"
+    assert pattern.is_pattern(path) and list(pattern.files(path)) == [0, 1, 10]
+    assert pattern.expand(path, 1) == tmp_path / "rank_1" / "model.onnx"
+    with pytest.raises(ShardError, match=r"are rank_0/model.onnx, rank_1/model.onnx, rank_10/model.onnx"):
+        pattern.resolve(path, 0, 2)
+    assert not list(pattern.files(tmp_path / "rank_{}" / "other.onnx"))
+    with pytest.raises(ModelError, match="it has 2"):
+        pattern.files(tmp_path / "{}_{}" / "m.onnx")
+
+
+def test_braces_of_a_folder_that_is_there_are_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a{}" / "b{rank}"
+    folder.mkdir(parents=True)
+    make(folder, "m_0.onnx", "m_1.onnx", "m.onnx")
+    assert list(pattern.files(folder / "m_{}.onnx").values()) == [folder / "m_0.onnx", folder / "m_1.onnx"]
+    assert not pattern.is_pattern(folder / "m.onnx") and not pattern.is_pattern(folder / "other.onnx")
+    assert pattern.is_pattern(tmp_path / "c{}" / "b{rank}" / "m.onnx")
+
+
+def test_the_pattern_that_a_file_fits(tmp_path: Path) -> None:
+    (tmp_path / "v2").mkdir()
+    make(tmp_path / "v2", "rank_0_fp16.onnx", "rank_1_fp16.onnx", "lone_3.onnx", "x_1.onnx", "x_2.onnx")
+    assert pattern.like(tmp_path / "v2" / "rank_1_fp16.onnx") == tmp_path / "v2" / "rank_{}_fp16.onnx"
+    assert pattern.like(tmp_path / "v2" / "lone_3.onnx") is None
+    assert pattern.like(tmp_path / "v2" / "x_1.onnx") is None

@@ -41,9 +41,8 @@ def decrypt(data: memoryview, method: str, key: Key | None, path: Path) -> bytes
     """The file's plain bytes. Raises `ModelError`: no key, a wrong one, another mode, a damaged file."""
     if key is None:
         raise ModelError(
-            f"{path} is encrypted ({method}): give its key (dec_key=..., dec_mode={method!r} to "
-            "build_from_file; other commands take the ONNX file that `shardrun convert --dec-key-file FILE "
-            f"--dec-mode {method}` makes of it first), or export it without enc_key."
+            f"{path} is encrypted ({method}): give its key (--dec-key-file FILE --dec-mode {method}; in "
+            f"Python dec_key=..., dec_mode={method!r} of build_from_file), or export it without enc_key."
         )
     if key.mode != method:
         raise ModelError(f"{path} is encrypted with {method}, but dec_mode is {key.mode!r} (--dec-mode).")

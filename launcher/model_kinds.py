@@ -1,0 +1,98 @@
+"""Files that are taken for a model and are none yet: weights alone, programs, one rank's part of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from sharding.importers.mindir.encryption import Key
+
+
+def check_sliceable(model: Path) -> None:
+    """Raises `ConfigError` for a file that `shardrun convert` must make a model of first, with the command.
+
+    What is no such file passes: whoever reads it says what is wrong.
+    """
+    from sharding.errors import ModelError
+    from sharding.importers.checkpoints import kind_of
+
+    if not model.is_file():
+        return
+    try:
+        kind = kind_of(model)
+    except ModelError:
+        return
+    output = f"{model.stem or 'model'}.onnx"
+    if kind in {"ckpt", "safetensors", "torch"} or (kind == "index" and ".index." in model.name):
+        raise ConfigError(
+            f"{model} holds weights and no graph: make a model of it with its network, `shardrun convert "
+            f"--network package.module:FACTORY --weights {model} {output}` (or, of a transformers model, "
+            f"`--network FOLDER` with its config.json), and give {output}"
+        )
+    if kind == "program":
+        raise ConfigError(
+            f"{model} is an exported program: make a model of it with `shardrun convert {model} {output}`, "
+            f"and give {output}"
+        )
+    if kind == "script":
+        raise ConfigError(
+            f"{model} is a TorchScript file, which holds code: save its weights, torch.save(torch.jit.load("
+            "FILE).state_dict(), 'weights.pt'), make a model of them with `shardrun convert --network "
+            f"package.module:FACTORY --weights weights.pt {output}`, and give {output}"
+        )
+
+
+def check_whole(model: Path, key: Key | None = None) -> None:
+    """Raises `ConfigError` for a file that is one rank's part of a model, which is not to be sliced again."""
+    from ranks import model_file
+    from ranks.cut import has_collectives
+    from ranks.errors import ShardrunError
+    from ranks.part import is_part
+
+    try:
+        shard = model_file.find(model)
+        if shard.manifest is not None and shard.ranks:
+            whose = " and ".join(map(str, shard.ranks))
+            folder = model.parent
+            raise ConfigError(
+                f"{model} is what rank {whose} of the slice folder {folder} runs, and not a whole model: "
+                f"give the folder, `{folder}`"
+            )
+        message = _parsed(model, key)
+        part = message is not None and (has_collectives(message) or is_part(message))
+    except ConfigError:
+        raise
+    except ShardrunError:
+        return  # the reader says what is wrong
+    if part:
+        raise ConfigError(
+            f"{model} has collectives: it is one rank's part of a model, and is run together with those of "
+            f"the other ranks{_pattern_of(model)}"
+        )
+
+
+def _parsed(model: Path, key: Key | None) -> onnx.ModelProto | None:
+    """The message of a model file, without its weights; None where it cannot be parsed."""
+    from google.protobuf.message import DecodeError
+
+    from sharding.protobuf import parse_without_weights
+
+    try:
+        return parse_without_weights(model, key)
+    except (OSError, ValueError, DecodeError):
+        return None
+
+
+def _pattern_of(model: Path) -> str:
+    """How the files of all ranks are named together, as far as the names of those beside this one tell."""
+    from ranks import pattern
+
+    found = pattern.like(model)
+    if found is not None:
+        return f": give them all, as `{found}`"
+    return ", which a pattern names: {} stands for the rank, as in rank_{}.onnx"
