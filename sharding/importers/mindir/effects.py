@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PERSISTENT = "it changes a parameter while it runs, which ONNX has no way to say"
 _ORDERED = frozenset({"Load", "TensorMove"})
 """Primitives whose place in the order of effects says what they read."""
+_TUPLES = frozenset({"MakeTuple", "make_list", "MakeList"})
 _WRITING = ("Assign", "Inplace", "ScatterUpdate", "ScatterNdUpdate", "ScatterAdd", "ScatterNdAdd")
 _READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
 """Ends of the names of those that say that they write, but nothing that a result depends on: views, lookups
@@ -23,10 +24,17 @@ _READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
 def effects(program: Program, graph: Graph, node: Any) -> list[str]:
     """Of what an UpdateState follows: the state before, what may be changed in place, and what was read."""
     found = list(node.input[:1])
-    for name in node.input[1:]:
+    waiting, seen = list(reversed(node.input[1:])), set()
+    while waiting:
+        name = waiting.pop()
         item = graph.nodes.get(name)
-        prim = program.prim_of(item) if item is not None else None
-        if item is not None and (prim is None or prim.op_type in _ORDERED or is_writing(prim.op_type)):
+        if item is None or name in seen:
+            continue
+        seen.add(name)
+        prim = program.prim_of(item)
+        if prim is not None and prim.op_type in _TUPLES:
+            waiting.extend(reversed(item.input))
+        elif prim is None or prim.op_type in _ORDERED or is_writing(prim.op_type):
             found.append(name)
     return found
 

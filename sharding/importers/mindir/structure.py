@@ -76,6 +76,19 @@ def _item(tracer: Tracer, operands: list[Any]) -> Any:
     return whole[index[0]]
 
 
+def _set_item(tracer: Tracer, operands: list[Any]) -> Any:
+    """The tuple with another item."""
+    if len(operands) != 3:
+        raise RefusedError(f"expected a tuple, an index and an item, found {len(operands)} inputs")
+    whole, index = operands[0], tracer.builder.known_ints(operands[1])
+    if not isinstance(whole, tuple) or index is None or len(index) != 1:
+        raise RefusedError("expected a tuple and an index that is known before it runs")
+    if not -len(whole) <= index[0] < len(whole):
+        raise RefusedError(f"item {index[0]} of a tuple of {len(whole)}")
+    place = index[0] % len(whole)
+    return (*whole[:place], operands[2], *whole[place + 1 :])
+
+
 STRUCTURE = {
     "Load": _read,
     "TensorMove": _read,
@@ -89,6 +102,11 @@ STRUCTURE = {
     "list_getitem": _item,
     "ListGetItem": _item,
     "RealTupleGetItem": _item,
+    "tuple_setitem": _set_item,
+    "list_setitem": _set_item,
+    "TupleSetItem": _set_item,
+    "ListSetItem": _set_item,
+    "SequenceSetItem": _set_item,
     "Partial": _partial,
     "Switch": _switch,
     "switch": _switch,

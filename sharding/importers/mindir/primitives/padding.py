@@ -31,11 +31,7 @@ def padded(
     if not any(before or after for before, after in pairs):
         return x
     amounts = [before for before, _ in pairs] + [after for _, after in pairs]
-    filler = None
-    if mode == "constant" and value is not None:
-        filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
-        if filler.rank:
-            filler = b.op("Reshape", [filler, b.const([], np.int64)])
+    filler = filler_of(b, x, value) if mode == "constant" else None
     if mode != "constant" and any(item < 0 for item in amounts):
         starts = tuple(-min(before, 0) for before, _ in pairs)
         ends = tuple(min(after, 0) or 2**62 for _, after in pairs)
@@ -81,14 +77,37 @@ def pad_v3(
     paddings_contiguous: Operand = True,
 ) -> Value:
     """A constant, the nearest edge, a reflection, or the other end; the list begins with the last axis."""
+    kind = text(mode, "mode", ("constant", "reflect", "edge", "circular"))
+    if kind != "circular" and paddings_contiguous and b.known_ints(flattened(paddings)) is None:
+        return _padded_later(b, x, flattened(paddings), kind, value)
     found = integers(b, flattened(paddings), "paddings")
     if not paddings_contiguous:
         half = len(found) // 2
         found = tuple(found[i // 2 + (half if i % 2 else 0)] for i in range(len(found)))
-    kind = text(mode, "mode", ("constant", "reflect", "edge", "circular"))
     if kind == "circular":
         return _circular(b, x, pairs_from_last(x, found))
     return padded(b, x, pairs_from_last(x, found), kind, value)
+
+
+def _padded_later(b: Builder, x: Value, paddings: Operand, mode: str, value: Operand) -> Value:
+    """Padded by amounts that only a run tells, in a list that begins with the last axis."""
+    amounts, rank = b.ints(paddings), known_rank(x)
+    count = amounts.shape[0] if amounts.shape is not None else None
+    if count is None or count % 2 or count > 2 * rank:
+        raise RefusedError(f"a list of {count or '?'} paddings does not fit a tensor with {rank} axes")
+    places = [2 * (rank - 1 - axis) for axis in range(rank)]
+    order = [min(place, count) for place in places] + [min(place + 1, count) for place in places]
+    zeros = b.const([0], np.int64)
+    found = b.op("Gather", [b.op("Concat", [amounts, zeros], {"axis": 0}), b.const(order, np.int64)])
+    return b.op("Pad", [x, found, None if mode != "constant" else filler_of(b, x, value)], {"mode": mode})
+
+
+def filler_of(b: Builder, x: Value, value: Operand) -> Value | None:
+    """What constant padding is filled with; None for zeros."""
+    if value is None:
+        return None
+    filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
+    return b.op("Reshape", [filler, b.const([], np.int64)]) if filler.rank else filler
 
 
 def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
