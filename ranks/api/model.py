@@ -18,6 +18,7 @@ from ranks.api.check import check_elements, check_isinstance, check_sequence, de
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
+from ranks.api.one_process import OneProcess
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Model", "ModelType"]
 
 
-class Model:
+class Model(OneProcess):
     """A model for inference: build it from a file, give it tensors, get tensors.
 
     Built from a rank model or a slice folder inside a started rank, it is this rank's part of the group's

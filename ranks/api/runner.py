@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import heap, pins
+from ranks import heap, pattern, pins
 from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
@@ -21,6 +21,7 @@ from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
 from ranks.api.model import Model
 from ranks.api.notice import deprecated, warn_user
+from ranks.api.one_process import OneProcess
 from ranks.api.parallel import Parallel
 from ranks.api.pool import Pool
 from ranks.api.targets import CPU
@@ -40,7 +41,7 @@ MOST_WORKERS = 1024
 QUEUE_LIMIT = 1000
 
 
-class ModelParallelRunner:
+class ModelParallelRunner(OneProcess):
     """Serves predictions of many threads with ``context.parallel.workers_num`` workers over one copy of a
     model's weights, each worker with ``context.cpu.thread_num`` threads.
 
@@ -113,6 +114,12 @@ class ModelParallelRunner:
                 f"{failed}! Error is a ModelParallelRunner does not share weights with other processes: leave"
                 " out shareable_weight_pid_list and shareable_weight_mem_handle."
             )
+        if options.variable_weights:
+            warn_user(
+                "variable_weights_list and variable_weights_file have no effect in a ModelParallelRunner, "
+                "whose weights stay as they are: to update them use Model, which threads may share, too."
+            )
+            options = replace(options, variable_weights=())
         try:
             with pins.collected() as kept, planner(model_path, key) as planned:
                 workers, at_once = _workers(model_path, context, parallel, options, planned)
@@ -168,7 +175,9 @@ def _run(model: RankModel, feeds: Feeds) -> list[Any]:
 def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
-    if model_path == "" or "\0" in model_path or not Path(model_path).exists():
+    if "\0" in model_path or not (
+        pattern.is_pattern(model_path) or (model_path and Path(model_path).exists())
+    ):
         raise runtime_error(f"{failed}, model_path does not exist! No file or folder {model_path!r}.")
 
 

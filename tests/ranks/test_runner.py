@@ -1,7 +1,9 @@
 """`ModelParallelRunner`, its answers compared with plain ONNX Runtime."""
 
+import copy
 import gc
 import os
+import pickle
 import sys
 import threading
 import time
@@ -359,6 +361,37 @@ def test_models_of_groups_are_refused(tmp_path: Path) -> None:
     for path in (part, tmp_path / "slices", *sorted((tmp_path / "slices").glob("*.onnx"))):
         with pytest.raises(RuntimeError, match=FAILED + ".* is made for a group of ranks"):
             built(path)
+
+
+def test_patterns_of_rank_models_are_refused(tmp_path: Path) -> None:
+    api_models.linear_ranks(tmp_path)
+    with pytest.raises(RuntimeError, match=r"is made for a group of ranks, .* use Model for it"):
+        ModelParallelRunner().build_from_file(str(tmp_path / "part_{}.onnx"))
+    with pytest.raises(RuntimeError, match=r"build from file failed! Error is .*none_"):
+        ModelParallelRunner().build_from_file(str(tmp_path / "none_{}.onnx"))
+
+
+def test_variable_weights_have_no_effect(tmp_path: Path) -> None:
+    context = Context()
+    context.parallel.config_info = {"cpu_context": {"variable_weights_list": "w1"}}
+    runner = ModelParallelRunner()
+    with pytest.warns(UserWarning, match="variable_weights_list .* have no effect in a ModelParallelRunner"):
+        runner.build_from_file(str(api_models.linear(tmp_path / "m.onnx")), context)
+    assert runner.predict([np.zeros((2, 8), np.float32)])[0].shape == [2, 4]
+    assert runner._model._built is not None and not runner._model._built.model.variable_names
+
+
+@pytest.mark.parametrize("kind", [Model, ModelParallelRunner, ranks.SharedModel])
+@pytest.mark.parametrize("how", [pickle.dumps, copy.deepcopy])
+def test_what_is_no_argument_for_another_process(kind: Any, how: Any, tmp_path: Path) -> None:
+    path = str(api_models.linear(tmp_path / "m.onnx", width=2048))
+    made = ranks.share_weights(path) if kind is ranks.SharedModel else kind()
+    if kind is not ranks.SharedModel:
+        made.build_from_file(path, *([ModelType.ONNX] if kind is Model else []))
+    with pytest.raises(TypeError, match=f"a {kind.__name__} cannot be pickled.* share its weights"):
+        how(made)
+    zeros = np.zeros((2, 8), np.float32)
+    assert copy.copy(made).predict([zeros])[0].shape == [2, 4]
 
 
 def test_the_format_is_found_by_content(tmp_path: Path) -> None:
