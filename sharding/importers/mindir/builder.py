@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
+from sharding.importers.mindir.kernels import substitute
 from sharding.importers.mindir.onnx_types import (
     described,
     from_type_proto,
@@ -77,6 +78,11 @@ class Builder:
         import onnx
 
         values = self._values(op_type, inputs, domain)
+        if not domain and (change := substitute(op_type, values, attributes or {})) is not None:
+            lacking, other = change
+            values = [self.cast(item, other) if item and item.dtype == lacking else item for item in values]
+            widened = self.ops(op_type, values, attributes, outputs=outputs)
+            return [self.cast(item, lacking) if item.dtype == other else item for item in widened]
         names = [self.fresh(op_type) for _ in range(outputs)]
         node = onnx.helper.make_node(
             op_type,

@@ -87,7 +87,9 @@ def floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """Rounded down."""
     first, second = common(b, node, x, y)
     if is_float(first.dtype):
-        return b.op("Floor", [b.op("Div", [first, second])])
+        # In double precision: the nearest quotient of floats may be the whole number above the true one.
+        quotient = b.op("Div", [b.cast(first, np.float64), b.cast(second, np.float64)])
+        return b.cast(b.op("Floor", [quotient]), first.dtype)
     # Integer division of ONNX's rounds towards zero: one less where the remainder has the other sign.
     quotient = b.op("Div", [first, second])
     remainder = b.op("Sub", [first, b.op("Mul", [quotient, second])])

@@ -11,6 +11,7 @@ from sharding.importers.mindir.primitives.operands import (
     flattened,
     integer,
     integers,
+    is_float,
     known_rank,
     moved,
 )
@@ -22,13 +23,26 @@ if TYPE_CHECKING:
 @primitive("SpaceToDepth", settings=("block_size",))
 def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
     """Blocks of places as channels."""
-    return b.op("SpaceToDepth", [x], {"blocksize": integer(b, block_size, "block_size")})
+    size = integer(b, block_size, "block_size")
+    if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+        return b.op("SpaceToDepth", [x], {"blocksize": size})
+    channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
+    lines, columns = height // size, width // size
+    cut = b.reshape(x, (b.dim(x, 0), channels, lines, size, columns, size))
+    turned = b.transpose(cut, [0, 3, 5, 1, 2, 4])
+    return b.reshape(turned, (b.dim(x, 0), channels * size * size, lines, columns))
 
 
 @primitive("DepthToSpace", settings=("block_size",))
 def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
-    return b.op("DepthToSpace", [x], {"blocksize": integer(b, block_size, "block_size"), "mode": "DCR"})
+    size = integer(b, block_size, "block_size")
+    if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+        return b.op("DepthToSpace", [x], {"blocksize": size, "mode": "DCR"})
+    channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
+    cut = b.reshape(x, (b.dim(x, 0), size, size, channels // (size * size), height, width))
+    turned = b.transpose(cut, [0, 3, 4, 1, 5, 2])
+    return b.reshape(turned, (b.dim(x, 0), channels // (size * size), height * size, width * size))
 
 
 @primitive("PixelShuffle", settings=("upscale_factor",))

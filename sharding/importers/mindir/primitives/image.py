@@ -120,6 +120,9 @@ def roi_align(
     roi_end_mode: Operand = 1,
 ) -> Value:
     """Boxes (image, x0, y0, x1, y1), each at one size; with roi_end_mode 1 both ends are a box's."""
+    samples = integer(b, sample_num, "sample_num")
+    if samples < 1:
+        raise RefusedError(f"sample_num {samples}, whose samples depend on each box, has no conversion")
     found = b.cast(rois, FLOAT32)
     first = b.op("Slice", [found, b.ints((0,)), b.ints((1,)), b.ints((1,))])
     corners = b.op("Slice", [found, b.ints((1,)), b.ints((5,)), b.ints((1,))])
@@ -132,7 +135,7 @@ def roi_align(
     return b.op("RoiAlign", [b.cast(x, FLOAT32), corners, owner], {
         "output_height": integer(b, pooled_height, "pooled_height"),
         "output_width": integer(b, pooled_width, "pooled_width"),
-        "sampling_ratio": integer(b, sample_num, "sample_num"),
+        "sampling_ratio": samples,
         "spatial_scale": scale, "coordinate_transformation_mode": mode,
     })  # fmt: skip
 

@@ -233,8 +233,13 @@ def lengths_product(b: Builder, x: Value, axes: Iterable[int] | None) -> Value:
 def joined_length(x: Value, axes: Iterable[int]) -> int:
     """The length of axes that become one, for a reshape: -1, what is left, where it is not known. A tensor
     without elements has nothing that is left to tell it by."""
-    lengths = [None if x.shape is None else x.shape[axis] for axis in axes]
-    return -1 if any(length is None for length in lengths) else int(np.prod(lengths, dtype=np.int64))
+    product = 1
+    for axis in axes:
+        length = None if x.shape is None else x.shape[axis]
+        if length is None:
+            return -1
+        product *= length
+    return product
 
 
 def flattened(operand: Operand) -> Operand:

@@ -23,6 +23,7 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     text,
 )
+from sharding.importers.mindir.primitives.windows import completed, last_windows
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
@@ -102,16 +103,19 @@ def pooled(
 ) -> Value:
     """Windows with pads in ONNX's order; one axis more in front if the batch is missing."""
     lone = known_rank(x) == len(kernel) + 1
-    wide = b.unsqueeze(x, [0]) if lone else x
+    wide = computable(b, b.unsqueeze(x, [0]) if lone else x)
+    gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
+    if ceil:
+        wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
     attributes: dict[str, Any] = {
         "kernel_shape": list(kernel),
         "strides": list(strides),
         "pads": list(pads),
         "ceil_mode": int(ceil),
-        "dilations": list(dilations) if dilations and any(item != 1 for item in dilations) else None,
+        "dilations": gaps,
         "count_include_pad": None if count_padding is None else int(count_padding),
     }
-    found = b.op(op_type, [computable(b, wide)], attributes)
+    found = b.op(op_type, [wide], attributes)
     return b.squeeze(found, [0]) if lone else found
 
 
@@ -180,7 +184,12 @@ def avg_pool3d(
     steps = last(integers(b, strides, "strides"), 3, "strides")
     divisor = number(divisor_override, "divisor_override") if divisor_override is not None else 0
     counted = bool(count_include_pad) or bool(divisor)
-    found = _in_volume(b, "AveragePool", x, kernel, steps, pad_mode, pad_list, bool(ceil_mode), counted)
+    around = pad_list
+    if divisor and ceil_mode and text(pad_mode, "pad_mode", (*PAD_MODES, "calculated")) != "same":
+        valid = text(pad_mode, "pad_mode", (*PAD_MODES, "calculated")) == "valid"
+        pads = [0] * 6 if valid else paired(integers(b, pad_list, "pad_list"), 3, "pad_list")
+        x, around, ceil_mode, pad_mode = completed(b, floating(b, x), kernel, steps, pads), 0, False, "valid"
+    found = _in_volume(b, "AveragePool", x, kernel, steps, pad_mode, around, bool(ceil_mode), counted)
     return _divided(b, found, kernel, divisor)
 
 
@@ -212,11 +221,10 @@ def avg_pool_ext(
     around = last(integers(b, padding, "padding"), count, "padding") * 2
     divisor = 0 if divisor_override is None else number(divisor_override, "divisor_override")
     counted = bool(count_include_pad) or bool(divisor)
-    if divisor and ceil_mode:
-        raise RefusedError("a divisor of its own together with ceil_mode has no conversion")
-    found = pooled(
-        b, "AveragePool", floating(b, x), kernel, steps, around, ceil=bool(ceil_mode), count_padding=counted
-    )
+    wide, ceil = floating(b, x), bool(ceil_mode)
+    if divisor and ceil:
+        wide, around, ceil = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
+    found = pooled(b, "AveragePool", wide, kernel, steps, around, ceil=ceil, count_padding=counted)
     return _divided(b, found, kernel, divisor)
 
 
@@ -253,9 +261,11 @@ def max_pool_places(
         return (pooled(b, "MaxPool", x, kernel, steps, around, ceil=bool(ceil_mode), dilations=gaps),)
     lone = known_rank(x) == count + 1
     wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
+    ceil = bool(ceil_mode)
+    if ceil:
+        wide, around, ceil = last_windows(b, wide, kernel, steps, around, gaps, True)
     attributes = {
-        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps,
-        "ceil_mode": int(bool(ceil_mode)),
+        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps, "ceil_mode": int(ceil),
     }  # fmt: skip
     values, places = b.ops("MaxPool", [wide], attributes, outputs=2)
     # ONNX counts over all channels of all batch entries.

@@ -1,0 +1,49 @@
+"""Element types that ONNX Runtime's kernels for the CPU lack, and what to compute in instead.
+
+Taken from the kernels that ONNX Runtime 1.23 to 1.31 register; float16 without a kernel it widens itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Value
+
+_SINGLE_ONLY = frozenset(
+    {
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Celu", "Conv", "ConvTranspose",
+        "Cos", "Cosh", "Elu", "Erf", "GridSample", "HardSigmoid", "InstanceNormalization", "LRN", "LeakyRelu",
+        "PRelu", "Resize", "Selu", "Sinh", "Softplus", "Softsign", "Tan",
+    }
+)  # fmt: skip
+"""Operators of float32 that have no kernel for float64."""
+_FOR_INTEGERS = {
+    "Where": {"bool": "int32", "int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64",
+              "uint64": "int64"},
+    "Pad": {"int16": "int32", "uint16": "int32"},
+    "Trilu": {"int8": "int64", "uint8": "int64", "int16": "int64", "uint16": "int64", "int32": "int64",
+              "uint32": "int64", "uint64": "int64"},
+    "NonZero": {"int8": "bool", "int16": "bool", "uint16": "bool", "uint32": "bool", "uint64": "bool",
+                "float64": "bool"},
+    "MaxPool": {"bool": "int8", "int16": "float64", "int32": "float64", "int64": "float64"},
+}  # fmt: skip
+_FOR_BFLOAT16 = frozenset({"Where", "Pad", "Expand", "Tile", "Trilu", "NonZero"})
+_SCATTER = frozenset({"ScatterND", "ScatterElements"})
+
+
+def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping[str, Any]) -> Any:
+    """(the element type that has no kernel, the one to compute in), or None."""
+    place = 1 if op_type == "Where" else 0
+    first = values[place] if place < len(values) else None
+    if first is None:
+        return None
+    name = first.dtype.name
+    other = _FOR_INTEGERS.get(op_type, {}).get(name)
+    reduces = op_type in _SCATTER and attributes.get("reduction", "none") != "none"
+    single = {"float64": op_type in _SINGLE_ONLY, "float16": reduces, "bfloat16": op_type in _FOR_BFLOAT16}
+    if single.get(name, False):
+        other = "float32"
+    return None if other is None else (first.dtype, np.dtype(other))
