@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks import pattern
 from ranks.api import membership
 from ranks.api.check import check_isinstance, check_sequence, integers
-from ranks.api.content import content_of
+from ranks.api.content import content_of, is_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
@@ -90,7 +88,7 @@ class ModelGroup:
         objects = [model for model in models if isinstance(model, Model)]
         paths = [path for path in models if isinstance(path, str)]
         for path in paths:
-            if "\0" in path or not (Path(path).exists() or pattern.is_pattern(path)):
+            if not is_there(path):
                 raise runtime_error(f"add_model failed! No file or folder {path!r}.")
         for index, model in enumerate(objects):
             if model._built is not None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import pattern
 from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence, decryption_key, integer
+from ranks.api.content import is_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
@@ -89,7 +88,7 @@ class Model(OneProcess):
         context = Context() if context is None else context
         check_isinstance("context", context, Context)
         check_isinstance("config_path", config_path, str)
-        if "\0" in model_path or not (Path(model_path).exists() or pattern.is_pattern(model_path)):
+        if not is_there(model_path):
             raise runtime_error(
                 f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}."
             )

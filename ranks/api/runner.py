@@ -6,16 +6,16 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import heap, pattern, pins
+from ranks import heap, pins
 from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
 from ranks.api.check import check_isinstance, decryption_key
+from ranks.api.content import is_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
@@ -175,9 +175,7 @@ def _run(model: RankModel, feeds: Feeds) -> list[Any]:
 def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
-    if "\0" in model_path or not (
-        pattern.is_pattern(model_path) or (model_path and Path(model_path).exists())
-    ):
+    if not is_there(model_path):
         raise runtime_error(f"{failed}, model_path does not exist! No file or folder {model_path!r}.")
 
 

@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ranks
-from ranks import Context, DataType, Model, ModelType, Tensor, TensorMeta
+from ranks import (
+    Context,
+    DataType,
+    Model,
+    ModelGroup,
+    ModelGroupFlag,
+    ModelParallelRunner,
+    ModelType,
+    Tensor,
+    TensorMeta,
+)
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from tests.ranks import api_models
 
@@ -407,6 +417,16 @@ def test_rank_model_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"build_from_file failed! Error is .*runs alone") as caught:
         built(path)
     assert isinstance(caught.value, ShardError)
+
+
+@pytest.mark.parametrize("path", ["", "a" * 5000, "a\0b", "/proc/self/nothing", "a/" * 3000])
+def test_paths_where_nothing_is(path: str) -> None:
+    with pytest.raises(ShardrunError, match="build_from_file failed, model_path does not exist! No file or"):
+        Model().build_from_file(path, ModelType.ONNX)
+    with pytest.raises(ShardrunError, match="build from file failed, model_path does not exist! No file or"):
+        ModelParallelRunner().build_from_file(path)
+    with pytest.raises(ShardrunError, match="add_model failed! No file or folder"):
+        ModelGroup(ModelGroupFlag.SHARE_WEIGHT).add_model([path])
 
 
 def test_encrypted_models_are_refused(tmp_path: Path) -> None:
