@@ -123,6 +123,9 @@ def lin_space(
 def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand = None) -> Value:
     """Ones along the diagonal."""
     wanted = element_type(dtype, result_type(node, FLOAT32))
+    if b.known_ints(rows) is None or b.known_ints(columns) is None:
+        blank = filled(b, (rows, columns), 0, FLOAT32)
+        return b.cast(b.op("EyeLike", [blank]), wanted)
     return b.const(np.eye(integer(b, rows, "n"), integer(b, columns, "m")).astype(wanted))
 
 

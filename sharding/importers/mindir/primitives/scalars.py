@@ -263,7 +263,22 @@ def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 @primitive("InSequence", "in_sequence")
 def in_sequence(b: Builder, node: Node, x: Operand, items: Operand) -> Operand:
-    """Whether a known number or text is one of a known sequence."""
-    if not isinstance(items, tuple) or any(isinstance(item, Value) for item in (x, *items)):
-        raise RefusedError("whether a sequence holds a value that only a run tells cannot be said in ONNX")
-    return x in items
+    """Whether a number or text is one of a sequence."""
+    if isinstance(items, Value) and items.sequence:
+        found = b.cast(b.op("Equal", [items, b.cast(x, items.dtype)]), np.int32)
+        return b.op("Greater", [b.op("ReduceSum", [found], {"keepdims": 0}), 0])
+    if not isinstance(items, tuple):
+        raise RefusedError("expected a sequence of numbers or texts")
+    rest = [item for item in items if isinstance(x, Value) or isinstance(item, Value)]
+    if not rest:
+        return x in items
+    if isinstance(x, (bool, int, float, str)) and any(x == item for item in items if item not in rest):
+        return True
+    result: Value | None = None
+    for item in rest:
+        if not all(isinstance(operand, (Value, bool, int, float)) for operand in (x, item)):
+            continue
+        like = next(operand.dtype for operand in (x, item) if isinstance(operand, Value))
+        here = b.op("Equal", [b.value(x, like), b.value(item, like)])
+        result = here if result is None else b.op("Or", [result, here])
+    return False if result is None else result
