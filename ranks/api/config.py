@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ranks.api import precision_options, share_options, variable_options
 from ranks.api.check import check_sections
+from ranks.api.content import exists
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
 from ranks.errors import ShardrunError
@@ -148,7 +149,7 @@ def load(config_path: str, config_dict: object = None) -> Options:
 def read_file(config_path: str) -> Sections:
     """The sections of the file, keys in the case they are written in; raises a `RuntimeError`."""
     path = Path(config_path)
-    if "\0" in config_path or not path.exists():
+    if not exists(config_path):
         raise runtime_error(f"build_from_file failed, config_path does not exist! No file {config_path!r}.")
     try:
         if not path.is_file():

@@ -11,13 +11,18 @@ from sharding.importers.sniff import Format, format_of
 Content = Format | Literal["slices"]
 
 
+def exists(path: str) -> bool:
+    """Whether a path is that of a file or folder."""
+    # `os.path.exists`, unlike `Path.exists`, has no errors of its own: names that are too long, folders that
+    # may not be searched.
+    return "\0" not in path and os.path.exists(path)  # noqa: PTH110
+
+
 def is_there(path: str) -> bool:
     """Whether a path is that of a file or folder, or a pattern of files, which may be there or not."""
     from ranks import pattern
 
-    # `os.path.exists`, unlike `Path.exists`, has no errors of its own: names that are too long, folders that
-    # may not be searched.
-    return "\0" not in path and (pattern.is_pattern(path) or os.path.exists(path))  # noqa: PTH110
+    return exists(path) or ("\0" not in path and pattern.is_pattern(path))
 
 
 def content_of(path: str | Path) -> Content:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ranks.api.check import check_isinstance, count, integer, integers, list_of_integers
+from ranks.api.content import exists
 from ranks.api.device import environment_rank
 from ranks.api.notice import deprecated
 
@@ -101,7 +101,7 @@ class AscendDeviceInfo(DeviceInfo):
             ("fusion_switch_config_path", fusion_switch_config_path),
             ("insert_op_cfg_path", insert_op_cfg_path),
         ):
-            if path and ("\0" in path or not Path(path).exists()):
+            if path and not exists(path):
                 raise RuntimeError(f"AscendDeviceInfo's init failed, {name} does not exist!")
         self.device_id = number
         self.precision_mode = precision_mode

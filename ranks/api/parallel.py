@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ranks.api.check import check_isinstance, check_sections, count, list_of_integers
+from ranks.api.content import exists
 
 
 class Parallel:
@@ -65,7 +64,7 @@ class Parallel:
         check_isinstance("config_path", config_path, str)
         if config_path == "":
             return
-        if "\0" in config_path or not Path(config_path).exists():
+        if not exists(config_path):
             raise ValueError("Set parallel failed, config_path does not exist!")
         self._config_path = config_path
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ranks.api.content import exists
 from ranks.api.errors import as_runtime_error
 from ranks.errors import WeightsError
 
@@ -46,10 +47,10 @@ def named(sections: Sections, from_dict: Sections, config_path: str) -> tuple[st
 
 def beside(path: str, config_path: str) -> str:
     """``path`` as it stands or, where that is no file, beside the configuration file that names it."""
-    if not path or not config_path or "\0" in path or Path(path).exists():
+    if not path or not config_path or "\0" in path or exists(path):
         return path
     found = Path(config_path).parent / path
-    return str(found) if found.exists() else path
+    return str(found) if exists(str(found)) else path
 
 
 def _some(items: list[str], what: str) -> list[str]:

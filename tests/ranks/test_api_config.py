@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ranks import Context
 from ranks.api import config
 from ranks.errors import ShardrunError
 
@@ -16,6 +17,17 @@ def write(folder: Path, text: str | bytes) -> str:
     path = folder / "config_file.ini"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
+
+
+def test_names_that_are_too_long(tmp_path: Path) -> None:
+    name = "a" * 5000
+    with pytest.raises(ShardrunError, match="config_path does not exist! No file"):
+        config.load(name)
+    with pytest.raises(ValueError, match="config_path does not exist!"):
+        Context().parallel.config_path = name
+    file = write(tmp_path, f"[cpu_context]\nvariable_weights_file = {name}\n")
+    with pytest.raises(ShardrunError, match="variable_weights_file 'aaa.* (is no file|cannot be read)"):
+        config.load(file)
 
 
 def test_nothing_given() -> None:
