@@ -26,7 +26,7 @@ def test_names_that_are_too_long(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="config_path does not exist!"):
         Context().parallel.config_path = name
     file = write(tmp_path, f"[cpu_context]\nvariable_weights_file = {name}\n")
-    with pytest.raises(ShardrunError, match="variable_weights_file 'aaa.* (is no file|cannot be read)"):
+    with pytest.raises(ShardrunError, match=r"variable_weights_file 'aaa.* (is no file|cannot be read)"):
         config.load(file)
 
 
