@@ -15,7 +15,7 @@ from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
-from sharding.importers.mindir.primitives.base import TensorType, Value
+from sharding.importers.mindir.primitives.base import Absent, TensorType, Value
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
 from sharding.protobuf import INLINE_BYTES
@@ -117,6 +117,10 @@ def _flat(item: Any) -> Iterator[Any]:
 def _output(builder: Builder, item: Any, path: Path) -> Value:
     if isinstance(item, (Value, bool, int, float)):
         return builder.value(item)
+    if isinstance(item, Absent):
+        raise ModelError(
+            f"{path} gives a further result of an operation, of which only the first is converted."
+        )
     raise ModelError(f"{path} gives {type(item).__name__}; expected tensors.")
 
 

@@ -21,6 +21,7 @@ from sharding.importers.mindir.effects import PERSISTENT, effects, writes_after
 from sharding.importers.mindir.memory import Memory, contents, detached, is_writing, storage
 from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.primitives.base import (
+    ABSENT,
     PRIMITIVES,
     Node,
     RefusedError,
@@ -292,7 +293,8 @@ class Tracer:
         """A result with the element types and lengths that the file declares."""
         if isinstance(result, (list, tuple)):
             given = list(types) + [None] * (len(result) - len(types))
-            return tuple(self._settled(item, kind) for item, kind in zip(result, given, strict=False))
+            made = tuple(self._settled(item, kind) for item, kind in zip(result, given, strict=False))
+            return (*made, *[ABSENT] * (len(types) - len(made)))
         return self._settled(result, types[0] if len(types) == 1 else None)
 
     def _settled(self, result: Any, kind: TensorType | None) -> Any:

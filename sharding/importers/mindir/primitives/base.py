@@ -59,6 +59,13 @@ Operand = Union[Value, bool, int, float, str, None, tuple["Operand", ...]]  # no
 """What a primitive is given and what it returns."""
 
 
+class Absent:
+    """A result of a primitive that has no conversion, unlike its first ones; most networks leave it."""
+
+
+ABSENT = Absent()
+
+
 @dataclass(frozen=True)
 class TensorType:
     """The type of a result as the file declares it."""

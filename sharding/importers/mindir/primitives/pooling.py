@@ -23,7 +23,7 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     text,
 )
-from sharding.importers.mindir.primitives.windows import completed, last_windows
+from sharding.importers.mindir.primitives.windows import completed, last_windows, places_of_largest
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
@@ -335,7 +335,10 @@ def _adapted(b: Builder, x: Value, axis: int, wanted: int, largest: bool) -> Val
 def _adaptive_family(count: int, largest: bool, *names: str) -> None:
     def convert(b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
         found = _adaptive(b, x, output_size, count, largest)
-        return (found,) if len(node.result_types) > 1 else found
+        if len(node.result_types) < 2:
+            return found
+        places = places_of_largest(b, computable(b, x), _wanted(b, x, output_size, count))
+        return (found,) if places is None else (found, places)
 
     kind = "largest" if largest else "mean"
     convert.__doc__ = f"The {kind} of as many windows as the result has places, along the last {count} axes."
