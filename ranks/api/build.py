@@ -187,10 +187,13 @@ def _decrypted(  # noqa: PLR0917 - what `build` was given
             "in the cache folder, where the plain weights would stay. If they may, convert it with `shardrun "
             "convert --dec-key-file FILE` and share the ONNX file."
         )
+    from ranks.imported import naming
+
+    file = Path(path).absolute()  # to load it again from another folder, too
 
     def load(dims: Mapping[str, Sequence[int | str | None]] | None = None) -> RankModel:
-        with planner(path, key) as planned:
-            recipe = planned(model_type, context, options)
+        with naming(file, path), planner(str(file), key) as planned:
+            recipe = replace(planned(model_type, context, options), given=Path(path))
             if sharing is not None:
                 from ranks.api.group import joined
 

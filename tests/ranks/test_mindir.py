@@ -166,6 +166,21 @@ def test_an_encrypted_model_keeps_its_weights_nowhere() -> None:
     assert close(model.predict([archive["in_0"]])[0].get_data_to_numpy(), archive["out_0"])
 
 
+@pytest.mark.usefixtures("nothing_plain", "single")
+def test_an_encrypted_model_is_loaded_again_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.mindir").write_bytes(ENCRYPTED.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    model = built(Path("net.mindir"), dec_key=KEY)
+    monkeypatch.chdir("/")
+    model.resize(model.get_inputs(), [[7, 20]])
+    assert model.predict([np.zeros((7, 20), np.float32)])[0].shape == [7, 5]
+    with pytest.raises(RuntimeError, match=r"Error is net.mindir cannot be decrypted: the key is wrong"):
+        monkeypatch.chdir(tmp_path)
+        built(Path("net.mindir"), dec_key=b"x" * 16)
+
+
 def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "net.mindir"
     path.write_bytes((DATA / "mlp" / "model.mindir").read_bytes())
