@@ -165,7 +165,8 @@ def _name_axes(model: onnx.ModelProto, inputs: Sequence[Input]) -> None:
 
 
 def _name_outputs(model: onnx.ModelProto, program: Any) -> None:
-    """Names outputs by the keys of what the network returns; otherwise output, or output_0, output_1, ..."""
+    """Names outputs by the keys of what the network returns, unless inputs are named so; otherwise output, or
+    output_0, output_1, ..."""
     from sharding.importers.value_names import default_outputs, rename_outputs
 
     count = len(model.graph.output)
@@ -178,7 +179,8 @@ def _name_outputs(model: onnx.ModelProto, program: Any) -> None:
         keys = [[getattr(key, "key", getattr(key, "idx", "")) for key in path] for path, _ in paths]
         if all(path and isinstance(path[0], str) for path in keys):
             names = [".".join(str(key) for key in path) for path in keys]
-    usable = len(names) == count and len(set(names)) == count
+    given = {value.name for value in model.graph.input}
+    usable = len(names) == count and len(set(names)) == count and not given & set(names)
     rename_outputs(model, names if usable else default_outputs(count))
 
 
