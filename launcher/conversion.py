@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -137,6 +136,7 @@ def _network(request: Request, stack: ExitStack) -> Converted:
 
 def _inputs(request: Request, network: Any) -> list[Input]:
     """The inputs that the user gives, or the network states, or those of the arrays to verify with."""
+    from launcher.expectations import read_arrays
     from sharding.importers.networks.arguments import arguments_of
     from sharding.importers.networks.inputs import from_arrays, parse_dynamic, parse_input, with_dynamic
 
@@ -286,6 +286,8 @@ def check_output(model: Path | None, output: Path) -> None:
 
     if not output.exists():
         return
+    if not output.is_file():
+        raise ConfigError(f"convert: {output} is a device or pipe; an ONNX model needs the name of a file")
     if model is not None and model.exists() and output.samefile(model):
         raise ConfigError(f"convert: {output} is the model itself; choose another name")
     if output.stat().st_size and format_of(output) != "onnx":
@@ -295,70 +297,11 @@ def check_output(model: Path | None, output: Path) -> None:
         )
 
 
-def read_arrays(flag: str, path: Path) -> dict[str, Any]:
-    """The arrays of an archive by name. Raises `ConfigError`."""
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    # Damaged archives raise anything from zlib.error to NotImplementedError; they have no common base.
-    except Exception as error:
-        damaged = not isinstance(error, OSError) or isinstance(error, zipfile.BadZipFile)
-        reason = None if damaged else getattr(error, "strerror", None)
-        raise ConfigError(f"{flag} {path}: {reason or 'it is no NumPy archive (.npz)'}") from None
-
-
-def verify(
-    model: Path, answers: Mapping[str, Any], inputs: list[str], outputs: list[str], *, archive: Path
-) -> None:
-    """Prints how far the model's answers are from those given, which are of the file ``archive``; raises
-    `VerifyError` where that is too far."""
-    from launcher.report import print_table
-    from launcher.verify import check, compare_outputs, run_reference
-
-    feeds = _named(answers, inputs, "in")
-    wanted = _named(answers, outputs, "out")
-    comparisons = compare_outputs(run_reference(model, feeds), wanted, computed_types(model))
-    rows = [
-        [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS"] for c in comparisons
-    ]
-    print_table(["output", "relative error", "tolerance", ""], rows, "lrrl")
-    check(comparisons, model, archive)
-
-
-def computed_types(model: Path) -> set[str]:
-    """The types shorter than float32 (float16, bfloat16) in which any part of an ONNX file computes."""
-    import onnx
-
-    from sharding.protobuf import parse_without_weights
-
-    short = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
-    message = parse_without_weights(model)
-    found: set[int] = set()
-    graphs: list[Any] = [message.graph, *message.functions]
-    while graphs:
-        graph = graphs.pop()
-        values = [*graph.value_info]
-        if isinstance(graph, onnx.GraphProto):
-            values += [*graph.input, *graph.output]
-            found.update(weight.data_type for weight in graph.initializer)
-        found.update(value.type.tensor_type.elem_type for value in values)
-        for node in graph.node:
-            for attribute in node.attribute:
-                if node.op_type == "Cast" and attribute.name == "to":
-                    found.add(attribute.i)
-                graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-                if attribute.HasField("t"):
-                    found.add(attribute.t.data_type)
-    return {name for number, name in short.items() if number in found}
-
-
-def _named(answers: Mapping[str, Any], names: list[str], prefix: str) -> dict[str, Any]:
-    found = {}
-    for index, name in enumerate(names):
-        key = name if name in answers else f"{prefix}_{index}"
-        if key not in answers:
-            raise ConfigError(f"--verify: there is neither {name!r} nor {key!r} in the file")
-        found[name] = answers[key]
-    return found
+def check_sources(made: Converted, output: Path) -> None:
+    """Raises `ConfigError` where the output, or the file of its weights, is one that the model is made of."""
+    for path in (output, output.with_name(f"{output.name}.data")):
+        for source in made.files:
+            if path.exists() and source.exists() and path.samefile(source):
+                raise ConfigError(
+                    f"convert: the result would replace {source}, which it is made of; choose another name"
+                )

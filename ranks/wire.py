@@ -142,6 +142,8 @@ def _frame(kind: Kind, header: dict[str, Any], buffers: list[bytes | memoryview]
 
 
 def _tensor_bytes(name: str, value: np.ndarray[Any, Any]) -> tuple[str, bytes | memoryview]:
+    if not isinstance(value, np.ndarray):  # what a model may give
+        raise WireError(f"{name!r} is a sequence or a map, and only tensors can be sent")
     if value.dtype.kind in "OUS":
         return "string", _pack_strings(name, value)
     dtype = value.dtype.name

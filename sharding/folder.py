@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -9,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -198,14 +199,31 @@ def _check(output: Path) -> None:
         )
 
 
-def replace_file(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Writes a file whole or not at all, in the place of what has its name. Raises `OSError`."""
-    work = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+Fill = Callable[[BinaryIO], None]
+
+
+def replace_file(path: Path, fill: Fill) -> None:
+    """Writes a file whole or not at all, in the place of a file of its name. Raises `OSError`, also where a
+    device, a pipe or a folder has the name."""
+    replace_files([(path, fill)])
+
+
+def replace_files(files: Sequence[tuple[Path, Fill]]) -> None:
+    """Writes files that belong together, in this order; none takes its place before all are written."""
+    made: list[Path] = []
     try:
-        with work.open("xb") as target:
-            fill(target)
-        work.replace(path)
+        for path, fill in files:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "a device or pipe is there, which would be replaced", str(path))
+            made.append(path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}"))
+            with made[-1].open("xb") as target:
+                fill(target)
+        for work, (path, _) in zip(made, files, strict=True):
+            work.replace(path)
     except BaseException:
-        with suppress(OSError):
-            work.unlink()
+        for work in made:
+            with suppress(OSError):
+                work.unlink()
         raise

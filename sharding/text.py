@@ -24,7 +24,11 @@ def reason_rows(reason: str) -> list[tuple[str, str]]:
     return [("" if number else "chosen", part) for number, part in enumerate(parts)]
 
 
+# Besides control characters: line ends and changes of direction in Unicode, and halves of surrogate pairs,
+# which no stream can encode.
+_HIDDEN = (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x0A: "\\n", 0x09: "\\t"}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in _HIDDEN}
 
 
 def one_line(text: str) -> str:

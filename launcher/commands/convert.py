@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Converts, writes, compares, prints."""
     from contextlib import ExitStack
 
-    from launcher import conversion
+    from launcher import conversion, expectations
     from launcher.files import check_folder
     from launcher.report import counted, human_bytes, progress
     from sharding.importers.opset import opset_of
@@ -108,17 +108,19 @@ def run(args: argparse.Namespace) -> int:
     source, output = _paths(args)
     check_folder("OUTPUT", output)
     conversion.check_output(source, output)
-    answers = conversion.read_arrays("--verify", args.verify) if args.verify is not None else None
+    given = expectations.read_arrays("--verify", args.verify) if args.verify is not None else None
     request = conversion.Request(
         source, args.network, args.weights, args.rename, args.allow_missing, args.allow_unexpected,
         args.inputs, _lengths(args.dims), args.dynamic, args.input_names, args.output_names, args.opset,
-        key_of(args), answers,
+        key_of(args), given,
     )  # fmt: skip
     with ExitStack() as stack:
         made = conversion.make(request, stack)
         model = made.model
         conversion.check_model(model, str(args.network or source))
+        conversion.check_sources(made, output)
         names = inputs_of(model), [value.name for value in model.graph.output]
+        known = expectations.expected(model, given, args.verify) if given is not None else None
         with progress(f"writing {output.name}") as update:
             files = write_onnx(model, made.source, output, update, made.weights)
     _report(made, args)
@@ -128,8 +130,8 @@ def run(args: argparse.Namespace) -> int:
         f"{counted(len(model.graph.initializer), 'weight')}, opset {opset_of(model)}"
     )
     print(f"inputs: {', '.join(names[0]) or 'none'}; outputs: {', '.join(names[1])}")
-    if answers is not None:
-        conversion.verify(output, answers, *names, archive=args.verify)
+    if known is not None:
+        expectations.verify(output, *known, archive=args.verify)
     return 0
 
 

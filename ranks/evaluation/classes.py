@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ranks.evaluation.errors import EvaluationError
 
 Array = NDArray[Any]
+_BEYOND = 2.0**63
 
 
 def scores_and_labels(scores: Array, labels: Array, ignore: int | None = None) -> tuple[Array, Array]:
@@ -27,7 +28,7 @@ def scores_and_labels(scores: Array, labels: Array, ignore: int | None = None) -
         labels = labels[:, 0]
     if scores.shape == labels.shape and scores.dtype.kind in "biu" and labels.dtype.kind in "biu":
         flat: Array = scores.reshape(-1)
-        numbers: Array = labels.reshape(-1).astype(np.int64)
+        numbers: Array = _whole(labels).reshape(-1)
     else:
         axis = _class_axis(scores, labels)
         if scores.shape[axis] < 2:
@@ -95,13 +96,14 @@ def _class_axis(scores: Array, labels: Array) -> int:
 
 
 def _whole(labels: Array) -> NDArray[np.int64]:
-    if labels.dtype.kind in "biu":
-        return labels.astype(np.int64)
-    if labels.dtype.kind != "f":
+    if labels.dtype.kind not in "biuf":
         raise EvaluationError(f"labels are class numbers, but hold {labels.dtype}.")
-    if not (np.isfinite(labels).all() and (labels == np.floor(labels)).all()):
-        odd = labels[~(np.isfinite(labels) & (labels == np.floor(labels)))].reshape(-1)[0]
-        raise EvaluationError(f"labels are class numbers, but one is {odd}.")
+    if labels.dtype.kind == "f":
+        fits = (labels == np.floor(labels)) & (np.abs(labels) < _BEYOND)  # False for NaN
+    else:
+        fits = labels <= np.iinfo(np.int64).max if labels.dtype == np.uint64 else np.True_
+    if not np.all(fits):
+        raise EvaluationError(f"labels are class numbers, but one is {labels[~fits].reshape(-1)[0]}.")
     return labels.astype(np.int64)
 
 

@@ -7,6 +7,7 @@ ever unpickled. A member in Fortran order has no rows that lie together, so it i
 from __future__ import annotations
 
 import contextlib
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ranks.evaluation.errors import EvaluationError
+from sharding.text import human_bytes
 
 Array = NDArray[Any]
 MAX_HEADER = 65536
+LARGE = 256 << 20
+"""Bytes up to which nobody asks whether memory is free."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,26 @@ class Header:
     where: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+
+def check_memory(nbytes: int, where: str) -> None:
+    """Raises `EvaluationError` where so many bytes are not free: a compressed archive of a few MB may become
+    many GB, and the system would end this process, or another."""
+    free = free_memory() if nbytes >= LARGE else None
+    if free is not None and nbytes > free:
+        raise EvaluationError(
+            f"{where}: {human_bytes(nbytes)} are to be read into memory, "
+            f"of which {human_bytes(free)} are free."
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping (``MemAvailable`` of Linux); None where that is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class Column(Protocol):
@@ -47,8 +71,10 @@ class InMemory:
         if self._array.ndim == 0:
             return np.array(self._array)
         start, self._next = self._next, self._next + count
+        rows = self._array[start : self._next]
+        check_memory(rows.nbytes, "a batch")
         # A copy, so that a mapped file is read here, where its errors have a place.
-        return np.array(self._array[start : self._next])
+        return np.array(rows)
 
 
 class Member:
@@ -59,6 +85,7 @@ class Member:
 
     def take(self, count: int) -> Array:
         shape = (count, *self._header.shape[1:])
+        check_memory(math.prod(shape) * self._header.dtype.itemsize, self._header.where)
         array = np.empty(shape, self._header.dtype)
         view: Any = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else b""
         done = 0
@@ -139,6 +166,7 @@ class Archive(Shard):
                     member = stack.enter_context(archive.open(f"{name}.npy"))
                     header, fortran = parse_header(member, where)
                     if fortran or not header.shape:
+                        check_memory(math.prod(header.shape) * header.dtype.itemsize, where)
                         with archive.open(f"{name}.npy") as again:
                             whole = np.lib.format.read_array(
                                 again, allow_pickle=False, max_header_size=MAX_HEADER

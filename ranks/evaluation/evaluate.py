@@ -123,11 +123,15 @@ def _path(data: str | os.PathLike[str]) -> Path:
 
 def _output(outputs: Sequence[TensorSpec], chosen: str | None) -> str:
     names = [spec.name for spec in outputs]
-    if chosen is None:
-        return names[0]
-    if chosen not in names:
+    if chosen is not None and chosen not in names:
         raise EvaluationError(f"the model has no output {chosen!r}: it has {', '.join(map(repr, names))}.")
-    return chosen
+    spec = outputs[0 if chosen is None else names.index(chosen)]
+    if not spec.is_tensor:
+        raise EvaluationError(
+            f"the output {spec.name!r} is a sequence or a map, no tensor to compare: name another with "
+            "--prediction (in Python: prediction=...)."
+        )
+    return spec.name
 
 
 def _batch_size(asked: int | None, fixed: int | None) -> int:

@@ -158,9 +158,8 @@ class Cosine(_Mean):
 
     def update(self, prediction: Array, labels: Array) -> None:
         wide, wanted = same_shape(prediction, labels)
-        a, b = wide.reshape(len(wide), -1), wanted.reshape(len(wanted), -1)
-        lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        self.add(np.divide((a * b).sum(axis=1), lengths, out=np.zeros(len(a)), where=lengths != 0))
+        a, b = (_unit(rows.reshape(len(rows), -1)) for rows in (wide, wanted))
+        self.add((a * b).sum(axis=1))
 
 
 class Function(_Mean):
@@ -186,6 +185,16 @@ class Function(_Mean):
                 "or one for all."
             )
         self.add(values)
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows of length 1; of zeros where a row is. The greatest number is divided out first, so that no square
+    is too large."""
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    with np.errstate(invalid="ignore"):  # inf / inf is the NaN that it should be
+        scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest != 0)
+    length = np.linalg.norm(scaled, axis=1, keepdims=True)
+    return np.divide(scaled, length, out=np.zeros_like(rows), where=length != 0)
 
 
 def same_shape(prediction: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sharding.errors import ModelError, OutputError
-from sharding.folder import replace_file
+from sharding.folder import Fill, replace_files
 from sharding.protobuf import IN_MODEL_FILE
 
 if TYPE_CHECKING:
@@ -58,28 +58,32 @@ def write_onnx(
             )
     if output.is_dir():
         raise OutputError(f"{output} is a folder: give the name of an ONNX file.")
-    written: list[Path] = []
+    if total > INLINE_MOST and data.exists() and not output.exists():
+        raise OutputError(
+            f"{data} is there already, and no {output.name} that it would belong to: choose another name for "
+            "the result, or remove it."
+        )
+    files: list[tuple[Path, Fill]] = []
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             read = _Reader(stack, source, held)
             if total > INLINE_MOST:
-                replace_file(data, lambda file: _write_data(file, external, read, data.name, progress))
-                written.append(data)
+                files = [(data, lambda file: _write_data(file, external, read, data.name, progress))]
             else:
                 for item in external:
                     item.raw_data = b"".join(read.chunks(item))
                     del item.external_data[:]
                     item.ClearField("data_location")
-            message = model.SerializeToString(deterministic=True)
-            replace_file(output, lambda file: _write_all(file, message))
+            # The message says where the weights are once these are written.
+            replace_files([*files, (output, lambda file: _write_message(file, model))])
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
-    return [output, *written]
+    return [output, *(path for path, _ in files)]
 
 
-def _write_all(file: BinaryIO, message: bytes) -> None:
-    file.write(message)
+def _write_message(file: BinaryIO, model: onnx.ModelProto) -> None:
+    file.write(model.SerializeToString(deterministic=True))
 
 
 def _write_data(

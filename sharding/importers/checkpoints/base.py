@@ -42,14 +42,15 @@ class Entry:
         return flat.view(self.dtype).reshape(self.shape)
 
     def chunks(self, dtype: np.dtype[Any] | None = None) -> Iterator[bytes]:
-        """The bytes in pieces of a few MB, as elements of ``dtype`` if that is another one."""
+        """The bytes in pieces of a few MB, as elements of ``dtype`` if that is another one (`cast`)."""
         for part in self.parts:
             for start in range(0, len(part), CHUNK):
                 piece = part[start : start + CHUNK]
                 if dtype is None or dtype == self.dtype:
                     yield bytes(piece)
                 else:
-                    yield np.frombuffer(piece, np.uint8).view(self.dtype).astype(dtype).tobytes()
+                    elements = np.frombuffer(piece, np.uint8).view(self.dtype)
+                    yield cast(elements, dtype, f"The weight {self.name!r}").tobytes()
 
 
 @dataclass
@@ -88,3 +89,26 @@ def special_dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name))
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's dictionary (``object_pairs_hook``). Raises `ValueError` for a name that is there twice,
+    of which `json` would keep the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
+    """Elements as another type. Raises `ModelError` where a number would become infinite or NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = array.astype(dtype)
+    if dtype.itemsize <= array.dtype.itemsize:
+        lost = np.isfinite(array) & ~np.isfinite(found)
+        if lost.any():
+            raise ModelError(
+                f"{what} has the value {array[lost].reshape(-1)[0]}, which is too large for {dtype}; the "
+                f"file has it as {array.dtype}: convert a network that keeps its weights in that type."
+            )
+    return found

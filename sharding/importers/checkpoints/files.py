@@ -30,6 +30,8 @@ _HEAD = 70_000
 def kind_of(path: Path) -> Kind:
     """Looks at a file's first bytes, or an archive's names. Raises `ModelError` if it cannot be read."""
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+            raise ModelError(f"{path} is not a file; expected a checkpoint.")
         with path.open("rb") as file:
             head = file.read(_HEAD)
         if head.startswith(b"PK"):
@@ -58,7 +60,7 @@ def _archive_kind(path: Path) -> Kind:
         return "program"
     if "constants.pkl" in names or any(name.startswith("code/") for name in names):
         return "script"
-    return "torch"
+    return "torch" if any(name.endswith("data.pkl") for name in names) else "unknown"
 
 
 def open_checkpoint(path: Path, key: Key | None = None) -> Checkpoint:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
-from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all, renamed
+from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all
 from sharding.text import counted, one_line, shortened
 
 NOT_NEEDED = "num_batches_tracked"
@@ -64,9 +64,8 @@ class Match:
         if wrong:
             advice = self.hint or "give other names with --rename PATTERN=REPLACEMENT"
             allowed = f", or go on with {' '.join(flags)}" if flags and not self.misshaped else ""
-            raise ModelError(
-                f"{checkpoint.path} does not fit the network: {'; '.join(wrong)} ({advice}{allowed})."
-            )
+            help_ = f" ({advice}{allowed})" if flags else ""  # names do not change shapes
+            raise ModelError(f"{checkpoint.path} does not fit the network: {'; '.join(wrong)}{help_}.")
         if not self.found:
             raise ModelError(f"{checkpoint.path} has no weight of the network: no name is the same.")
 
@@ -96,6 +95,7 @@ def match(checkpoint: Checkpoint, targets: Mapping[str, Target], rules: Sequence
         if entry.dtype != target.dtype:
             result.converted.append(f"{name} from {entry.dtype} to {target.dtype}")
         result.found[name] = Entry(name, entry.dtype, target.shape, entry.parts)
+    _check_tied(checkpoint, targets, result)
     result.missing = _missing(targets, result)
     if result.missing or result.unexpected:
         result.hint = _hint(checkpoint, targets, rules, result)
@@ -127,6 +127,26 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or "float" in dtype.name
 
 
+def _check_tied(checkpoint: Checkpoint, targets: Mapping[str, Target], result: Match) -> None:
+    """Raises `ModelError` where one tensor of the network would get different values."""
+    first: dict[object, str] = {}
+    for name, entry in result.found.items():
+        tied = targets[name].tied
+        other = name if tied is None else first.setdefault(tied, name)
+        if other != name and not _same(entry, result.found[other]):
+            raise ModelError(
+                f"{checkpoint.path} has different values for {_listed([other])} and {_listed([name])}, which "
+                "are one tensor in the network: give the one that is not meant another name with --rename, "
+                "and --allow-unexpected."
+            )
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    return one.dtype == other.dtype and np.array_equal(
+        one.array().reshape(-1).view(np.uint8), other.array().reshape(-1).view(np.uint8)
+    )
+
+
 def _missing(targets: Mapping[str, Target], result: Match) -> list[str]:
     tied = {targets[name].tied for name in result.found} - {None}
     wrong = {line.partition(" ")[0] for line in result.misshaped}
@@ -145,7 +165,7 @@ def _hint(checkpoint: Checkpoint, targets: Mapping[str, Target], rules: Sequence
     """The option under which more names would fit, if there is one."""
     best, most = "", len(now.found)
     options: list[tuple[str, Sequence[Rule]]] = [(name, (*rules, *MAPS[name])) for name in MAPS]
-    names = [renamed(name, rules) for name in checkpoint.entries]
+    names = list(rename_all(checkpoint.entries, rules))
     for text, prefix, new in _prefixes(names, targets):
         import re
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sharding.errors import OptionError
 from sharding.text import one_line, shortened
+
+MOST_SECONDS = 20.0
+"""Of computing, for the names of one checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,38 @@ def renamed(name: str, rules: Sequence[Rule]) -> str:
     return name
 
 
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Ends patterns that backtrack without end after `MOST_SECONDS` of this process's time.
+
+    Python looks for signals while it matches. Outside the main thread, which alone gets them, there is no
+    limit.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
+        raise OptionError(
+            f"--rename: the patterns took more than {MOST_SECONDS:g} seconds; a repetition of a repetition, "
+            "such as (a+)+, takes for ever: give a simpler pattern."
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def rename_all(names: Iterable[str], rules: Sequence[Rule]) -> dict[str, str]:
-    """New name -> old name. Raises `OptionError` where two get the same."""
+    """New name -> old name. Raises `OptionError` where two get the same, or a rule takes too long."""
+    with _limited():
+        pairs = [(renamed(name, rules), name) for name in names]
     found: dict[str, str] = {}
-    for name in names:
-        new = renamed(name, rules)
+    for new, name in pairs:
         if new in found:
             raise OptionError(
                 f"--rename gives two weights the name {_shown(new)}: {_shown(found[new])} and {_shown(name)}."

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype, unique
 from sharding.importers.mapped import mapped
 from sharding.text import human_bytes, one_line, shortened
 
@@ -57,20 +57,13 @@ def _header(data: memoryview, path: Path) -> tuple[dict[str, Any], int]:
             f"{path} has a header of {human_bytes(length)}; at most {human_bytes(MOST_HEADER)} are read."
         )
     try:
-        header = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=_unique)
+        header = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:  # JSON's and UTF-8's errors among them
         reason = one_line(str(error))[:120]
         raise ModelError(f"{path} is not a .safetensors file: its header is no JSON ({reason}).") from None
     if not isinstance(header, dict):
         raise ModelError(f"{path} is not a .safetensors file: its header is no JSON object.")
     return header, 8 + length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
-    return found
 
 
 def _entry(name: str, item: Any, tensors: memoryview, path: Path) -> Entry:

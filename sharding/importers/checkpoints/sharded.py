@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry
+from sharding.importers.checkpoints.base import Checkpoint, Entry, unique
 from sharding.text import one_line, shortened
 
 MOST_BYTES = 100_000_000
@@ -43,11 +43,12 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ModelError(f"{path} is too large for an index; at most {MOST_BYTES} bytes are read.")
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path} is not an index of a checkpoint: it is no JSON.") from None
+    except (ValueError, RecursionError) as error:
+        reason = one_line(str(error))[:120]
+        raise ModelError(f"{path} is not an index of a checkpoint: it is no JSON ({reason}).") from None
     found = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
         raise ModelError(f"{path} is not an index of a checkpoint: it has no weight_map from names to files.")

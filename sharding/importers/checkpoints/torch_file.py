@@ -29,8 +29,10 @@ _COPIED_MOST = 4
 """Tensors that do not lie in order are copied, up to so many times the file's size: a hostile one may
 repeat a number without end."""
 _WRONG = re.compile(
-    r"(?i)(trying to load )?unsupported (global|class|persistent)[^,:;]{1,120}?(?= whose| was|\\.\s|$)"
+    r"(?i)(?:WeightsUnpickler error: |(?=trying to load unsupported ))(.{1,200}?)"
+    r"(?= whose | was not an allowed |, which is not allowed|\. |\.? Please use| Check the documentation|$)"
 )
+"""What is wrong, in a message of torch that goes on with how to load the file all the same."""
 _PICKLED_MOST = 256 << 20
 """Bytes of the pickle in an archive; it has names and shapes only."""
 
@@ -131,7 +133,7 @@ def _state(loaded: Any, path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path} holds {type(loaded).__name__}; expected weights by name (module.state_dict())."
         )
-    found = {str(name): item for name, item in loaded.items() if torch.is_tensor(item)}
+    found = {name: item for name, item in loaded.items() if isinstance(name, str) and torch.is_tensor(item)}
     if not found:
         keys = ", ".join(shortened(one_line(str(key)), 40) for key in list(loaded)[:5]) or "nothing"
         raise ModelError(f"{path} holds no weights by name (module.state_dict()); found {keys}.")
@@ -151,5 +153,5 @@ def _reason(error: Exception) -> str:
     """The part of torch's message that says what is wrong; the rest is advice that does not fit here."""
     text = " ".join(str(error).split())
     found = _WRONG.search(text)
-    text = found.group(0) if found else text
+    text = found.group(1) if found else text
     return shortened(one_line(text), 200).rstrip(".") or type(error).__name__

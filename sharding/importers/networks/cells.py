@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError, OptionError
-from sharding.importers.checkpoints.base import Checkpoint
+from sharding.importers.checkpoints.base import Checkpoint, cast
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.arguments import in_order
@@ -36,7 +36,7 @@ def load(
     result = match(checkpoint, targets, rules)
     result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
     for name, entry in result.found.items():
-        array = entry.array().astype(targets[name].dtype)
+        array = cast(entry.array(), targets[name].dtype, f"The weight {name!r}")
         parameters[name].set_data(
             mindspore.Tensor(array.astype(np.float32), parameters[name].dtype)
             if array.dtype.isbuiltin != 1

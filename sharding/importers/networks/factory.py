@@ -143,6 +143,8 @@ def _from_config(folder: Path) -> Network:
     """The class that the folder's configuration names, by ``transformers``; code in the folder is not run."""
     config_file = folder / CONFIG
     try:
+        if config_file.exists() and not config_file.is_file():
+            raise ModelError(f"{config_file} is not a file; expected a configuration of transformers.")
         if config_file.stat().st_size > _MOST_CONFIG:
             raise ModelError(f"{config_file} is too large for a configuration.")
         document = json.loads(config_file.read_bytes())

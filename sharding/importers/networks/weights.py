@@ -10,7 +10,7 @@ import numpy as np
 
 from sharding import torch_import
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.factory import Network, described
@@ -37,14 +37,18 @@ def load(
     """Copies the weights into the module and returns what fitted. Raises `ModelError` (`Match.check`)."""
     torch = torch_import.load()
     module = network.module
-    result = match(checkpoint, targets_of(module), rules)
+    targets = targets_of(module)
+    result = match(checkpoint, targets, rules)
     result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
     state = module.state_dict(keep_vars=True)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the file's bytes cannot be written to, and are only read
         for name, entry in result.found.items():
             try:
-                state[name].copy_(as_tensor(entry.array()))
+                array = entry.array()
+                if entry.dtype != targets[name].dtype:
+                    array = cast(array, targets[name].dtype, f"The weight {name!r}")
+                state[name].copy_(as_tensor(array))
             except (RuntimeError, NotImplementedError) as error:
                 raise ModelError(f"The weight {name!r} cannot be set: {described(error)}.") from None
     return result
