@@ -42,8 +42,8 @@ def all_gather(b: Builder, node: Node, x: Value) -> Value:
 
 def _to_all(b: Builder, x: Value, size: int) -> Value:
     """Part r of axis 0 goes to rank r; what came from the ranks is joined on axis 0 in their order."""
-    if x.shape is None or not x.shape or x.shape[0] is None or x.shape[0] % size:
-        raise RefusedError(f"axis 0 of its input cannot be cut into {size} known parts")
+    if not x.shape or (x.shape[0] or 0) % size:
+        raise RefusedError(f"axis 0 of its input cannot be cut into {size} parts")
     return b.op("AllToAll", [x], {"group_size": size}, domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
 
 
@@ -55,10 +55,9 @@ def reduce_scatter(b: Builder, node: Node, x: Value) -> Value:
         raise RefusedError(f"op {op!r:.40}; expected one of {', '.join(_REDUCTIONS)}")
     size = _group_size(node)
     parts = _to_all(b, x, size)
-    assert x.shape is not None and x.shape[0] is not None
     rest = b.shape_of(x)
     assert isinstance(rest, tuple)
-    split = b.reshape(parts, (size, x.shape[0] // size, *rest[1:]))
+    split = b.reshape(parts, (size, -1 if isinstance(rest[0], Value) else rest[0] // size, *rest[1:]))
     return b.op(_REDUCTIONS[op], [split, b.const([0])], {"keepdims": 0})
 
 
