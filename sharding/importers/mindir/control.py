@@ -110,9 +110,11 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     meeting = tracer.program.join(_targets(outcome.then), _targets(outcome.otherwise), stops)
     inner = stops | {meeting} if meeting is not None else stops
     sides, bodies, since = [], [], tracer.count
-    for side in (outcome.then, outcome.otherwise):
+    for side, truth in ((outcome.then, True), (outcome.otherwise, False)):
         with b.body() as nodes, tracer.nested():
-            sides.append(advance(tracer, side, inner, fallbacks))
+            ends = advance(tracer, side, inner, fallbacks)
+        ways = {name: _knowing(given, outcome.condition, truth) for name, given in ends.ways.items()}
+        sides.append(Ends(ways, ends.which))
         bodies.append(nodes)
     merged = Merge()
     made = [made_in(nodes) for nodes in bodies]
@@ -131,6 +133,13 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     if merged.pairs:
         _emit_if(tracer, outcome.condition, merged, bodies)
     return Ends(ways, which)
+
+
+def _knowing(item: Any, condition: Value, truth: bool) -> Any:
+    """What a side of a branch gives, where it gives the condition itself: that is known there."""
+    if isinstance(item, tuple):
+        return tuple(_knowing(part, condition, truth) for part in item)
+    return truth if isinstance(item, Value) and same(item, condition) else item
 
 
 def _renumbered(tracer: Tracer, side: Ends, names: list[str], nodes: list[Any]) -> Value:

@@ -305,6 +305,8 @@ class Tracer:
             return value
         if value.shape is None:
             value.shape = kind.shape
+        elif kind.shape == (None,) and self.version == 1 and len(value.shape) > 1:
+            pass  # MindSpore 2.0 writes this where it does not know the number of axes
         elif len(value.shape) != len(kind.shape) or any(
             a is not None and b is not None and a != b for a, b in zip(value.shape, kind.shape, strict=True)
         ):

@@ -232,16 +232,22 @@ def one_hot(
     axis: Operand = -1,
 ) -> Value:
     """A new axis with one number where an index points and another elsewhere; indices outside have none."""
-    count = integer(b, depth, "depth")
-    if count < 0:
-        raise RefusedError(f"depth must be known and not negative, found {count}")
+    known = b.known_ints(depth)
+    count = integer(b, depth, "depth") if known is not None or not isinstance(depth, Value) else None
+    if count is not None and count < 0:
+        raise RefusedError(f"depth must not be negative, found {count}")
     wanted = result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
     place = integer(b, axis, "axis")
     rank = known_rank(wide)
     place = rank if place in {-1, rank} else place
-    line = np.arange(count).reshape([count if item == place else 1 for item in range(rank + 1)])
-    hit = b.op("Equal", [b.unsqueeze(wide, [place]), b.const(line, np.int64)])
+    shape = [-1 if item == place else 1 for item in range(rank + 1)]
+    if count is not None:
+        line = b.const(np.arange(count).reshape(shape), np.int64)
+    else:
+        ends = [b.const(0, np.int64), b.reshape(b.ints(depth), ()), b.const(1, np.int64)]
+        line = b.reshape(b.op("Range", ends), tuple(shape))
+    hit = b.op("Equal", [b.unsqueeze(wide, [place]), line])
     on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
     return b.op("Where", [hit, on, off])
 

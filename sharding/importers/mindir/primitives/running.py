@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     computable,
     element_type,
+    filled,
     integer,
     is_float,
     known_rank,
@@ -53,9 +54,9 @@ def _running(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Valu
     wide = computable(b, x)
     place = b.axis(axis, wide)
     length = wide.shape[place] if wide.shape is not None else None
-    if length is None:
-        raise RefusedError(f"the length along axis {axis} must be known")
     rank = known_rank(wide)
+    if length is None:
+        return _stepwise(b, wide, place, fold, neutral)
     step = 1
     while step < length:
         before = [0] * (2 * rank)
@@ -65,6 +66,25 @@ def _running(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Valu
         wide = b.op(fold, [wide, moved])
         step *= 2
     return wide
+
+
+def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
+    """A running fold along an axis whose length only a run tells: one step after the other."""
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    rest = (*shape[:axis], *shape[axis + 1 :])
+    first = filled(b, rest, neutral, x.dtype)
+    lengths = tuple(length if isinstance(length, int) else None for length in rest)
+    so_far, item = (Value(b.fresh(name), x.dtype, lengths) for name in ("so_far", "item"))
+    with b.body() as nodes:
+        folded = b.op(fold, [so_far, item])
+    body = b.graph(nodes, b.fresh("step"), [so_far, item], [folded, folded])
+    last = Value(b.fresh("Scan"), x.dtype, lengths)
+    every = Value(b.fresh("Scan"), x.dtype, (*lengths[:axis], None, *lengths[axis:]))
+    b.add("Scan", [first, x], [last, every], {
+        "body": body, "num_scan_inputs": 1, "scan_input_axes": [axis], "scan_output_axes": [axis]
+    })  # fmt: skip
+    return every
 
 
 @primitive("CumProd", settings=("exclusive", "reverse"))
@@ -108,10 +128,13 @@ def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple
         limits = np.iinfo(wide.dtype)
         neutral = int(limits.min if larger else limits.max)
     values = _running(b, wide, place, "Max" if larger else "Min", neutral)
-    length = wide.shape[place] if wide.shape is not None else 0
-    rank = known_rank(wide)
-    line = np.arange(length or 0).reshape([-1 if axis_ == place else 1 for axis_ in range(rank)])
-    here = b.op("Where", [b.op("Equal", [wide, values]), b.const(line, np.int64), b.const(-1, np.int64)])
+    shape = tuple(-1 if item == place else 1 for item in range(known_rank(wide)))
+    length = b.dim(wide, place)
+    if isinstance(length, int):
+        line = b.const(np.arange(length).reshape(shape), np.int64)
+    else:
+        line = b.reshape(b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)]), shape)
+    here = b.op("Where", [b.op("Equal", [wide, values]), line, b.const(-1, np.int64)])
     return values, _running(b, here, place, "Max", -1)
 
 

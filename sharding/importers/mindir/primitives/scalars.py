@@ -20,6 +20,7 @@ from sharding.importers.mindir.primitives.base import (
     element_type,
     primitive,
 )
+from sharding.importers.mindir.primitives.operands import is_float
 
 _MOST = 1 << 62
 
@@ -46,6 +47,18 @@ def size(b: Builder, node: Node, x: Operand) -> Operand:
     return b.op("Size", [b.value(x)])
 
 
+def _common(b: Builder, x: Operand, y: Operand) -> list[Value]:
+    """Two numbers, at least one of them of a run, in one type: whole ones stay whole among themselves."""
+    held = [item.dtype for item in (x, y) if isinstance(item, Value)]
+    floats = [dtype for dtype in held if is_float(dtype)]
+    if floats or isinstance(x, float) or isinstance(y, float):
+        kind = floats[0] if floats else np.dtype(np.float32)
+    else:
+        kind = max((dtype for dtype in held if dtype.kind != "b"), key=lambda dtype: dtype.itemsize,
+                   default=np.dtype(np.int64))  # fmt: skip
+    return [b.cast(b.value(item, None if isinstance(item, Value) else kind), kind) for item in (x, y)]
+
+
 def _arithmetic(name: str, python: Callable[[Any, Any], Any], onnx: str) -> None:
     @primitive(f"Scalar{name}", f"scalar_{name.lower()}")
     def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
@@ -54,8 +67,7 @@ def _arithmetic(name: str, python: Callable[[Any, Any], Any], onnx: str) -> None
             if isinstance(result, int) and abs(result) > _MOST:
                 raise RefusedError("its result is beyond 64-bit integers")
             return result
-        like = next((item.dtype for item in (x, y) if isinstance(item, Value)), None)
-        return b.op(onnx, [b.value(x, like), b.value(y, like)])
+        return b.op(onnx, _common(b, x, y))
 
     convert.__doc__ = f"{onnx} of two numbers."
 
@@ -75,6 +87,24 @@ for _name, _python, _onnx in (
     _arithmetic(_name, _python, _onnx)
 
 
+@primitive("ScalarNe", "scalar_ne")
+def scalar_ne(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Whether two numbers differ."""
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return x != y
+    return b.op("Not", [b.op("Equal", _common(b, x, y))])
+
+
+@primitive("SequenceMax", "SequenceMin")
+def sequence_extreme(b: Builder, node: Node, x: Operand) -> Operand:
+    """The largest or smallest number of a tuple."""
+    largest = node.op_type == "SequenceMax"
+    if isinstance(x, tuple) and x and all(isinstance(item, (int, float)) for item in x):
+        return max(x) if largest else min(x)  # type: ignore[type-var]
+    kind = "ReduceMax" if largest else "ReduceMin"
+    return b.op(kind, [b.ints(x)], {"keepdims": 0})
+
+
 @primitive("ScalarDiv", "scalar_div")
 def scalar_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """True division, as floating point."""
@@ -92,15 +122,15 @@ def _floored(b: Builder, x: Value, y: Value) -> Value:
     return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, signs]), x.dtype)])
 
 
-@primitive("ScalarFloorDiv", "scalar_floordiv", "scalar_floor_div")
+@primitive("ScalarFloorDiv", "ScalarFloordiv", "scalar_floordiv", "scalar_floor_div")
 def scalar_floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """Division that rounds down."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         return x // y
-    one, other = b.value(x), b.value(y)
-    if one.dtype.kind == "i" and other.dtype == one.dtype:
+    one, other = _common(b, x, y)
+    if one.dtype.kind == "i":
         return _floored(b, one, other)
-    return b.op("Floor", [b.op("Div", [b.cast(one, np.float32), b.cast(other, np.float32)])])
+    return b.op("Floor", [b.op("Div", [one, other])])
 
 
 @primitive("ScalarMod", "scalar_mod")
@@ -108,7 +138,39 @@ def scalar_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """The rest of that division, with the divisor's sign."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         return x % y
-    return b.op("Mod", [b.value(x), b.value(y)])
+    one, other = _common(b, x, y)
+    if one.dtype.kind == "i":
+        return b.op("Mod", [one, other])
+    return b.op("Sub", [one, b.op("Mul", [b.op("Floor", [b.op("Div", [one, other])]), other])])
+
+
+@primitive("ScalarPow", "scalar_pow")
+def scalar_pow(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """A power of two numbers; of whole ones, whole."""
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+        if abs(y) > _MOST.bit_length() and abs(x) > 1:
+            raise RefusedError("its result is beyond 64-bit integers")
+        result = x**y
+        if isinstance(result, complex):
+            raise RefusedError("its result is no real number")
+        return result
+    return b.op("Pow", _common(b, x, y))
+
+
+@primitive("ScalarLog", "scalar_log")
+def scalar_log(b: Builder, node: Node, x: Operand) -> Operand:
+    """The natural logarithm, as floating point."""
+    return b.op("Log", [b.cast(b.value(x), np.float32)])
+
+
+@primitive("is_", "is_not")
+def same_object(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+    """Whether two are the same, which is decided for what is no tensor of a run: None, truths, texts."""
+    if isinstance(x, (Value, tuple)) and isinstance(y, (Value, tuple)):
+        raise RefusedError("whether two tensors are one has no conversion")
+    same = not isinstance(x, (Value, tuple)) and not isinstance(y, (Value, tuple)) and x == y
+    same = same and type(x) is type(y)
+    return same if node.op_type == "is_" else not same
 
 
 @primitive("ScalarUsub", "ScalarSub1", "scalar_usub")
@@ -256,9 +318,15 @@ def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Oper
 def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """Whether two tuples of integers are the same."""
     one, other = b.known_ints(x), b.known_ints(y)
-    if one is None or other is None:
-        raise RefusedError("its tuples are not known before it runs")
-    return one == other
+    if one is not None and other is not None:
+        return one == other
+    if not isinstance(x, tuple) or not isinstance(y, tuple):
+        raise RefusedError("the length of its tuples is not known before it runs")
+    if len(x) != len(y):
+        return False
+    return b.reshape(b.cast(b.op("ReduceMin", [
+        b.cast(b.op("Equal", [b.ints(x), b.ints(y)]), np.int32)
+    ], {"keepdims": 0}), np.bool_), ())  # fmt: skip
 
 
 @primitive("InSequence", "in_sequence")
