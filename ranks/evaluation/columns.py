@@ -150,6 +150,8 @@ class Archive(Shard):
             for entry in archive.namelist():
                 if entry.endswith(".npy"):
                     where = f"{path}: array {entry[:-4]!r}"
+                    if entry[:-4] in headers:
+                        raise EvaluationError(f"{where} is there twice.")
                     with readable(where), archive.open(entry) as member:
                         headers[entry[:-4]], _ = parse_header(member, where)
         super().__init__(str(path), headers)
@@ -211,11 +213,15 @@ def find_shards(path: Path) -> list[Shard]:
             )
         return [Archive(path)]
     if not path.is_dir():
-        raise EvaluationError(
-            f"{path}: no such file or folder; expected an .npz file, or a folder of .npz or .npy files."
-        )
+        state = "a device or pipe" if path.exists() else "no such file or folder"
+        raise EvaluationError(f"{path}: {state}; expected an .npz file, or a folder of .npz or .npy files.")
     with readable(str(path)):
         found = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    for entry in found:
+        if (
+            entry.suffix in {".npz", ".npy"} and not entry.is_file()
+        ):  # to open a pipe would wait for its writer
+            raise EvaluationError(f"{entry} is no file that can be read; expected arrays.")
     archives = [entry for entry in found if entry.suffix == ".npz"]
     arrays = [entry for entry in found if entry.suffix == ".npy"]
     if archives and arrays:

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from onnx import TensorProto, helper
 import ranks
 from launcher import cli
 from ranks.errors import ShardrunError
+from ranks.evaluation import columns
 from tests.launcher.cli_tools import environment, mpirun, save_mlp, shardrun
 
 RANDOM = np.random.default_rng(3)
@@ -234,6 +236,51 @@ def test_damaged_files(model: Path, data: Path, tmp_path: Path) -> None:
         archive(tmp_path / "d.npz", x=header + b"\0" * 64, label=label)
         with pytest.raises(RuntimeError, match=message):
             loaded.eval(tmp_path / "d.npz", "accuracy")
+
+
+def test_pipes_arrays_that_are_there_twice_and_more_than_fits_into_memory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = built(model)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    np.savez(folder / "a.npz", x=X, label=LABELS)
+    for name in ("b.npz", "b.npy"):
+        os.mkfifo(folder / name)
+        with pytest.raises(RuntimeError, match=f"{name} is no file that can be read"):
+            loaded.eval(folder, "accuracy")
+        (folder / name).unlink()
+    with pytest.raises(RuntimeError, match="a device or pipe; expected"):
+        loaded.eval("/dev/zero", "accuracy")
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as made, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the name that is there already
+        for name, array in (("x", X), ("label", LABELS), ("label", LABELS)):
+            made.writestr(f"{name}.npy", np_bytes(array))
+    with pytest.raises(RuntimeError, match="array 'label' is there twice"):
+        loaded.eval(tmp_path / "d.npz", "accuracy")
+    monkeypatch.setattr(columns, "free_memory", lambda: 1 << 30)
+    text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (101, 1000000000)}"
+    label = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    archive(tmp_path / "d.npz", x=np_bytes(X), label=label)
+    with pytest.raises(RuntimeError, match="array 'label': 128 GB are to be read into memory"):
+        loaded.eval(tmp_path / "d.npz", "mse")
+
+
+def test_a_sequence_is_no_prediction(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+        [helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)],
+    )
+    path = tmp_path / "s.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    np.savez(tmp_path / "d.npz", x=X, label=LABELS)
+    with pytest.raises(RuntimeError, match="the output 'parts' is a sequence or a map"):
+        built(path).eval(tmp_path / "d.npz", "accuracy")
+    done = shardrun("eval", path, "--data", tmp_path / "d.npz", "--metric", "accuracy", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "'parts' is a sequence or a map" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,31 @@ def test_what_does_not_fit(metric: Any, prediction: Any, labels: Any, message: s
 def test_unknown_metrics(metrics: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         collect(metrics)
+
+
+def test_cosines_of_any_size() -> None:
+    """Nothing is squared that is too large, or too small, for it; what has no cosine is NaN, without a
+    warning."""
+    a, b = RANDOM.standard_normal((2, 20, 7))
+    want = float(np.mean((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scale in (1.0, 1e300, 1e-300):
+            assert value("cosine", (a * scale, b)) == pytest.approx(want, rel=1e-12)
+            assert value("cosine", (a, b * scale)) == pytest.approx(want, rel=1e-12)
+        assert value("cosine", (a * 0, b)) == 0
+        assert math.isnan(value("cosine", (a, b * np.inf)))
+        assert math.isnan(value("cosine", (a * np.nan, b)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.float64(1e300), np.float32(-np.inf), np.float64(2.0**63), np.uint64(2**63), np.uint64(2**64 - 1)],
+)
+def test_labels_beyond_all_class_numbers(wrong: Any) -> None:
+    labels = np.full(37, wrong)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scores in (SCORES, LABELS.astype(np.uint64) if wrong.dtype.kind == "u" else SCORES):
+            with pytest.raises(EvaluationError, match="labels are class numbers, but one is"):
+                value("accuracy", (scores, labels), ignore=-1)
