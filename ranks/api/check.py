@@ -6,6 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -44,10 +46,16 @@ def check_sequence(name: str, value: object, what: str = "") -> None:
         raise TypeError(f"{name} must be list or tuple{what}, but got {type(value)}.")
 
 
+def _index(value: Any) -> int:
+    if isinstance(value, np.bool_):  # that it is no number is an error of numpy's in its later releases
+        raise TypeError
+    return operator.index(value)
+
+
 def integer(name: str, value: Any) -> int:
     """``value`` as an int, be it one of numpy or torch; raises `TypeError` for what is no whole number."""
     try:
-        return operator.index(value)
+        return _index(value)
     except TypeError:
         raise TypeError(f"{name} must be int, but got {type(value)}.") from None
 
@@ -64,7 +72,7 @@ def integers(name: str, values: Sequence[Any]) -> list[int]:
     found = []
     for index, value in enumerate(values):
         try:
-            found.append(operator.index(value))
+            found.append(_index(value))
         except TypeError:
             raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None
     return found

@@ -131,7 +131,7 @@ def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
     w1, w2 = weights_of("columns and rows", 5)["w1"], weights_of("columns and rows", 5)["w2"]
     refused: list[tuple[Given, str, str]] = [
         (lambda r: {"w1": w1} if r == 0 else TypeError("no tensor"), "Rank 1 refuses", "no tensor"),
-        (lambda r: {"w1": w1} if r == 1 else {}, "given on the ranks 1 of 2", "given on the ranks 1 of 2"),
+        (lambda r: {"w1": w1} if r == 1 else {}, "given on rank 1 of 2", "given on rank 1 of 2"),
         (lambda r: {}, "No weights were given", "No weights were given"),
         (lambda r: {"w1": w1} if r == 0 else {"w2": w2}, "Rank 1 was given other", "Rank 1 was given other"),
         (lambda r: {"q": w1} if r == 0 else {}, "'q' is not variable", "Rank 0 refuses"),
