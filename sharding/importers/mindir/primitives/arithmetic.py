@@ -264,8 +264,8 @@ def lerp(b: Builder, node: Node, start: Operand, end: Operand, weight: Operand) 
     return binary(b, node, "Add", start, change)
 
 
-def _log_add(b: Builder, node: Node, x: Operand, y: Operand, base: float) -> Value:
-    first, second = (floating(b, item) for item in common(b, node, x, y))
+def log_add(b: Builder, first: Value, second: Value, base: float) -> Value:
+    """The logarithm of the sum of two powers of a base, without overflow; not of two infinities."""
     larger = b.op("Max", [first, second])
     distance = b.op("Neg", [b.op("Abs", [b.op("Sub", [first, second])])])
     scale = scalar(b, np.log(base), distance)
@@ -277,13 +277,15 @@ def _log_add(b: Builder, node: Node, x: Operand, y: Operand, base: float) -> Val
 @primitive("LogAddExp")
 def log_add_exp(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """log(exp x + exp y), without overflow."""
-    return _log_add(b, node, x, y, np.e)
+    first, second = (floating(b, item) for item in common(b, node, x, y))
+    return log_add(b, first, second, np.e)
 
 
 @primitive("LogAddExp2")
 def log_add_exp2(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """log2(2^x + 2^y), without overflow."""
-    return _log_add(b, node, x, y, 2.0)
+    first, second = (floating(b, item) for item in common(b, node, x, y))
+    return log_add(b, first, second, 2.0)
 
 
 _BITS = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}

@@ -15,6 +15,7 @@ from sharding.importers.mindir.primitives.operands import (
     filled,
     integer,
     is_float,
+    joined_length,
     known_rank,
     number,
     promoted,
@@ -162,9 +163,11 @@ def matrix_band_part(b: Builder, node: Node, x: Value, lower: Operand, upper: Op
 @primitive("Diag")
 def diag(b: Builder, node: Node, x: Value) -> Value:
     """A tensor along the diagonal of one with its axes twice."""
-    if known_rank(x) != 1:
-        raise RefusedError(f"only a vector can be made a diagonal here, found {x.rank} axes")
-    return _diagonal_matrix(b, x, 0)
+    if known_rank(x) == 1:
+        return _diagonal_matrix(b, x, 0)
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    return b.reshape(_diagonal_matrix(b, b.reshape(x, (joined_length(x, range(len(shape))),)), 0), shape * 2)
 
 
 @primitive("DiagExt", settings=("diagonal",))
@@ -190,10 +193,45 @@ def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
 
 @primitive("DiagPart")
 def diag_part(b: Builder, node: Node, x: Value) -> Value:
-    """The diagonal of a matrix."""
-    if known_rank(x) != 2:
-        raise RefusedError(f"only a matrix has a diagonal here, found {x.rank} axes")
-    return diagonal_of(b, x, 0, 0, 1)
+    """The diagonal of a matrix, or of a tensor that has each of its first axes twice."""
+    half = known_rank(x) // 2
+    if known_rank(x) != 2 * half or not half:
+        raise RefusedError(f"a tensor with {x.rank} axes has not each of them twice")
+    if half == 1:
+        return diagonal_of(b, x, 0, 0, 1)
+    shape = b.shape_of(x)
+    assert isinstance(shape, tuple)
+    length = joined_length(x, range(half))
+    if length < 0:
+        raise RefusedError("its lengths must be known")
+    return b.reshape(diagonal_of(b, b.reshape(x, (length, length)), 0, 0, 1), shape[:half])
+
+
+def _places(name: str, lower: bool) -> None:
+    def convert(
+        b: Builder,
+        node: Node,
+        *,
+        row: Operand = 0,
+        col: Operand = 0,
+        offset: Operand = 0,
+        dtype: Operand = None,
+    ) -> Value:
+        rows, columns, by = (integer(b, item, "row, col and offset") for item in (row, col, offset))
+        if max(rows, columns) > 1 << 13:
+            raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
+        whole = np.ones((rows, columns), bool)
+        found = np.stack(np.nonzero(np.tril(whole, by) if lower else np.triu(whole, by)))
+        return b.const(found, element_type(dtype, result_type(node, INT64)))
+
+    convert.__doc__ = (
+        f"The places of a matrix's {'lower' if lower else 'upper'} triangle: rows, then columns."
+    )
+    primitive(name, settings=("row", "col", "offset", "dtype"))(convert)
+
+
+_places("TrilIndices", True)
+_places("TriuIndices", False)
 
 
 @primitive("Diagonal", "DiagonalView", settings=("offset", "dim1", "dim2"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.indexing import indices_of
+from sharding.importers.mindir.primitives.indexing import END, indices_of
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
@@ -96,6 +96,34 @@ def arg_sort(
 ) -> Value:
     """The places in order along an axis."""
     return _sorted(b, x, dim, descending)[1]
+
+
+@primitive("Median", settings=("global_median", "axis", "keep_dims", "ignore_nan"))
+def median_along(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    global_median: Operand = False,
+    axis: Operand = 0,
+    keep_dims: Operand = False,
+    ignore_nan: Operand = False,
+) -> Operand:
+    """The lower of the middle elements along an axis, or of all, and its place."""
+    if ignore_nan:
+        raise RefusedError("ignore_nan has no conversion")
+    wide = computable(b, x)
+    if global_median or x.rank == 0:
+        wide = b.reshape(wide, (-1,))
+    place = 0 if global_median or x.rank == 0 else b.axis(integer(b, axis, "axis"), wide)
+    length = wide.shape[place] if wide.shape is not None else None
+    if not length:
+        raise RefusedError("the number of elements must be known and not 0")
+    values, places = _top(b, wide, (length + 1) // 2, place, False)
+    ends = [b.ints((-1,)), b.ints((END,)), b.ints((place,))]
+    found = [b.op("Slice", [item, *ends]) for item in (values, places)]
+    keep = bool(keep_dims) and not global_median and x.rank != 0
+    return tuple(found) if keep else tuple(b.squeeze(item, [place]) for item in found)
 
 
 @primitive("NonZero")

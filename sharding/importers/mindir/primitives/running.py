@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.primitives.arithmetic import log_add
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     computable,
     element_type,
     filled,
+    floating,
     integer,
     is_float,
     known_rank,
@@ -116,6 +118,34 @@ def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     return b.op("Slice", [
         x, b.ints((-1,) * count), b.ints((-(2**62),) * count), b.ints(tuple(axes)), b.ints((-1,) * count)
     ])  # fmt: skip
+
+
+@primitive("CumulativeLogsumexp", settings=("exclusive", "reverse"))
+def cumulative_logsumexp(
+    b: Builder,
+    node: Node,
+    x: Value,
+    axis: Operand = 0,
+    *,
+    exclusive: Operand = False,
+    reverse: Operand = False,
+) -> Value:
+    """The logarithm of the running sum of the exponentials along an axis, by doubling as in `_running`."""
+    wide = floating(b, x)
+    place = b.axis(integer(b, axis, "axis"), wide)
+    length = wide.shape[place] if wide.shape is not None else None
+    if exclusive or length is None:
+        raise RefusedError("it needs a length that is known, and has no conversion for exclusive")
+    found = flipped(b, wide, [place]) if reverse else wide
+    step, before = 1, [0] * (2 * known_rank(wide))
+    while step < length:
+        before[place] = step
+        kept = b.op("Slice", [found, b.ints((0,)), b.ints((length - step,)), b.ints((place,))])
+        lowest = scalar(b, np.finfo(wide.dtype).min, wide)
+        moved = b.op("Pad", [kept, b.const(before, np.int64), lowest])
+        found = log_add(b, found, moved, np.e)
+        step *= 2
+    return flipped(b, found, [place]) if reverse else found
 
 
 def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple[Value, Value]:

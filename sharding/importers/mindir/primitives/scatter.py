@@ -49,6 +49,14 @@ _tensor_scatter("max", "TensorScatterMax")
 _tensor_scatter("min", "TensorScatterMin")
 
 
+@primitive("TensorScatterDiv")
+def tensor_scatter_div(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    """Divided by index vectors along the first axes."""
+    if not is_float(x.dtype):
+        raise RefusedError("integers divided by place have no conversion")
+    return _scatter_nd(b, x, indices, b.op("Reciprocal", [computable(b, updates)]), "mul")
+
+
 @primitive("TensorScatterSub")
 def tensor_scatter_sub(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
     """Taken away by index vectors along the first axes."""
