@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ranks.errors import WeightsError
-from ranks.weights.handle import Address
+from ranks.weights.handle import Address, is_nonce
 from ranks.weights.protocol import (
     MOST_DESCRIPTORS,
     PROTOCOL,
@@ -23,6 +23,7 @@ from ranks.weights.protocol import (
     Part,
     close_all,
     credentials,
+    printable,
     receive,
     send,
     step,
@@ -110,7 +111,7 @@ class Connection:
             raise TimeoutError
         try:
             new = again()
-        except LateError:
+        except _LateError:
             self._not_before = time.monotonic() + AGAIN_SECONDS
             raise TimeoutError(f"process {self.owner}, the owner of the weights, does not answer.") from None
         except WeightsError as error:
@@ -139,7 +140,7 @@ class Connection:
             peer.close()
 
 
-class LateError(WeightsError):
+class _LateError(WeightsError):
     """The owner is there but does not answer in time."""
 
 
@@ -157,14 +158,21 @@ def connect(
     building its model. ``check`` looks at the owner's process id before it is waited for. Raises
     `WeightsError`, and what ``check`` raises.
     """
+    try:
+        return _connect(address, seconds, address.is_name if wait is None else wait, check)
+    except _LateError as error:
+        raise WeightsError(str(error)) from None
+
+
+def _connect(address: Address, seconds: float, wait: bool, check: Callable[[int], None]) -> Connection:
+    """As `connect`; raises `_LateError` where the owner does not answer in time."""
     deadline = time.monotonic() + seconds
-    wait = address.is_name if wait is None else wait
     pause = 0.002
     while True:
         found = _try(address, seconds, deadline, wait, check)
         if found is not None:
             same = functools.partial(_check_same, found.owner)
-            found.again = functools.partial(connect, address, ANSWER_SECONDS, wait=False, check=same)
+            found.again = functools.partial(_connect, address, ANSWER_SECONDS, False, same)
             return found
         left = deadline - time.monotonic()
         if left <= 0:
@@ -194,7 +202,7 @@ def _try(
             if time.monotonic() < deadline:
                 peer.close()
                 return None
-            raise LateError(
+            raise _LateError(
                 f"the owner of {address} did not take this connection within {seconds:g} s."
             ) from None
         except OSError:
@@ -228,9 +236,8 @@ def _shake_hands(
             peer.close()
             return None
         theirs = _told(challenge, owner).get("nonce")
-        if (challenge and challenge.data and challenge.data.get("protocol")) != PROTOCOL or not isinstance(
-            theirs, str
-        ):
+        spoken = challenge and challenge.data and challenge.data.get("protocol")
+        if spoken != PROTOCOL or not isinstance(theirs, str) or not is_nonce(theirs):
             raise WeightsError(f"process {owner} shares weights in the way of another version of shardrun.")
         step("challenged")
         ours = secrets.token_hex(16)
@@ -240,7 +247,7 @@ def _shake_hands(
         step("proved")
         answer = receive(peer, MOST_DESCRIPTORS)
     except (BlockingIOError, TimeoutError):
-        raise LateError(
+        raise _LateError(
             f"process {owner}, the owner of the weights, did not answer within {seconds:g} s: it may still "
             "be building its model, or be stopped."
         ) from None
@@ -281,7 +288,7 @@ def _told(packet: Packet | None, owner: int) -> dict[str, Any]:
 def _sentence(packet: Packet) -> str:
     """The owner's reason, made fit to be printed."""
     text = str((packet.data or {}).get("refused", "")).rstrip(".")[:600]
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable(text)
 
 
 def _hang_up_in_child() -> None:

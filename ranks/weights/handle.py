@@ -54,6 +54,11 @@ class Address:
         return hmac.compare_digest(proof, self.prove(who, *nonces))
 
 
+def is_nonce(value: object) -> bool:
+    """Whether what the other side sent is a nonce: letters and digits, not too many."""
+    return isinstance(value, str) and value.isascii() and value.isalnum() and len(value) <= 64
+
+
 def new_handle() -> int:
     """A handle that nobody can guess: 64 bits from the system's generator, never 0."""
     return secrets.randbelow(LARGEST_HANDLE) + 1

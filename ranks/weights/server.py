@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights.handle import Address
+from ranks.weights.handle import Address, is_nonce
 from ranks.weights.peers import Guests
 from ranks.weights.protocol import (
     PROTOCOL,
@@ -257,7 +257,7 @@ class Server:
 
     def _admit(self, guest: _Guest, data: Mapping[str, Any]) -> None:
         nonce = data.get("nonce")
-        if not isinstance(nonce, str) or len(nonce) > 64:
+        if not isinstance(nonce, str) or not is_nonce(nonce):
             raise WeightsError("it did not speak the protocol of this version")
         if not self._address.is_proof(data.get("proof"), "attacher", guest.nonce, nonce):
             raise WeightsError("the handle is wrong")

@@ -20,7 +20,7 @@ from ranks.errors import IdentityError, ModelError, WeightsError
 from ranks.weights import alike, client, peers
 from ranks.weights.client import Connection
 from ranks.weights.handle import address, new_handle
-from ranks.weights.protocol import Part, close_all, step
+from ranks.weights.protocol import Part, close_all, printable, step
 from ranks.weights.request import Attach, Share
 from ranks.weights.server import Offer, Server
 
@@ -249,7 +249,7 @@ def _check_group(pid: int, use: Use) -> None:
 
 def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
     """Raises `WeightsError` where the owner's weights are for something else."""
-    theirs = {key: str(connection.facts.get(key))[:200] for key in facts}
+    theirs = {key: printable(str(connection.facts.get(key))[:200]) for key in facts}
     who = f"process {connection.owner}, which shares the weights,"
     if theirs["model"] != facts["model"]:
         raise WeightsError(

@@ -606,6 +606,30 @@ def test_a_child_that_an_attached_process_forks(path: Path, tmp_path: Path) -> N
         pair.end()
 
 
+def test_a_forked_child_waits_for_a_stopped_owner_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+
+    def again() -> client.Connection:
+        tries.append(now[0])
+        raise client._LateError("no answer.")
+
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = client.Connection(ours, 1, {}, -1, {})
+    connection.again = again
+    connection._hang_up()  # as in a child that was just forked
+    for seconds in (0.0, 1.0, client.AGAIN_SECONDS, 1.0):
+        now[0] += seconds
+        with pytest.raises(TimeoutError):
+            connection.fetch()
+    assert tries == [1000.0, 1001.0 + client.AGAIN_SECONDS]
+    connection.close()
+    with pytest.raises(WeightsError, match="is closed"):
+        connection.fetch()
+    theirs.close()
+
+
 def test_a_child_that_may_not_attach_keeps_its_values(path: Path, tmp_path: Path) -> None:
     """The owner's list has the process that forks, but not the child; the child says so, once."""
     program = """

@@ -308,10 +308,12 @@ def test_socket_held_by_somebody_who_does_not_know_the_handle(workers: Workers, 
         listener.bind(handle.address(number).socket_name)
         listener.listen(8)
         listener.settimeout(30)
+        mine = protocol.PROTOCOL.encode()
         for answer, sentence in (
             (None, "ended or closed its model meanwhile"),
             (b"\xff", "sent something that no owner of weights sends"),
             (b'{"protocol": "other", "nonce": "00"}', "in the way of another version of shardrun"),
+            (b'{"protocol": "%s", "nonce": "\\ud800"}' % mine, "in the way of another version of shardrun"),
             (b'{"refused": "no \\u001b[31m\\nway"}', "refused this process: no ?[31m?way."),
         ):
             guest.start("attach", given=number, path=str(shared_model))
@@ -340,6 +342,7 @@ def test_other_model_device_and_releases(workers: Workers, shared_model: Path, t
         ({"device": "CUDA device 0"}, "runs it on the CPU, but this process on CUDA device 0"),
         ({"runtime": "1.0.0"}, "but this process has 1.0.0, and weights prepared by one release"),
         ({"processor": "x"}, "prepared them for another processor"),
+        ({"variable_weights": "x 'w'"}, "built with none, but this process with 'w'"),
     ):
         guest = workers.new()
         guest.do("pretend", **facts)

@@ -145,6 +145,23 @@ def test_attached_process_that_asks_and_never_listens(monkeypatch: pytest.Monkey
         owner.close()
 
 
+@pytest.mark.parametrize("nonce", ["", "x" * 65, "a|b", "\ud800", "é", 5, None, ["a"]])
+def test_what_is_no_nonce(nonce: object, caplog: pytest.LogCaptureFixture) -> None:
+    where = handle.address(handle.new_handle())
+    owner = server.Server(where, peers.Guests())
+    owner.serve(server.Offer({}, os.open("/", os.O_PATH)))
+    try:
+        with _connected(where) as peer:
+            assert protocol.receive(peer) is not None
+            protocol.send(peer, {"nonce": nonce, "proof": "0" * 64})
+            answer = protocol.receive(peer)
+            assert answer is not None
+            assert answer.data == {"refused": "it did not speak the protocol of this version"}
+    finally:
+        owner.close()
+    assert caplog.records == []  # a guest cannot fill the owner's log
+
+
 def test_a_part_that_fails_ends_that_connection_only() -> None:
     where = handle.address(handle.new_handle())
     owner = server.Server(where, peers.Guests())
