@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import opened, world_size
@@ -49,6 +50,7 @@ def eval_group(job: Job, task: Task) -> None:
             collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
             threads=job.threads,
             timeout=job.timeout,
+            precision=precision.asked(job),
         ) as group,
     ):
         loaded()
@@ -96,7 +98,10 @@ def _eval_joined(
     from ranks.target import load
     from ranks.wire import Kind, Message
 
-    communicator, model = load(path, identity, job.target, collectives=job.collectives, threads=job.threads)
+    communicator, model = load(
+        path, identity, job.target, collectives=job.collectives, threads=job.threads,
+        asked=precision.asked(job),
+    )  # fmt: skip
     loaded()
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTable
 from launcher.hosts import remote_hosts
 from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.model_kinds import check_sliceable, check_whole
+from launcher.ports import check_port, free_port
 from launcher.rank_models import count_files, is_rank_models, missing
 from launcher.watch import Job
 from ranks import wire
@@ -30,6 +29,7 @@ from sharding.text import counted
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
+    from ranks.precision.request import Asked
     from sharding.options import SliceOptions
 
 Array = np.ndarray[Any, Any]
@@ -182,6 +182,7 @@ def start(
     allow_replicated: bool = False,
     options: SliceOptions | None = None,
     environment: Mapping[str, str] | None = None,
+    precision: Asked | None = None,
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
 
@@ -190,7 +191,8 @@ def start(
     that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
     default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
-    300). ``environment``: more variables for the ranks.
+    300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
+    the model's own.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
@@ -212,7 +214,8 @@ def start(
         from launcher import cache
 
         path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
-    job = Job(chosen, ["serve", str(path.resolve()), target], size, environment=variables, table=table)
+    program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]
+    job = Job(chosen, program, size, environment=variables, table=table)
     return Group(job, timeout, path)
 
 
@@ -319,7 +322,7 @@ def rank_environment(
     address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
     port = chosen.get("MASTER_PORT")
     variables["MASTER_ADDR"] = address
-    variables["MASTER_PORT"] = str(_free_port() if port is None else _check_port(port, address))
+    variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
     return {**variables, **(more or {})}
 
 
@@ -335,35 +338,6 @@ def check_collectives(collectives: str, target: str | None = None) -> None:
             f"The {collectives} collectives do not join ranks on the target {target}: give --target {needed} "
             f"(in Python: target={needed!r}), or leave the choice of collectives to auto."
         )
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def _check_port(text: str, address: str) -> int:
-    """A port that the user chose: refused where it is taken, which the ranks would find out later and less
-    clearly."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536):
-        raise ConfigError(
-            f"The environment variable MASTER_PORT must be a port from 1 to 65535, but is {text[:80]!r}."
-        )
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((address, int(text)))
-        except OSError as error:
-            # Any other error only says that the address is another host's.
-            if error.errno == errno.EADDRINUSE:
-                raise LaunchError(
-                    f"Port {text} of {address} (MASTER_PORT) is taken by another program: choose "
-                    "another port, or unset "
-                    "MASTER_PORT to have a free one chosen."
-                ) from None
-    return int(text)
 
 
 def _check_symbols(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:

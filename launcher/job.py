@@ -53,6 +53,8 @@ class Job:
     repeat: int = 1
     verify: bool = False
     against: Path | None = None
+    precision_mode: str | None = None
+    execution_plan: Mapping[str, str] = field(default_factory=dict)
     dec_key_file: Path | None = None
     dec_mode: str | None = None
     key: Key | None = field(default=None, repr=False)
@@ -86,6 +88,10 @@ class Job:
             raise ConfigError(
                 f"{', '.join(given)}: {self.model} is sliced already; give the model itself to slice it anew"
             )
+        if self.precision_mode is not None or self.execution_plan:
+            from launcher import precision
+
+            precision.check(self)
         if self.key is not None:
             from launcher.decryption import check_key
 
@@ -119,6 +125,10 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
     given = {name: value for name, value in flags.items() if name in NAMES and value is not None}
     if "dims" in given:
         given["dims"] = {**job.dims, **parse_dims(given["dims"])}
+    if "execution_plan" in given:
+        from launcher.precision import parse_plan
+
+        given["execution_plan"] = {**job.execution_plan, **dict(parse_plan(given["execution_plan"]))}
     if "inputs" in given:
         given["inputs"] = tuple(given["inputs"])
     job = replace(job, **given)

@@ -48,6 +48,8 @@ class JobFile(BaseModel):
     repeat: Annotated[int, Field(ge=1, le=10**9)] | None = None
     verify: bool | None = None
     against: Text | None = None
+    precision_mode: Text | None = None
+    execution_plan: dict[Text, Literal["float16", "float32"]] | None = None
     dec_key_file: Text | None = None
     dec_mode: Literal["AES-GCM", "AES-CBC"] | None = None
 
@@ -77,11 +79,17 @@ EXPECTED = {
     "repeat": "a whole number from 1 up",
     "verify": "true or false",
     "against": "the path of a model",
+    "precision_mode": "a precision mode of the target, such as enforce_fp32",
+    "execution_plan": "a mapping of names of nodes or types of operators to float16 or float32",
     "dec_key_file": "the path of a file with a key",
     "dec_mode": "one of AES-GCM, AES-CBC",
 }
 
-_EXPECTED_INSIDE = {"dims": f"a length from 0 to {MAX_DIM}", "inputs": "the path of a file"}
+_EXPECTED_INSIDE = {
+    "dims": f"a length from 0 to {MAX_DIM}",
+    "inputs": "the path of a file",
+    "execution_plan": "float16 or float32",
+}
 
 
 def read_job_file(path: Path) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import Opened, check_reference, opened, reference_key, source_of, world_size
@@ -81,6 +82,7 @@ def run_group(job: Job) -> None:
             collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
             threads=job.threads,
             timeout=job.timeout,
+            precision=precision.asked(job),
         ) as group:
             model.loaded()
             loaded = time.perf_counter() - began
@@ -129,8 +131,9 @@ def _run_joined(
 
     began = time.perf_counter()
     communicator, model = load(
-        made.path, identity, job.target, collectives=job.collectives, threads=job.threads
-    )
+        made.path, identity, job.target, collectives=job.collectives, threads=job.threads,
+        asked=precision.asked(job),
+    )  # fmt: skip
     made.loaded()
     loaded = time.perf_counter() - began
     given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
@@ -201,7 +204,8 @@ def finish(
         save_outputs(job.output, result.outputs)
         print(f"wrote {job.output}")
     if source is not None:
-        compare(manifest, feeds, result, source, reference_key(job, source))
+        short = precision.computed(precision.asked(job), job.target)
+        compare(manifest, feeds, result, source, reference_key(job, source), short)
 
 
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
@@ -238,16 +242,24 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def compare(
-    manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path, key: Key | None = None
+def compare(  # noqa: PLR0917 - what `finish` was given
+    manifest: Manifest,
+    feeds: Mapping[str, Any],
+    result: Result,
+    source: Path,
+    key: Key | None = None,
+    computed: Iterable[str] = (),
 ) -> None:
-    """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance."""
+    """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance.
+
+    ``computed``: types that the ranks compute in, besides those of weights and outputs.
+    """
     from launcher.report import print_table
     from launcher.verify import check, compare_outputs, run_reference
 
     reference = run_reference(source, feeds, key=key)
-    weights = {weight.dtype for weight in manifest.weights.values()}
-    comparisons = compare_outputs(result.outputs, reference, weights)
+    types = {weight.dtype for weight in manifest.weights.values()} | set(computed)
+    comparisons = compare_outputs(result.outputs, reference, types)
     rows = [
         [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS", c.note]
         for c in comparisons

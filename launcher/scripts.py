@@ -181,10 +181,13 @@ def _arguments(job: Job) -> list[str]:
         ("--collectives", job.collectives),
         ("--threads", job.threads),
         ("--timeout", job.timeout),
+        ("--precision-mode", job.precision_mode),
         ("--seed", job.seed),
         ("--repeat", job.repeat if job.repeat > 1 else None),
     ):
         arguments += [flag, str(value)] if value is not None else []
+    for name, kind in job.execution_plan.items():
+        arguments += ["--execution-plan", f"{name}={kind}"]
     if job.verify:
         arguments += ["--verify"]
     for flag, path in (("--output", job.output), ("--against", job.against)):

@@ -1,4 +1,5 @@
-"""What every started process runs: ``python -m ranks.boot serve MODEL [TARGET]`` or ``exec SCRIPT [ARG]...``.
+"""What every started process runs: ``python -m ranks.boot serve MODEL [TARGET [PRECISION]]`` or
+``exec SCRIPT [ARG]...``.
 
 It says hello to the launcher, does its work, and makes sure that an exception ends the process at once and
 with its text reported: after MPI is up, Python's ordinary exit would wait for the other ranks, which wait
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from ranks.control import Control
 
-USAGE = "usage: python -m ranks.boot serve MODEL [TARGET] | exec SCRIPT [ARG]..."
+USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCRIPT [ARG]..."
 
 
 def main(program: Sequence[str]) -> None:
@@ -47,7 +48,7 @@ def main(program: Sequence[str]) -> None:
         if program[0] == "serve":
             from ranks.serve import serve
 
-            serve(program[1], program[2] if len(program) > 2 else "cpu", identity, control)
+            serve(identity, control, *program[1:4])
         else:
             from ranks.compat import run_script
 

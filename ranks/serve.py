@@ -16,18 +16,25 @@ if TYPE_CHECKING:
     from ranks.spread import Spreader
 
 
-def serve(path: str, target: str, identity: Identity, control: Control | None) -> None:
-    """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop."""
+def serve(
+    identity: Identity, control: Control | None, path: str, target: str = "cpu", precision: str = ""
+) -> None:
+    """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
+
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none.
+    """
     if control is None:
         raise ShardrunError(
             "`ranks.boot serve` is started by shardrun's launchers only (SHARDRUN_CONTROL is not set): "
             "use `shardrun run`, or launcher.start() from Python."
         )
+    from ranks.precision.request import Asked
     from ranks.spread import Spreader
     from ranks.target import load
 
     began = time.perf_counter()
-    communicator, model = load(path, identity, target)
+    asked = Asked.from_text(precision) if precision else None
+    communicator, model = load(path, identity, target, asked=asked)
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )

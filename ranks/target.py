@@ -11,9 +11,11 @@ from ranks.errors import DeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ranks.api.targets import Placement
     from ranks.collectives.base import Communicator
     from ranks.executor import RankModel
     from ranks.identity import Identity
+    from ranks.precision.request import Asked, Precision
 
 TARGETS = ("cpu", "gpu", "ascend")
 _ON_DEVICE = {"nccl": "gpu", "hccl": "ascend"}
@@ -26,13 +28,14 @@ def load(
     *,
     collectives: str | None = None,
     threads: int | None = None,
+    asked: Asked | None = None,
 ) -> tuple[Communicator, RankModel]:
     """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
 
     A rank on a device takes the one that the launcher or the rank table gives it, else the one with its
-    local rank's number. Returns the communicator for arrays in host memory, by which inputs travel, and the
-    model. Raises `DeviceError` where this machine cannot serve the target, and what `ranks.group.join` and
-    `ranks.executor.load` raise.
+    local rank's number. ``asked``: in which types it computes, if not in the model's own. Returns the
+    communicator for arrays in host memory, by which inputs travel, and the model. Raises `DeviceError` where
+    this machine cannot serve the target, and what `ranks.group.join` and `ranks.executor.load` raise.
     """
     if target not in TARGETS:
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
@@ -44,7 +47,7 @@ def load(
                 "leave the choice of collectives to auto."
             )
         host = group.join(identity, collectives)
-        return host, executor.load(path, communicator=host, threads=threads)
+        return host, executor.load(path, communicator=host, threads=threads, precision=_precision(asked))
 
     from ranks import devices
     from ranks.api.context import Context
@@ -58,7 +61,8 @@ def load(
     else:
         context.ascend.device_id = device
     try:
-        placement = place(context)
+        placement = place(context, modes=((target, asked.mode),) if asked and asked.mode else ())
+        precision = _precision(asked, target, placement)
     except DeviceError as error:
         raise DeviceError(
             f"The target {target!r} cannot be served here: {error.__cause__ or error} To run on the CPU, "
@@ -75,5 +79,18 @@ def load(
         providers=placement.providers,
         provider_options=placement.options,
         device_id=placement.device_id,
+        precision=precision,
     )
     return host, model
+
+
+def _precision(
+    asked: Asked | None, target: str = "cpu", placement: Placement | None = None
+) -> Precision | None:
+    """What is left to do in the graph. Raises `ShardrunError` for a plan that the device cannot keep to."""
+    if not asked:
+        return None
+    from ranks.api import precision_options
+    from ranks.api.targets import Placement
+
+    return precision_options.left(target, placement or Placement(), asked.mode, asked.plan)

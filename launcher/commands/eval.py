@@ -9,6 +9,7 @@ from launcher.commands.options import (
     ABSENT,
     add_decryption,
     add_launching,
+    add_precision,
     add_ranks,
     add_slicing,
     add_target,
@@ -77,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser)
     add_launching(parser)
     add_target(parser)
+    add_precision(parser)
     add_slicing(parser)
     add_decryption(parser)
     parser.add_argument(

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError
 from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from ranks.precision.request import MODES
 from sharding.options import STRATEGIES
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
 ABSENT = argparse.SUPPRESS
+PRECISION_MODES = tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes))
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -85,6 +87,20 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--target", choices=TARGETS, default=ABSENT,
         help="what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
         "with its local rank's number",
+    )  # fmt: skip
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """In which types nodes compute."""
+    parser.add_argument(
+        "--precision-mode", metavar="MODE", choices=PRECISION_MODES, default=ABSENT,
+        help="enforce_fp32 or preferred_fp16 (cpu, gpu); enforce_fp32, preferred_fp32, enforce_fp16, "
+        "enforce_origin or preferred_optimal (ascend); default: the model's own types",
+    )  # fmt: skip
+    parser.add_argument(
+        "--execution-plan", metavar="NAME=TYPE", action="append", default=ABSENT,
+        help="float16 or float32 for a node, or for all of a type of operators, such as MatMul=float16; "
+        "repeatable",
     )  # fmt: skip
 
 

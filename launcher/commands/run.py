@@ -9,6 +9,7 @@ from launcher.commands.options import (
     add_data,
     add_decryption,
     add_launching,
+    add_precision,
     add_ranks,
     add_slicing,
     add_target,
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser)
     add_launching(parser)
     add_target(parser)
+    add_precision(parser)
     add_slicing(parser)
     add_decryption(parser)
     add_data(parser, "--output")

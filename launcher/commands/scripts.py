@@ -12,6 +12,7 @@ from launcher.commands.options import (
     ABSENT,
     add_data,
     add_decryption,
+    add_precision,
     add_ranks,
     add_runtime,
     add_slicing,
@@ -41,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser)
     add_runtime(parser)
     add_target(parser)
+    add_precision(parser)
     add_slicing(parser)
     add_decryption(parser)
     add_data(parser, "--save")

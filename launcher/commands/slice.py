@@ -56,6 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--annotate", metavar="FILE.onnx", type=Path,
         help="write a copy of the model with the plan as multi-device annotations (ONNX IR 11)",
     )  # fmt: skip
+    for flag in ("--precision-mode", "--execution-plan"):
+        parser.add_argument(flag, dest="precision", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_slicing(parser)
     add_decryption(parser)
@@ -113,6 +115,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises `ConfigError` for what the command's own options do not allow."""
+    if args.precision:
+        raise ConfigError(
+            "slice: slices keep the model's types; give --precision-mode and --execution-plan to `shardrun "
+            "run` or `shardrun eval`, which run them"
+        )
     if args.output is not None and args.plan_only:
         raise ConfigError("slice: --output and --plan-only exclude each other")
     if args.output is None and not (args.plan_only or args.save_plan or args.annotate):

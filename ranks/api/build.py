@@ -245,10 +245,8 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         threads = default_threads(identity.local_size or identity.world_size)
     precision_options.warn_of_others(target_of(context), options.precision_modes)
     placement = place(context, options.engine_cache, options.precision_modes)
-    # What a device would do by itself is not done on the CPU where SHARDRUN_TARGET names that instead.
     mode = precision_options.chosen(context, target_of(context), options.precision_modes)
-    on_cpu = len(placement.providers) == 1 and target_of(context) != "cpu"
-    precision = precision_options.of_graph(placement, "" if on_cpu else mode, options.execution_plan)
+    precision = precision_options.left(target_of(context), placement, mode, options.execution_plan)
     cores = tuple(context.cpu.thread_affinity_core_list)
     from ranks.imported import as_onnx
 

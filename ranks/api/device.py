@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from ranks.api.check import check_choice, check_isinstance, count, integer, list_of_integers
 from ranks.api.notice import warn_user
+from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
 
-CPU_GPU_PRECISION = ("enforce_fp32", "preferred_fp16")
-ASCEND_PRECISION = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
 GPU_PROVIDERS = ("", "tensorrt")
 ASCEND_PROVIDERS = ("", "ge")
 
@@ -66,7 +65,7 @@ class CPU(Device):
 
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
-        check_choice("cpu_precision_mode", mode, CPU_GPU_PRECISION)
+        check_choice("cpu_precision_mode", mode, CPU_GPU_MODES)
         self._precision = self.precision_chosen = mode
 
     def prefer_fp16(self, preferred: bool) -> None:
@@ -137,7 +136,7 @@ class GPU(Device):
 
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
-        check_choice("gpu_precision_mode", mode, CPU_GPU_PRECISION)
+        check_choice("gpu_precision_mode", mode, CPU_GPU_MODES)
         self._precision = self.precision_chosen = mode
 
     def prefer_fp16(self, preferred: bool) -> None:
@@ -202,7 +201,7 @@ class Ascend(Device):
 
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
-        check_choice("ascend_precision_mode", mode, ASCEND_PRECISION)
+        check_choice("ascend_precision_mode", mode, ASCEND_MODES)
         self._precision = mode
 
     @property

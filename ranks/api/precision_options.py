@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ranks.api.device import ASCEND_PRECISION, CPU_GPU_PRECISION
 from ranks.api.notice import warn_once
 from ranks.errors import ShardrunError
-from ranks.precision.request import FLOAT16, FLOAT32, Precision
+from ranks.precision.request import FLOAT16, FLOAT32, MODES, Precision
 
 if TYPE_CHECKING:
     from ranks.api.context import Context
@@ -30,9 +29,8 @@ CANN = {
 }
 _KEPT = CANN["enforce_origin"]
 _ALLOWED = {
-    "cpu": CPU_GPU_PRECISION,
-    "gpu": CPU_GPU_PRECISION,
-    "ascend": (*ASCEND_PRECISION, *CANN.values()),
+    **MODES,
+    "ascend": (*MODES["ascend"], *CANN.values()),
 }
 _TYPE = re.compile(r"data_?type\s*:\s*(float16|float32)", re.IGNORECASE)
 
@@ -104,6 +102,15 @@ def device_options(target: str, provider: str, mode: str) -> dict[str, str]:
         return {"trt_fp16_enable": "1"} if mode == "preferred_fp16" else {}
     # By default ONNX Runtime multiplies float32 matrices as TF32, of which 10 bits are the fraction.
     return {"use_tf32": "0"} if mode == "enforce_fp32" else {}
+
+
+def left(
+    target: str, placement: Placement, mode: str, entries: tuple[tuple[str, str], ...]
+) -> Precision | None:
+    """`of_graph` of a target: what a device would do by itself is not done on the CPU where SHARDRUN_TARGET
+    names that instead."""
+    on_cpu = len(placement.providers) == 1 and target != "cpu"
+    return of_graph(placement, "" if on_cpu else mode, entries)
 
 
 def of_graph(placement: Placement, mode: str, entries: tuple[tuple[str, str], ...]) -> Precision | None:

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 FLOAT16, FLOAT32 = "float16", "float32"
+CPU_GPU_MODES = ("enforce_fp32", "preferred_fp16")
+ASCEND_MODES = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
+MODES = {"cpu": CPU_GPU_MODES, "gpu": CPU_GPU_MODES, "ascend": ASCEND_MODES}
+"""Target -> its precision modes, by mindspore_lite's names."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for: one of the target's `MODES`, "" for none; an execution plan as of `Precision`."""
+
+    mode: str = ""
+    plan: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.mode or self.plan)
+
+    def to_text(self) -> str:
+        """For the command line of a rank."""
+        return json.dumps([self.mode, self.plan])
+
+    @classmethod
+    def from_text(cls, text: str) -> Asked:
+        """What `to_text` gave."""
+        mode, plan = json.loads(text)
+        return cls(mode, tuple((name, kind) for name, kind in plan))
 
 
 @dataclass(frozen=True)

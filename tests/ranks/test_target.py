@@ -11,6 +11,7 @@ from ranks import executor, group, target
 from ranks.api import targets
 from ranks.errors import DeviceError
 from ranks.identity import Identity
+from ranks.precision.request import Asked, Precision
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(("load", options["communicator"].device, options.get("device_id")))
         return "model"
 
-    def place(context: Any) -> targets.Placement:
+    def place(context: Any, modes: Any = ()) -> targets.Placement:
         device = context.gpu.device_id if context.target == ["gpu"] else context.ascend.device_id
         name = "CUDA" if context.target == ["gpu"] else "CANN"
         return targets.Placement((f"{name}ExecutionProvider", "CPUExecutionProvider"), ({}, {}), device)
@@ -41,6 +42,30 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_cpu_needs_one_group(calls: list[Any]) -> None:
     target.load("m.onnx", Identity(1, 2, 1, 2), collectives="mpi")
     assert calls == [("join", "mpi", "cpu"), ("load", "cpu", None)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "ascend"])
+def test_what_is_asked_of_precision(calls: list[Any], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The device is told its mode, and the graph what is left of it."""
+    told: list[Any] = []
+    inner = targets.place
+
+    def place(context: Any, modes: Any = ()) -> targets.Placement:
+        told.extend(modes)
+        return inner(context, modes)
+
+    def load(path: str, **options: Any) -> str:
+        told.append(options["precision"])
+        return "model"
+
+    monkeypatch.setattr(targets, "place", place)
+    monkeypatch.setattr(executor, "load", load)
+    plan = (("MatMul", "float32"),)
+    mode = "enforce_origin" if kind == "ascend" else "preferred_fp16"
+    for asked in (Asked(mode, plan), None):
+        target.load("m.onnx", Identity(0, 2, 0, 2), kind, collectives="shm", asked=asked)
+    left = Precision("float16" if kind == "gpu" else "", plan, rounded=kind == "cpu")
+    assert told == [*([(kind, mode)] if kind != "cpu" else []), left, None]
 
 
 @pytest.mark.parametrize("name", [None, "auto", "nccl"])
