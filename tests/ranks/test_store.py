@@ -438,7 +438,13 @@ def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
 
 
 def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) -> None:
-    content = {"format": entries.FORMAT, "what": "x", "graph": [0, ""], "blobs": [["../../secret", 0]], "refused": ""}
+    content = {
+        "format": entries.FORMAT,
+        "what": "x",
+        "graph": [0, ""],
+        "blobs": [["../../secret", 0]],
+        "refused": "",
+    }
     content["boot"] = ""
     (store.folder / "abc.json").write_text(json.dumps(content))
     (tmp_path / "secret").write_text("")
