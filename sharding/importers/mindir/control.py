@@ -69,7 +69,7 @@ def advance(tracer: Tracer, outcome: Outcome, stops: frozenset[str], fallbacks: 
                     f"{tracer.program.path} has a graph that calls itself and uses the result "
                     f"({outcome.graph[:80]!r}): only loops can be written as ONNX."
                 )
-            if not tracer.program.is_recursive(outcome.graph):
+            if not tracer.program.is_recursive(outcome.graph, stops):
                 tracer.memory = outcome.memory
                 with tracer.inside(outcome.graph):
                     outcome = tracer.run(outcome.graph, outcome.arguments)

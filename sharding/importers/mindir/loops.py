@@ -62,7 +62,7 @@ def loop(tracer: Tracer, call: Tail, stops: frozenset[str], fallbacks: Fallbacks
     """A call of a header as one ``Loop``; ends at what follows the loop."""
     leaves, shape = _flat(contents(call.arguments, call.memory))
     state = State(leaves, call.memory)
-    inner = stops | tracer.program.exits(call.graph) | {call.graph}
+    inner = stops | tracer.program.exits(call.graph, stops) | {call.graph}
     for _ in range(3 * len(leaves) + 3 + _MOST_CELLS):
         since = tracer.count
         with tracer.builder.body() as nodes, tracer.nested(), tracer.inside(call.graph):

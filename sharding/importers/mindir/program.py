@@ -142,29 +142,33 @@ class Program:
                 waiting.extend(sorted(self.next_graphs.get(name, ())))
         return found
 
-    def is_recursive(self, name: str) -> bool:
-        """Whether tail calls of this graph lead back to it: a loop."""
-        return name in self.reached(self.next_graphs.get(name, frozenset()), frozenset())
+    def is_recursive(self, name: str, stops: frozenset[str]) -> bool:
+        """Whether tail calls of this graph lead back to it, not through ``stops``: a loop of its own."""
+        return name in self.reached(self.next_graphs.get(name, frozenset()), stops)
 
-    def exits(self, name: str) -> frozenset[str]:
+    def exits(self, name: str, stops: frozenset[str]) -> frozenset[str]:
         """The graphs outside the loop of this graph that it goes on with."""
-        inside = {item for item in self.reached(frozenset({name}), frozenset()) if item}
+        inside = [item for item in self.reached(frozenset({name}), stops) if item and item not in stops]
         loop = {
             item
             for item in inside
-            if name in self.reached(self.next_graphs.get(item, frozenset()), frozenset())
+            if name in self.reached(self.next_graphs.get(item, frozenset()), stops)
         }
         return frozenset(
             after for item in loop for after in self.next_graphs.get(item, ()) if after and after not in loop
         )
 
     def join(self, one: frozenset[str], other: frozenset[str], stops: frozenset[str]) -> str | None:
-        """The first graph that both ways lead to however they go on; None where there is none."""
+        """The first graph that both ways lead to however they go on, or else the one without which they
+        have nothing in common but where they end; None where there is none."""
         first, second = self.reached(one, stops), self.reached(other, stops)
-        for name in first:
-            if not name or name in stops or name not in second:
-                continue
-            past = {*self.reached(one, stops, name), *self.reached(other, stops, name)}
-            if "" not in past and not past & stops:
+        common = [name for name in first if name and name not in stops and name in second]
+        partial = None
+        for name in common:
+            past = self.reached(one, stops, name), self.reached(other, stops, name)
+            ends = {*past[0], *past[1]}
+            if "" not in ends and not ends & stops:
                 return name
-        return None
+            if partial is None and not any(item in past[0] and item in past[1] for item in common):
+                partial = name
+        return partial
