@@ -240,6 +240,8 @@ def add_n(b: Builder, node: Node, *items: Operand) -> Value:
 def _combined(b: Builder, node: Node, x: Operand, inner: Callable[..., Value], value: Operand) -> Value:
     """x + value * (a combination of two others)."""
     change = inner()
+    if isinstance(x, Value) and not is_float(x.dtype) and isinstance(value, Value):
+        value = b.cast(value, x.dtype)  # MindSpore cuts off its fraction first
     if isinstance(value, Value) or number(value, "value") != 1:
         change = binary(b, node, "Mul", change, value)
     return binary(b, node, "Add", x, change)
