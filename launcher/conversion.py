@@ -260,8 +260,9 @@ def _describe(made: Converted) -> None:
         made.model.metadata_props.add(key=key.encode(errors="replace").decode(), value=text)
 
 
-def check_model(model: onnx.ModelProto, what: str) -> None:
-    """ONNX's own checks of what was made, without its weights. Raises `ModelError`."""
+def check_model(model: onnx.ModelProto, what: str, *, types: bool = False) -> None:
+    """ONNX's own checks of what was made, without its weights; with ``types`` also whether its operators take
+    the elements that they get: exporters do not look at those of a network's inputs. Raises `ModelError`."""
     import onnx
 
     from sharding.errors import ModelError
@@ -273,9 +274,12 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
         not value.type.tensor_type.HasField("shape") for value in (*model.graph.input, *model.graph.output)
     ):
         return  # ONNX allows an unknown number of axes, its checker does not
+    plain = without_external(model)
     try:
-        onnx.checker.check_model(without_external(model))
-    except onnx.checker.ValidationError as error:
+        onnx.checker.check_model(plain)
+        if types:
+            onnx.shape_inference.infer_shapes(plain, check_type=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{what}: the ONNX model that was made of it is not valid: {reason}.") from None
 

@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     from sharding.importers.opset import opset_of
     from sharding.importers.value_names import inputs_of
     from sharding.importers.write import write_onnx
+    from sharding.text import one_line
 
     source, output = _paths(args)
     check_folder("OUTPUT", output)
@@ -117,19 +118,20 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         made = conversion.make(request, stack)
         model = made.model
-        conversion.check_model(model, str(args.network or source))
+        conversion.check_model(model, str(args.network or source), types=args.network is not None)
         conversion.check_sources(made, output)
         names = inputs_of(model), [value.name for value in model.graph.output]
         known = expectations.expected(model, given, args.verify) if given is not None else None
         with progress(f"writing {output.name}") as update:
             files = write_onnx(model, made.source, output, update, made.weights)
     _report(made, args)
-    sizes = ", ".join(f"{file} ({human_bytes(file.stat().st_size)})" for file in files)
+    sizes = ", ".join(f"{one_line(str(file))} ({human_bytes(file.stat().st_size)})" for file in files)
     print(
         f"wrote {sizes}: {counted(len(model.graph.node), 'node')}, "
         f"{counted(len(model.graph.initializer), 'weight')}, opset {opset_of(model)}"
     )
-    print(f"inputs: {', '.join(names[0]) or 'none'}; outputs: {', '.join(names[1])}")
+    inputs, outputs = (", ".join(map(one_line, part)) or "none" for part in names)
+    print(f"inputs: {inputs}; outputs: {outputs}")
     if known is not None:
         expectations.verify(output, *known, archive=args.verify)
     return 0

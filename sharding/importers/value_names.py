@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharding.errors import OptionError
+from sharding.text import counted, shortened
 
 if TYPE_CHECKING:
     import onnx
@@ -44,13 +45,19 @@ def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def _rename(model: onnx.ModelProto, old: Sequence[str], new: Sequence[str], what: str) -> None:
-    """Raises `OptionError` for a wrong number of names, an empty one, or one that is there twice."""
+    """Raises `OptionError` for a wrong number of names, an empty one, one that is there twice or no text."""
     if len(old) != len(new):
         raise OptionError(
-            f"--{what}-names: the model has {len(old)} {what}s ({', '.join(old)}); found {len(new)} names."
+            f"--{what}-names: the model has {counted(len(old), what)} ({', '.join(old)}); found "
+            f"{counted(len(new), 'name')}."
         )
     if not all(new) or len(set(new)) != len(new):
         raise OptionError(f"--{what}-names: each {what} needs a name of its own, found {', '.join(new)}.")
+    for name in new:
+        if name != name.encode(errors="replace").decode():
+            raise OptionError(
+                f"--{what}-names: {shortened(name, 100)!r} is no text in UTF-8, as names must be."
+            )
     graph = model.graph
     ends = {value.name for value in (*graph.input, *graph.output)} - set(old)
     clash = sorted(ends & set(new))

@@ -284,7 +284,7 @@ def test_networks_that_cannot_be_built(
         (["--input", "x:1,1,32,32", "--dynamic", "x:9=n"], "it has 4 axes"),
         (["--input", "x:1,1,32,32", "--dynamic", "x=n"], "expected NAME:AXIS=SYMBOL"),
         (["--input", "x:1,1,32"], "cannot be exported with the inputs x:1,1,32:float32"),
-        (["--input", "x:1,1,32,32", "--output-names", "a,b"], "the model has 1 outputs (output); found 2"),
+        (["--input", "x:1,1,32,32", "--output-names", "a,b"], "the model has 1 output (output); found 2"),
         (["--input", "x:1,1,32,32", "--output-names", "x"], "already the name of another input or output"),
         (["--input", "missing.npz"], "missing.npz: No such file"),
         (["--input", "x:1,1,32,32", "more.onnx"], "with --network expected OUTPUT.onnx alone"),

@@ -273,3 +273,30 @@ def test_what_torch_refuses_is_told_without_its_advice(here: Path, refused: Conv
         text = refused("--weights", file, "m.onnx", "out.onnx")
         assert reason in text and "weights_only" not in text and len(text) < 400
     assert not (here / "ran").exists()
+
+
+def test_names_that_are_no_text(here: Path, refused: Convert) -> None:
+    text = refused("m.onnx", "out.onnx", "--output-names", os.fsdecode(b"a\xff"))
+    assert "--output-names: 'a\\udcff' is no text in UTF-8" in text
+    assert "has 1 output (y); found 2 names" in refused("m.onnx", "out.onnx", "--output-names", "a,b")
+
+
+def test_names_with_control_characters_are_shown_escaped(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "m.onnx", "o\x1b[31m.onnx", "--output-names", "a\nb"]) == 0
+    out = capfd.readouterr().out
+    assert "wrote o\\x1b[31m.onnx (" in out and out.endswith("inputs: x; outputs: a\\nb\n")
+
+
+def test_inputs_that_the_network_cannot_take(here: Path, refused: Convert) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch exports with it")
+    network = ("--network", "tests.sharding.torch_nets:LeNet5", "out.onnx", "--input")
+    assert "does not fit into memory" in refused(*network, "x:2147483647,100000,32,32")
+    # torch exports a convolution of whole numbers, which ONNX does not have.
+    assert "unsupported type: tensor(int64)" in refused(*network, "x:1,1,32,32:int64")
+    np.savez("x.npz", x=np.array(["text"]))
+    assert "holds <U4; expected numbers" in refused(*network, "x.npz")
+    np.savez("x.npz", x=np.ones((2, 1, 32, 32), ">f4"))
+    assert main(["convert", *network, "x.npz"]) == 0

@@ -188,13 +188,19 @@ def _example(item: Input, lengths: Mapping[str, int]) -> Any:
     torch = torch_import.load()
     shape = tuple(lengths[n] if isinstance(n, str) else n for n in item.shape)
     if item.array is not None:
-        if item.array.shape == shape and item.array.dtype.isbuiltin == 1:
-            return torch.from_numpy(np.array(item.array))
+        if item.array.shape == shape:
+            return torch.from_numpy(np.array(item.array, item.dtype))
         raise OptionError(
             f"The example of input {item.name!r} has the shape {list(item.array.shape)}, not {list(shape)}."
         )
-    # Ones: indices and masks as well as numbers may be so.
-    return torch.ones(shape, dtype=getattr(torch, item.dtype))
+    try:
+        # Ones: indices and masks as well as numbers may be so.
+        return torch.ones(shape, dtype=getattr(torch, item.dtype))
+    except RuntimeError:
+        raise OptionError(
+            f"The input {item.name!r} of shape {list(shape)} does not fit into memory: give axes that stay "
+            "open a name in place of a length."
+        ) from None
 
 
 def _shown(inputs: Sequence[Input]) -> str:

@@ -111,10 +111,17 @@ def example_lengths(inputs: Sequence[Input], lengths: Mapping[str, int]) -> dict
 
 
 def from_arrays(arrays: Mapping[str, Any], names: Sequence[str]) -> list[Input]:
-    """Inputs like the arrays of an archive: by the names of the network's arguments, or ``in_0``, ..."""
+    """Inputs like the arrays of an archive: by the names of the network's arguments, or ``in_0``, ...
+
+    Raises `OptionError` for an array that holds no numbers.
+    """
     found = []
     for index, name in enumerate(names):
         array = arrays.get(name, arrays.get(f"in_{index}"))
-        if array is not None:
-            found.append(Input(name, tuple(array.shape), str(array.dtype), array))
+        if array is None:
+            continue
+        if array.dtype.kind not in "biuf":
+            raise OptionError(f"The array for the input {name!r} holds {array.dtype}; expected numbers.")
+        # The type's name says nothing of the byte order, which may be another machine's.
+        found.append(Input(name, tuple(array.shape), array.dtype.name, array))
     return found
