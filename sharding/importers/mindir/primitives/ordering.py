@@ -194,5 +194,7 @@ def reverse_sequence(
     time, batch = b.axis(integer(b, seq_dim, "seq_dim"), x), b.axis(integer(b, batch_dim, "batch_dim"), x)
     order = [time, batch, *[axis for axis in range(known_rank(x)) if axis not in {time, batch}]]
     front = b.transpose(x, order)
-    found = b.op("ReverseSequence", [front, b.cast(lengths, INT64)], {"time_axis": 0, "batch_axis": 1})
+    # None reversed is one reversed: ONNX Runtime before 1.31 leaves such places as they were in memory.
+    some = b.op("Max", [b.cast(lengths, INT64), b.const(1, np.int64)])
+    found = b.op("ReverseSequence", [front, some], {"time_axis": 0, "batch_axis": 1})
     return b.transpose(found, [order.index(axis) for axis in range(len(order))])
