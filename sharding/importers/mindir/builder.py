@@ -79,9 +79,11 @@ class Builder:
 
         values = self._values(op_type, inputs, domain)
         if not domain and (change := substitute(op_type, values, attributes or {})) is not None:
-            lacking, other = change
-            values = [self.cast(item, other) if item and item.dtype == lacking else item for item in values]
-            widened = self.ops(op_type, values, attributes, outputs=outputs)
+            lacking, other, place = change
+            rest = [
+                self.cast(item, other) if item and item.dtype == lacking else item for item in values[place:]
+            ]
+            widened = self.ops(op_type, [*values[:place], *rest], attributes, outputs=outputs)
             return [self.cast(item, lacking) if item.dtype == other else item for item in widened]
         names = [self.fresh(op_type) for _ in range(outputs)]
         node = onnx.helper.make_node(

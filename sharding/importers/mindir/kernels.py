@@ -35,7 +35,7 @@ _SCATTER = frozenset({"ScatterND", "ScatterElements"})
 
 
 def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping[str, Any]) -> Any:
-    """(the element type that has no kernel, the one to compute in), or None."""
+    """(the element type that has no kernel, the one to compute in, the first operand of it), or None."""
     place = 1 if op_type == "Where" else 0
     first = values[place] if place < len(values) else None
     if first is None:
@@ -46,4 +46,4 @@ def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping
     single = {"float64": op_type in _SINGLE_ONLY, "float16": reduces, "bfloat16": op_type in _FOR_BFLOAT16}
     if single.get(name, False):
         other = "float32"
-    return None if other is None else (first.dtype, np.dtype(other))
+    return None if other is None else (first.dtype, np.dtype(other), place)
