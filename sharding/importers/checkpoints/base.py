@@ -65,7 +65,9 @@ class Checkpoint:
 
 def check_entry(entry: Entry, what: str) -> Entry:
     """The entry itself. Raises `ModelError` unless its bytes are those that its type and shape need."""
-    if len(entry.shape) > MOST_AXES or any(length < 0 for length in entry.shape):
+    # numpy refuses an array without elements, too, whose other axes are so long.
+    longest = math.prod(length or 1 for length in entry.shape) * entry.dtype.itemsize
+    if len(entry.shape) > MOST_AXES or min(entry.shape, default=0) < 0 or longest >= 1 << 63:
         raise ModelError(f"{what} has the impossible shape {list(entry.shape)[:8]}.")
     needed = math.prod(entry.shape) * entry.dtype.itemsize
     if needed != entry.nbytes:

@@ -35,7 +35,10 @@ def import_program(path: Path, opset: int) -> tuple[onnx.ModelProto, dict[str, H
         try:
             program = torch.export.load(str(path))
         except Exception as error:  # a damaged file fails anywhere in torch
-            raise ModelError(f"{path} cannot be read as an exported program: {described(error)}.") from None
+            reason = described(error)
+            if "warnings above" in reason:  # torch says what in its log only
+                reason = f"it is damaged, or not for torch {torch.__version__}"
+            raise ModelError(f"{path} cannot be read as an exported program: {reason}.") from None
     _check_calls(torch, program, path)
     _check_weights(program, path)
     return export_program(program, opset, str(path))
