@@ -300,3 +300,33 @@ def test_inputs_that_the_network_cannot_take(here: Path, refused: Convert) -> No
     assert "holds <U4; expected numbers" in refused(*network, "x.npz")
     np.savez("x.npz", x=np.ones((2, 1, 32, 32), ">f4"))
     assert main(["convert", *network, "x.npz"]) == 0
+
+
+def test_configurations_of_transformers(
+    here: Path, refused: Convert, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch exports with it")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes["vocab_size"] = 50
+    model = transformers.BertModel(transformers.BertConfig(**sizes))
+    torch.save(model.state_dict(), "w.pt")
+    Path("hf").mkdir()
+    config = Path("hf/config.json")
+    # No architecture is named: that of the model type.
+    config.write_text(json.dumps({"model_type": "bert", **sizes}))
+    assert main(["convert", "--network", "hf", "--weights", "w.pt", "out.onnx"]) == 0
+    Path("out.onnx").unlink()
+    capfd.readouterr()
+    for change, message in (
+        ({"architectures": ["os"]}, "names the architecture 'os'"),
+        ({"hidden_size": 10**8}, "transformers cannot build the model"),
+        ({"hidden_size": "wide"}, "transformers cannot build the model"),
+        (
+            {"model_type": "none", "auto_map": {"AutoConfig": "code.py"}},
+            "transformers cannot build the model",
+        ),
+    ):
+        config.write_text(json.dumps({"model_type": "bert", **sizes, **change}))
+        assert message in refused("--network", "hf", "--weights", "w.pt", "out.onnx")

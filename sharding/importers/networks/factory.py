@@ -164,7 +164,9 @@ def _from_config(folder: Path) -> Network:
         config.use_cache = False
         # Plain products and a softmax: the other implementations are for training and for devices.
         config._attn_implementation = "eager"
-        module = _class_of(document, transformers, config_file)._from_config(config)
+        found = _class_of(document, transformers, config_file)
+        # `AutoModel`, which finds the class itself, has only the other method.
+        module = found.from_config(config) if found is transformers.AutoModel else found._from_config(config)
     except ModelError:
         raise
     except Exception as error:  # whatever a configuration may lead to

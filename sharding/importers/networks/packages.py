@@ -11,8 +11,8 @@ from sharding.errors import ModelError
 from sharding.text import one_line, shortened
 
 ADVICE = {
-    "torch": "pip install 'shardrun[convert]'",
-    "onnxscript": "pip install 'shardrun[convert]'",
+    "torch": "pip install torch onnxscript",
+    "onnxscript": "pip install onnxscript",
     "transformers": "pip install transformers",
     "mindspore": "pip install mindspore",
 }
