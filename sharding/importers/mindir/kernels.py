@@ -15,8 +15,8 @@ from sharding.importers.mindir.primitives.base import Value
 _SINGLE_ONLY = frozenset(
     {
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Celu", "Conv", "ConvTranspose",
-        "Cos", "Cosh", "Elu", "Erf", "GridSample", "HardSigmoid", "InstanceNormalization", "LRN", "LeakyRelu",
-        "PRelu", "Resize", "Selu", "Sinh", "Softplus", "Softsign", "Tan",
+        "Cos", "Cosh", "Det", "Elu", "Erf", "GridSample", "HardSigmoid", "InstanceNormalization", "LRN",
+        "LeakyRelu", "PRelu", "Resize", "Selu", "Sinh", "Softplus", "Softsign", "Tan",
     }
 )  # fmt: skip
 """Operators of float32 that have no kernel for float64."""

@@ -120,6 +120,23 @@ def lin_space(
     return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
 
 
+@primitive("LogSpace", settings=("steps", "base", "dtype"))
+def log_space(
+    b: Builder,
+    node: Node,
+    start: Operand,
+    stop: Operand,
+    *,
+    steps: Operand = 10,
+    base: Operand = 10,
+    dtype: Operand = None,
+) -> Value:
+    """Powers of a base with this many exponents at equal distances."""
+    exponents = b.cast(lin_space(b, node, start, stop, steps, None), FLOAT32)
+    found = b.op("Pow", [b.const(np.float32(integer(b, base, "base"))), exponents])
+    return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
+
+
 @primitive("Eye")
 def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand = None) -> Value:
     """Ones along the diagonal."""

@@ -44,6 +44,12 @@ def cross(b: Builder, node: Node, x: Value, y: Value, *, dim: Operand = _ANY_AXI
     return b.op("Sub", [one, b.op("Mul", [turned(first, 2), turned(second, 1)])])
 
 
+@primitive("MatrixDeterminant")
+def determinant(b: Builder, node: Node, x: Value) -> Value:
+    """The determinant of each matrix."""
+    return b.op("Det", [floating(b, x)])
+
+
 @primitive("Cdist", settings=("p",))
 def cdist(b: Builder, node: Node, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     """The p-norm of the distance of each row of one to each row of the other."""
