@@ -13,7 +13,8 @@ from typing import Any
 
 from sharding.importers.mindir.primitives.base import PRIMITIVES, Value
 
-_IN_PLACE = "Inplace"
+_IN_PLACE = ("Inplace", "Assign", "ScatterUpdate", "ScatterNdUpdate", "ScatterNdAdd", "ScatterNdSub")
+"""How the names begin of primitives that change their first operand."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,13 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.comparison import masked_fill
-from sharding.importers.mindir.primitives.operands import full_like, integers, number
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    full_like,
+    integers,
+    known_rank,
+    number,
+)
 from sharding.importers.mindir.primitives.scatter import scatter, scatter_add, scatter_value
 
 if TYPE_CHECKING:
@@ -53,6 +59,11 @@ def _like(name: str, source: str) -> None:
 
 
 for _name, _source in (
+    ("AssignAdd", "Add"),
+    ("AssignSub", "Sub"),
+    ("ScatterNdUpdate", "TensorScatterUpdate"),
+    ("ScatterNdAdd", "TensorScatterAdd"),
+    ("ScatterNdSub", "TensorScatterSub"),
     ("InplaceMul", "Mul"),
     ("InplaceMuls", "Muls"),
     ("InplaceDiv", "Div"),
@@ -86,6 +97,19 @@ for _name, _source in (
 def inplace_copy(b: Builder, node: Node, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
     """The elements of another tensor, repeated along axes that it lacks."""
     return b.op("Expand", [b.cast(src, x.dtype), b.ints(b.shape_of(x))])
+
+
+@primitive("Assign")
+def assign(b: Builder, node: Node, x: Value, value: Value) -> Value:
+    """Another tensor's elements."""
+    return inplace_copy(b, node, x, value)
+
+
+@primitive("ScatterUpdate")
+def scatter_update(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    """Rows by their numbers."""
+    places = b.unsqueeze(indices, [known_rank(indices)])
+    return b.op("ScatterND", [x, b.cast(places, INT64), b.cast(updates, x.dtype)])
 
 
 @primitive("InplaceZero")
