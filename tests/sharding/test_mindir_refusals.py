@@ -39,6 +39,27 @@ def changed(tmp_path: Path, change: Any, name: str = "mlp/model.mindir") -> Path
     return path
 
 
+def test_a_further_result_without_conversion_is_not_left_out(tmp_path: Path) -> None:
+    """MaxPoolWithMask's mask is for a device's gradient: a network that gives it, too, is refused."""
+    file = File()
+    graph = file.graph("main", ("x", "float32", [1, 1, 4, 4]))
+    settings = [graph.const(item) for item in ((2, 2), (2, 2), (0, 0), (1, 1), False, 34)]
+    types = (("float32", [1, 1, 2, 2]), ("int32", [1, 1, 4, 4]))
+    graph.gives(graph.prim("MaxPoolWithMask", graph["x"], *settings, types=types))
+    message = refused(file.save(tmp_path / "mask.mindir"))
+    assert "gives a further result of an operation, of which only the first is converted" in message
+
+
+def test_samples_that_depend_on_each_box(tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", "float32", [1, 1, 9, 9]), ("boxes", "float32", [2, 5]))
+    settings: dict[str, Any] = {"pooled_height": 3, "pooled_width": 2, "spatial_scale": 1.0, "sample_num": 0}
+    found = graph.prim("ROIAlign", graph["x"], graph["boxes"], types=(("float32", [2, 1, 3, 2]),), **settings)
+    graph.gives(found)
+    message = refused(file.save(tmp_path / "boxes.mindir"))
+    assert "ROIAlign: sample_num 0, whose samples depend on each box, has no conversion" in message
+
+
 def test_version_0() -> None:
     path = DATA / "mlp" / "model_v0.mindir"
     assert format_of(path) == "mindir_old"
