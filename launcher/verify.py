@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import ConfigError, VerifyError
+from ranks.tensors import is_extended
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -194,7 +195,7 @@ def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> l
 def _to_value(array: NDArray[Any]) -> Any:
     import onnxruntime
 
-    if array.dtype.isbuiltin == 1:
+    if not is_extended(array.dtype):
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     import onnx
 
@@ -209,7 +210,7 @@ def _to_numpy(value: Any) -> NDArray[Any]:
     import onnx
 
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type()))
-    if dtype.isbuiltin == 1 or dtype.hasobject:
+    if not is_extended(dtype):
         return value.numpy()
     buffer = (ctypes.c_uint8 * value.tensor_size_in_bytes()).from_address(value.data_ptr())
     return np.frombuffer(buffer, dtype).reshape(value.shape()).copy()
