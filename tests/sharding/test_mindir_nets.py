@@ -20,8 +20,6 @@ from tests.sharding.test_mindir_cases import session_of
 ARCHIVE = Path(__file__).parents[1] / "data" / "mindir" / "nets_v3.zip"
 MODELS = [name for name in zipfile.ZipFile(ARCHIVE).namelist() if name.endswith(".mindir")]
 NAMES = sorted(name.removesuffix(".mindir") for name in MODELS)
-    name.removesuffix(".mindir") for name in zipfile.ZipFile(ARCHIVE).namelist() if ".mindir" in name
-)
 RANK_UNKNOWN = {"dyn_variance"}
 """Where the branches of an `If` differ in rank; ONNX's checker does not know that this may be."""
 Array = np.ndarray[Any, Any]
