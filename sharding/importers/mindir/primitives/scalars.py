@@ -324,9 +324,19 @@ def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
         raise RefusedError("the length of its tuples is not known before it runs")
     if len(x) != len(y):
         return False
-    return b.reshape(b.cast(b.op("ReduceMin", [
-        b.cast(b.op("Equal", [b.ints(x), b.ints(y)]), np.int32)
-    ], {"keepdims": 0}), np.bool_), ())  # fmt: skip
+    unknown: list[tuple[Operand, Operand]] = []
+    for first, second in zip(x, y, strict=True):
+        here, there = b.known_ints(first), b.known_ints(second)
+        if here is not None and there is not None:
+            if here != there:
+                return False
+        elif not (isinstance(first, Value) and isinstance(second, Value) and first.name == second.name):
+            unknown.append((first, second))
+    if not unknown:
+        return True
+    left, right = (b.ints(tuple(items)) for items in zip(*unknown, strict=True))
+    same = b.op("ReduceMin", [b.cast(b.op("Equal", [left, right]), np.int32)], {"keepdims": 0})
+    return b.reshape(b.cast(same, np.bool_), ())
 
 
 @primitive("InSequence", "in_sequence")
