@@ -150,9 +150,7 @@ class Program:
         """The graphs outside the loop of this graph that it goes on with."""
         inside = [item for item in self.reached(frozenset({name}), stops) if item and item not in stops]
         loop = {
-            item
-            for item in inside
-            if name in self.reached(self.next_graphs.get(item, frozenset()), stops)
+            item for item in inside if name in self.reached(self.next_graphs.get(item, frozenset()), stops)
         }
         return frozenset(
             after for item in loop for after in self.next_graphs.get(item, ()) if after and after not in loop
