@@ -202,6 +202,45 @@ def test_conditions_that_are_known_are_decided(tmp_path: Path) -> None:
     assert kinds(import_model(file.save(tmp_path / "model.mindir"))) == ["Neg", "Identity"]
 
 
+def test_a_way_that_raises_is_left_out(tmp_path: Path) -> None:
+    """if n < 0: raise ValueError(...); return x * 2: what cannot be converted on that way does not matter."""
+    file = File()
+    main = file.graph("main", X, N)
+    below = main.prim("Less", main["n"], main.const(np.int32(0)), types=[("bool", [])])
+    bad, good = main.partial("bad", main["n"]), main.partial("good", main["x"])
+    found = main.switch(below, bad, good)
+    main.gives(main.prim("Add", found, found, types=[F]))
+    graph = file.graph("bad", N)
+    text = graph.prim("StringFormat", graph["n"], types=[S])
+    graph.gives(graph.prim("raise", graph.const("ValueError"), text, graph.const(None), types=[F]))
+    graph = file.graph("good", X)
+    graph.gives(graph.prim("Mul", graph["x"], graph.const(np.float32(2)), types=[F]))
+    x = np.array([1, 2, 3], np.float32)
+    (out,) = run(file, tmp_path, x=x, n=np.int32(1))
+    assert np.array_equal(out, x * 4)
+    assert "If" not in kinds(import_model(file.save(tmp_path / "again.mindir")))
+
+
+def test_a_condition_that_a_branch_gives_is_known_there(tmp_path: Path) -> None:
+    """c = n < 0; d = c if c else True: d is true, so that only one way is left."""
+    file = File()
+    main = file.graph("main", X, N)
+    below = main.prim("Less", main["n"], main.const(np.int32(0)), types=[("bool", [])])
+    either = main.switch(below, main.partial("same", below), "truth")
+    main.gives(main.switch(either, main.partial("one", main["x"]), "two"))
+    graph = file.graph("same", ("c", "bool", []))
+    graph.gives(graph["c"])
+    graph = file.graph("truth")
+    graph.gives(graph.const(True))
+    graph = file.graph("one", X)
+    graph.gives(graph.prim("Neg", graph["x"], types=[F]))
+    graph = file.graph("two")
+    graph.gives(graph.prim("MakeTuple", graph.const(1)))
+    x = np.array([1, 2, 3], np.float32)
+    (out,) = run(file, tmp_path, x=x, n=np.int32(1))
+    assert np.array_equal(out, -x)
+
+
 def test_a_loop_may_change_lengths(tmp_path: Path) -> None:
     """while i < n: x = concat(x, x)"""
     file = File()

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.mindir.memory import Cell, Memory, contents, storage
-from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
+from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_storage, storage
+from sharding.importers.mindir.outcomes import RAISED, Branch, Choice, Closure, Done, Outcome, Raised, Tail
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.trace import MAX_CALLS, Tracer
 
@@ -111,11 +111,21 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     inner = stops | {meeting} if meeting is not None else stops
     sides, bodies, since = [], [], tracer.count
     for side, truth in ((outcome.then, True), (outcome.otherwise, False)):
+        refusals = {reason: list(layers) for reason, layers in tracer.refusals.items()}
         with b.body() as nodes, tracer.nested():
             ends = advance(tracer, side, inner, fallbacks)
         ways = {name: _knowing(given, outcome.condition, truth) for name, given in ends.ways.items()}
+        if _raises(ends):  # a check of what the network is given: the other way is the one that goes on
+            tracer.refusals.clear()
+            tracer.refusals.update(refusals)
+            continue
         sides.append(Ends(ways, ends.which))
         bodies.append(nodes)
+    if not sides:
+        return Ends({RESULT: (RAISED, _memory_of(outcome))})
+    if len(sides) == 1:
+        b.nodes.extend(bodies[0])
+        return sides[0]
     merged = Merge()
     made = [made_in(nodes) for nodes in bodies]
     ways = {
@@ -133,6 +143,16 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     if merged.pairs:
         _emit_if(tracer, outcome.condition, merged, bodies)
     return Ends(ways, which)
+
+
+def _raises(ends: Ends) -> bool:
+    """Whether all that a way comes to is an error of the network's own."""
+    return list(ends.ways) == [RESULT] and isinstance(ends.ways[RESULT][0], Raised)
+
+
+def _memory_of(outcome: Outcome) -> Memory:
+    """What was changed in place before the first end of an outcome."""
+    return _memory_of(outcome.then) if isinstance(outcome, Branch) else outcome.memory
 
 
 def _knowing(item: Any, condition: Value, truth: bool) -> Any:
@@ -186,7 +206,7 @@ def _merged_way(
     memory = Memory(cells)
     results = [
         memory.now(item)
-        if memory.holds(item)
+        if memory.holds(item) and (dummy is None or in_one_storage(item, dummy))
         else _one(tracer, merged, item, dummy, side=side, made=made[side])
         for item, dummy in zip(items, dummies, strict=True)
     ]
@@ -215,7 +235,7 @@ def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
                 "the same number."
             )
         return tuple(_both(tracer, merged, one, other, memory) for one, other in zip(x, y, strict=True))
-    if memory.holds(x) and memory.holds(y) and storage(x) == storage(y):
+    if memory.holds(x) and in_one_storage(x, y):
         return memory.now(x)
     if same(x, y):
         return x

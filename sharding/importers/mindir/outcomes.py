@@ -26,6 +26,13 @@ class Choice:
     otherwise: Any
 
 
+class Raised:
+    """What ``raise`` gives: a way that ends in it gives nothing."""
+
+
+RAISED = Raised()
+
+
 @dataclass(frozen=True)
 class Done:
     """A graph's result is this value; ``memory``: what was changed in place until then."""

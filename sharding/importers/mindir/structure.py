@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.memory import contents
-from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done
+from sharding.importers.mindir.outcomes import RAISED, Branch, Choice, Closure, Done
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value
 from sharding.importers.mindir.trace import Tracer
 
@@ -94,6 +94,7 @@ STRUCTURE = {
     "TensorMove": _read,
     "Depend": _first,
     "UpdateState": lambda tracer, operands: None,
+    "raise": lambda tracer, operands: RAISED,
     "MakeTuple": lambda tracer, operands: tuple(operands),
     "make_list": lambda tracer, operands: tuple(operands),
     "MakeList": lambda tracer, operands: tuple(operands),
