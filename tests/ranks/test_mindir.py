@@ -71,6 +71,40 @@ def test_files_with_collectives_run_on_two_ranks(case: str, name: str) -> None:
             assert close(found, archive[key])
 
 
+@pytest.mark.parametrize("op", ["max", "min", "prod"])
+def test_reductions_that_are_no_sums(op: str) -> None:
+    """AllReduce(x * w) + 1; the answers are those of numpy: MindSpore has no kernel for CPUs."""
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5
+    given = [np.random.default_rng(rank).standard_normal((2, 3)).astype(np.float32) for rank in range(2)]
+
+    def work(communicator: FakeCommunicator) -> Any:
+        model = executor.load(DATA / "collectives" / "any_rank" / f"{op}.mindir", communicator=communicator)
+        (found,) = model.run({model.inputs[0].name: given[communicator.rank]})
+        return found
+
+    reduce = {"max": np.max, "min": np.min, "prod": np.prod}[op]
+    expected = reduce([x * weight for x in given], axis=0) + 1
+    for found in on_ranks(2, work):
+        assert found.shape == (2, 3)
+        assert close(found, expected)
+
+
+def test_broadcast() -> None:
+    """`a, b = Broadcast(1)((x, y)); return a + 1, b`."""
+
+    def given(rank: int) -> list[Any]:
+        return [np.full((2, 3), rank + 5, np.float32), np.arange(4, dtype=np.float32) * (rank + 1)]
+
+    def work(communicator: FakeCommunicator) -> Any:
+        model = executor.load(DATA / "collectives" / "any_rank" / "broadcast.mindir", communicator=communicator)
+        names = [spec.name for spec in model.inputs]
+        return model.run(dict(zip(names, given(communicator.rank), strict=True)))
+
+    for found, other in on_ranks(2, work):
+        assert np.array_equal(found, given(1)[0] + 1)
+        assert np.array_equal(other, given(1)[1])
+
+
 def test_one_rank_alone_is_refused() -> None:
     with pytest.raises(ShardError, match="one rank's part of a model, but this process runs alone"):
         executor.load(DATA / "shard_row_allreduce" / "rank_0" / "model.mindir")

@@ -168,8 +168,8 @@ def _model(
         initializers,
     )
     imports = [helper.make_opsetid("", builder.opset)]
-    if any(node.domain == "com.microsoft" for node in _all_nodes(nodes)):
-        imports.append(helper.make_opsetid("com.microsoft", 1))
+    used_domains = {node.domain for node in _all_nodes(nodes)} - {""}
+    imports += [helper.make_opsetid(domain, 1) for domain in sorted(used_domains)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="shardrun")
     helper.set_model_props(
         model,

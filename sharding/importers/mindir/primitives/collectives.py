@@ -1,15 +1,24 @@
 """Collectives inside a network: one file per rank, written by MindSpore's automatic or manual parallelism.
 
-They become the collective operators that rank models have (``com.microsoft``), which the ranks' executor
-runs. A file does not say which rank it is for, nor, in ``AllReduce``, how many there are.
+They become the collective operators that rank models have (``com.microsoft``, ``shardrun``), which the ranks'
+executor runs. A file does not say which rank it is for, nor, in ``AllReduce``, how many there are.
 """
 
 from __future__ import annotations
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Node, RefusedError, TensorType, Value, primitive
+from sharding.importers.mindir.primitives.base import (
+    Node,
+    Operand,
+    RefusedError,
+    TensorType,
+    Value,
+    primitive,
+)
+from sharding.importers.mindir.primitives.operands import computable
 
 DOMAIN = "com.microsoft"
+OWN_DOMAIN = "shardrun"
 _REDUCTIONS = {"max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
 
 
@@ -20,13 +29,39 @@ def _group_size(node: Node) -> int:
     return size
 
 
+def _reduction(node: Node) -> str:
+    op = node.attributes.get("op", "sum")
+    if not isinstance(op, str) or op not in _REDUCTIONS:
+        raise RefusedError(f"op {op!r:.40}; expected one of {', '.join(_REDUCTIONS)}")
+    return op
+
+
 @primitive("AllReduce")
 def all_reduce(b: Builder, node: Node, x: Value) -> Value:
-    """The sum over all ranks."""
-    op = node.attributes.get("op", "sum")
-    if op != "sum":
-        raise RefusedError(f"op {op!r:.40}; only 'sum' has a conversion")
-    return b.op("AllReduce", [x], domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+    """The sum over all ranks; the largest, the smallest or the product of what all ranks have, gathered."""
+    if (op := _reduction(node)) == "sum":
+        return b.op("AllReduce", [x], domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+    axis = b.const([0])
+    part = b.op("Unsqueeze", [x, axis])
+    shape = None if x.shape is None else (None, *x.shape)
+    every = b.op("AllGather", [part], {"axis": 0}, domain=DOMAIN, types=[TensorType(x.dtype, shape)])
+    return b.cast(b.op(_REDUCTIONS[op], [computable(b, every), axis], {"keepdims": 0}), x.dtype)
+
+
+@primitive("Broadcast")
+def broadcast(b: Builder, node: Node, *tensors: Operand) -> Operand:
+    """What one rank has, on all."""
+    root = node.attributes.get("root_rank", 0)
+    if not isinstance(root, int) or isinstance(root, bool) or root < 0:
+        raise RefusedError(f"root_rank is {root!r:.40}; expected a rank")
+    sent = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], tuple) else tensors
+    if not all(isinstance(item, Value) and not item.sequence for item in sent):
+        raise RefusedError("expected tensors")
+    return tuple(
+        b.op("Broadcast", [x], {"root": root}, domain=OWN_DOMAIN, types=[TensorType(x.dtype, x.shape)])
+        for x in sent
+        if isinstance(x, Value)
+    )
 
 
 @primitive("AllGather")
@@ -50,15 +85,13 @@ def _to_all(b: Builder, x: Value, size: int) -> Value:
 @primitive("ReduceScatter")
 def reduce_scatter(b: Builder, node: Node, x: Value) -> Value:
     """Each rank's part of axis 0, reduced over all ranks: the parts are exchanged, then reduced here."""
-    op = node.attributes.get("op", "sum")
-    if op not in _REDUCTIONS:
-        raise RefusedError(f"op {op!r:.40}; expected one of {', '.join(_REDUCTIONS)}")
+    op = _reduction(node)
     size = _group_size(node)
     parts = _to_all(b, x, size)
     rest = b.shape_of(x)
     assert isinstance(rest, tuple)
     split = b.reshape(parts, (size, -1 if isinstance(rest[0], Value) else rest[0] // size, *rest[1:]))
-    return b.op(_REDUCTIONS[op], [split, b.const([0])], {"keepdims": 0})
+    return b.cast(b.op(_REDUCTIONS[op], [computable(b, split), b.const([0])], {"keepdims": 0}), x.dtype)
 
 
 @primitive("AlltoAll", "AllToAll")
