@@ -96,7 +96,8 @@ def test_broadcast() -> None:
         return [np.full((2, 3), rank + 5, np.float32), np.arange(4, dtype=np.float32) * (rank + 1)]
 
     def work(communicator: FakeCommunicator) -> Any:
-        model = executor.load(DATA / "collectives" / "any_rank" / "broadcast.mindir", communicator=communicator)
+        path = DATA / "collectives" / "any_rank" / "broadcast.mindir"
+        model = executor.load(path, communicator=communicator)
         names = [spec.name for spec in model.inputs]
         return model.run(dict(zip(names, given(communicator.rank), strict=True)))
 
