@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
+from sharding.text import one_line
 
 _HINTS = {
     signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so).",
@@ -53,12 +54,20 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
     where = f"rank {trouble.rank} on host {trouble.host}"
     if trouble.error is not None:
         message = str(trouble.error.get("message"))
-        if not trouble.error.get("expected"):
+        if trouble.error.get("expected"):
+            message = one_line(message)  # a sentence of ours: line ends in it belong to names
+        else:
             message = f"{trouble.error.get('type')}: {message}"
         details = str(trouble.error.get("traceback", ""))
         if trace and details and not trouble.error.get("expected"):
             message += f"\n{details.rstrip()}"
-        return RankFailedError(f"{where}: {message}", rank=trouble.rank, host=trouble.host, details=details)
+        return RankFailedError(
+            f"{where}: {message}",
+            rank=trouble.rank,
+            host=trouble.host,
+            details=details,
+            usage=trouble.error.get("usage") is True,
+        )
     code = trouble.ended.code if trouble.ended is not None else None
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:

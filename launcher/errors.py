@@ -21,7 +21,8 @@ class RankFailedError(ShardrunError):
     """A rank ended or failed while it was needed; the message starts with the first cause.
 
     ``rank`` and ``host`` say which, where one rank is the cause; ``details`` is its traceback, if it had one;
-    ``code`` its exit code (negative: a signal), if it only ended.
+    ``code`` its exit code (negative: a signal), if it only ended; ``usage`` whether the rank says that what
+    it was given is wrong.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class RankFailedError(ShardrunError):
         host: str | None = None,
         details: str = "",
         code: int | None = None,
+        usage: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.details = details
         self.code = code
+        self.usage = usage
 
 
 class VerifyError(ShardrunError):

@@ -71,14 +71,11 @@ def exit_code(error: ShardrunError) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, VerifyError):
         return EXIT_VERIFY
-    from ranks.errors import IdentityError, SettingError
-    from sharding.documents import DocumentError
-    from sharding.errors import ModelError, OptionError, OutputError
+    if isinstance(error, RankFailedError):
+        return EXIT_USAGE if error.usage else EXIT_FAILED
+    from ranks.errors import is_usage
 
-    usage = (
-        ConfigError | SettingError | IdentityError | ModelError | OptionError | OutputError | DocumentError
-    )
-    return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
+    return EXIT_USAGE if isinstance(error, ConfigError) or is_usage(error) else EXIT_FAILED
 
 
 def prepare_streams() -> None:

@@ -363,7 +363,6 @@ class Job:
 
 def _copy(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
     if isinstance(error, RankFailedError):
-        return RankFailedError(
-            str(error), rank=error.rank, host=error.host, details=error.details, code=error.code
-        )
+        fields = ("rank", "host", "details", "code", "usage")
+        return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})
     return LaunchError(str(error))

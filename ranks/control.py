@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 from ranks import wire
-from ranks.errors import PeerLostError, ShardrunError
+from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.stream import Stream
 
 CONTROL = "SHARDRUN_CONTROL"
@@ -128,6 +128,7 @@ class Control:
                 "traceback": trace[-_MAX_TEXT:],
                 "expected": isinstance(error, ShardrunError),
                 "secondary": isinstance(error, PeerLostError),
+                "usage": is_usage(error),
             },
         )
 

@@ -1,6 +1,6 @@
 """Errors raised inside a rank; see `sharding.errors` for the base class."""
 
-from sharding.errors import ModelError, ShardError, ShardrunError, SliceError
+from sharding.errors import ModelError, OptionError, OutputError, ShardError, ShardrunError, SliceError
 
 __all__ = [
     "CollectiveError",
@@ -15,6 +15,7 @@ __all__ = [
     "ShardrunError",
     "SliceError",
     "WeightsError",
+    "is_usage",
 ]
 
 
@@ -52,3 +53,12 @@ class QueueFullError(ShardrunError):
 
 class WeightsError(ShardrunError):
     """Weights cannot be shared, attached to, or replaced as asked."""
+
+
+def is_usage(error: BaseException) -> bool:
+    """Whether what was given is wrong (a setting, a model, options, a file), rather than what was done with
+    it: the exit code is then another one."""
+    from sharding.documents import DocumentError
+
+    usage = SettingError | IdentityError | ModelError | OptionError | OutputError | DocumentError
+    return isinstance(error, usage)

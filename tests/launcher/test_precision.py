@@ -76,11 +76,14 @@ def test_eval_on_one_rank_gives_the_same_bits(folder: Path) -> None:
         assert (found == 0) is same
 
 
-def test_a_plan_that_fits_nothing(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"), [("Conv", "Conv"), ("of\ntwo \x1b[31mlines", "of\\ntwo \\x1b[31mlines")]
+)
+def test_a_plan_that_fits_nothing(folder: Path, name: str, shown: str) -> None:
     for ranks_ in (1, 2):
-        done = shardrun("run", "m.onnx", "--ranks", ranks_, "--execution-plan", "Conv=float16", cwd=folder)
-        assert done.returncode == 1
-        assert "[execution_plan] Conv: " in done.stderr
+        done = shardrun("run", "m.onnx", "--ranks", ranks_, "--execution-plan", f"{name}=float16", cwd=folder)
+        assert done.returncode == 2
+        assert f"[execution_plan] {shown}: " in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
 
