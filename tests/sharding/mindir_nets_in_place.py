@@ -230,3 +230,16 @@ class InPlaceMethod(nn.Cell):
         z = x * 1
         z.add_(y)
         return z
+
+
+@case("in_place_swap", [[f(3, 4), f(3, 4), n(k)] for k in (0, 1, 2, 5)])
+class InPlaceSwap(nn.Cell):
+    def construct(self, x, y, n):
+        a = x * 2
+        b = y * 2
+        i = n * 0
+        while i < n:
+            a, b = b, a
+            a += b
+            i += 1
+        return (a, b)

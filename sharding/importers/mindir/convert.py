@@ -48,6 +48,10 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.") from None
     except RecursionError:
         raise ModelError(f"{path} is nested too deeply to convert.") from None
+    except Exception as error:
+        if type(error).__name__ != "DecodeError":  # protobuf's, of a message that is nested too deeply
+            raise
+        raise ModelError(f"{path} has branches and loops nested too deeply for an ONNX file.") from None
 
 
 def _import(path: Path, key: Key | None, opset: int) -> onnx.ModelProto:

@@ -19,7 +19,7 @@ from sharding.importers.mindir.control import (
     stored,
     united,
 )
-from sharding.importers.mindir.memory import Cell, Memory, contents, storage
+from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_storage
 from sharding.importers.mindir.outcomes import Tail
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.trace import Tracer
@@ -113,10 +113,6 @@ def _cells_grown(tracer: Tracer, state: State, memory: Memory, inner: set[str], 
     return grown
 
 
-def _in_one_storage(x: Any, y: Any) -> bool:
-    return isinstance(x, Value) and isinstance(y, Value) and storage(x) == storage(y)
-
-
 def _grown(tracer: Tracer, state: State, following: list[Any], memory: Memory) -> bool:
     """Adds leaves that change to the state, or lengths that change; whether there were any."""
     grown = False
@@ -124,7 +120,7 @@ def _grown(tracer: Tracer, state: State, following: list[Any], memory: Memory) -
     for index, (leaf, after) in enumerate(zip(state.leaves, following, strict=True)):
         known = state.changing.get(index)
         if known is None:
-            if same(leaf, after) or (memory.holds(leaf) and _in_one_storage(leaf, after)):
+            if same(leaf, after) or (memory.holds(leaf) and in_one_storage(leaf, after)):
                 continue
             if not isinstance(leaf, (Value, bool, int, float)):
                 raise ModelError(f"{tracer.program.path} has a loop that changes {kind(leaf)}.")

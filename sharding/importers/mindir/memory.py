@@ -57,6 +57,11 @@ def storage(value: Value) -> str:
     return value.storage or value.name
 
 
+def in_one_storage(x: Any, y: Any) -> bool:
+    """Whether two operands are tensors that lie in the same place."""
+    return isinstance(x, Value) and isinstance(y, Value) and storage(x) == storage(y)
+
+
 def contents(item: Any, memory: Memory) -> Any:
     """An operand as it is by now."""
     if not memory.cells:
