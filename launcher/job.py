@@ -77,7 +77,9 @@ class Job:
             )
         for path, what in ((self.rank_table, "rank table"), (self.against, "model")):
             if path is not None and not path.is_file():
-                raise ConfigError(f"{path}: no such file; expected a {what}")
+                raise ConfigError(
+                    f"{path}: {'not a file' if path.exists() else 'no such file'}; expected a {what}"
+                )
         if self.output is not None:
             check_target("--output", self.output, "archive")
         slicing = self.slicing

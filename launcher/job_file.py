@@ -16,7 +16,8 @@ from launcher.errors import ConfigError
 from launcher.job import MAX_DIM, MAX_RANKS, MAX_THREADS
 from launcher.slicing import FILES, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 
-Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+MAX_TEXT = 4096
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
 
 
 class JobFile(BaseModel):
@@ -122,9 +123,14 @@ def read_job_file(path: Path) -> dict[str, Any]:
 
 def _explain(problem: ValidationError, data: Any) -> str:
     """One problem: the key's path, what was expected, what is there."""
-    # A union has a problem per branch; the one that leads deepest is of the branch that was meant.
     key = str(problem.errors()[0]["loc"][0])
-    places = [_place(error["loc"], data) for error in problem.errors() if error["loc"][0] == key]
+    steps = [error["loc"] for error in problem.errors() if error["loc"][0] == key]
+    for *_, name, last in (found for found in steps if len(found) > 2):
+        # pydantic's mark of a key that is wrong, which the value below need not be
+        if last == "[key]" and isinstance(data[key], dict) and name in data[key]:
+            return f"$.{key}: expected names of 1 to {MAX_TEXT} characters as keys, found {quote(name)}"
+    # A union has a problem per branch; the one that leads deepest is of the branch that was meant.
+    places = [_place(found, data) for found in steps]
     where, value = max(places, key=lambda place: len(place[0]))
     expected = _EXPECTED_INSIDE.get(key, EXPECTED[key]) if where != f"$.{key}" else EXPECTED[key]
     return f"{where}: expected {expected}, found {quote(value)}"

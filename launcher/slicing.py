@@ -84,7 +84,8 @@ class Slicing:
         for name, what in FILES.items():
             path = getattr(self, name)
             if path is not None and not path.is_file():
-                raise ConfigError(f"{FLAGS[name]} {path}: no such file; expected a {what}")
+                state = "not a file" if path.exists() else "no such file"
+                raise ConfigError(f"{FLAGS[name]} {path}: {state}; expected a {what}")
         size = self.ranks()
         if ranks is not None and size is not None and ranks != size:
             source = f"--mesh {self.mesh}" if self.mesh else f"--plan {self.plan}"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ranks.errors import IdentityError
 from ranks.identity import Identity
 
+_READY = "completed"
 _LARGEST = 64 << 20  # bytes; a table of 10 000 ranks has about 2 MB
 
 
@@ -89,6 +90,12 @@ def _bytes(path: Path) -> bytes:
 
 def _entries(path: Path, raw: bytes) -> list[_Entry]:
     table = _parse(path, raw)
+    status = table.get("status", _READY) if isinstance(table, dict) else _READY
+    if status != _READY:
+        raise IdentityError(
+            f"Rank table {path}: status must be {_READY!r}, but is {_short(status)}: a table in any other "
+            "state is not ready."
+        )
     entries: list[_Entry] = []
     names: set[str] = set()
     for s, server in enumerate(_list(path, table, "server_list", "")):

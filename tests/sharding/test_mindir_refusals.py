@@ -1,5 +1,6 @@
 """Files that cannot be converted: each is refused in a sentence that says why."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -183,7 +184,10 @@ def test_data_files_that_are_missing_or_short(split: Path) -> None:
     data.unlink()
     assert "which is not there: put the folder of the model's variables beside it" in refused(split)
     data.mkdir()
-    assert "which is not there" in refused(split)
+    assert "model_variables/data_0, which is not a file" in refused(split)
+    data.rmdir()
+    os.mkfifo(data)
+    assert "model_variables/data_0, which is not a file" in refused(split)
 
 
 @pytest.mark.parametrize(

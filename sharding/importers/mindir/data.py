@@ -92,6 +92,8 @@ class Data:
                     f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: only "
                     "files in the model's folder are read."
                 )
+            if path.exists() and not path.is_file():
+                raise ModelError(f"{what} lies in {path}, which is not a file.")
             if not path.is_file():
                 raise ModelError(
                     f"{what} lies in {path}, which is not there: put the folder of the model's variables "
