@@ -20,7 +20,7 @@ __all__ = [
 
 
 class SettingError(ShardrunError):
-    """An environment variable does not say what it should."""
+    """An environment variable or a configuration does not say what it should."""
 
 
 class IdentityError(ShardrunError):

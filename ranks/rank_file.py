@@ -76,9 +76,8 @@ class _Entry(NamedTuple):
 def _bytes(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise IdentityError(
-                f"Rank table {path} is not a file: RANK_TABLE_FILE must name an HCCL rank table."
-            )
+            state = "is not a file" if path.exists() else "does not exist"
+            raise IdentityError(f"Rank table {path} {state}: expected an HCCL rank table (JSON or YAML).")
         if path.stat().st_size > _LARGEST:
             raise IdentityError(
                 f"Rank table {path} has {path.stat().st_size} bytes, more than any rank table."

@@ -15,7 +15,7 @@ from ranks.api.check import check_sections
 from ranks.api.content import exists
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
-from ranks.errors import ShardrunError
+from ranks.errors import SettingError, ShardrunError
 from ranks.weights.request import Attach, Share
 
 Sections = dict[str, dict[str, str]]
@@ -150,7 +150,9 @@ def read_file(config_path: str) -> Sections:
     """The sections of the file, keys in the case they are written in; raises a `RuntimeError`."""
     path = Path(config_path)
     if not exists(config_path):
-        raise runtime_error(f"build_from_file failed, config_path does not exist! No file {config_path!r}.")
+        raise runtime_error(
+            f"build_from_file failed, config_path does not exist! No file {config_path!r}.", SettingError
+        )
     try:
         if not path.is_file():
             raise _malformed(f"{config_path} is not a file")
@@ -199,7 +201,7 @@ def _queue_limit(text: str | None) -> int | None:
 
 
 def _malformed(reason: str) -> Exception:
-    return runtime_error(f"load configuration failed! Error is {reason}.")
+    return runtime_error(f"load configuration failed! Error is {reason}.", SettingError)
 
 
 def _check(sections: Sections, origin: Mapping[str, str]) -> None:

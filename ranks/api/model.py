@@ -21,7 +21,7 @@ from ranks.api.one_process import OneProcess
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
-from ranks.errors import ShardrunError
+from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
 
@@ -90,7 +90,8 @@ class Model(OneProcess):
         check_isinstance("config_path", config_path, str)
         if not is_there(model_path):
             raise runtime_error(
-                f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}."
+                f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}.",
+                ModelError,
             )
         key = decryption_key(dec_key, dec_mode)
         if key is not None:

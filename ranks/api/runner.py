@@ -27,7 +27,7 @@ from ranks.api.pool import Pool
 from ranks.api.targets import CPU
 from ranks.api.tensor import Tensor, TensorMeta
 from ranks.api.types import ModelType
-from ranks.errors import ShardrunError
+from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel
@@ -176,7 +176,9 @@ def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
     if not is_there(model_path):
-        raise runtime_error(f"{failed}, model_path does not exist! No file or folder {model_path!r}.")
+        raise runtime_error(
+            f"{failed}, model_path does not exist! No file or folder {model_path!r}.", ModelError
+        )
 
 
 def _workers(

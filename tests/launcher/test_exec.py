@@ -88,6 +88,30 @@ def test_exit_codes_alone(folder: Path, code: str, expected: int, err: str) -> N
     assert (done.returncode, done.stderr) == (expected, err)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("'absent.onnx', mslite.ModelType.ONNX, context", "model_path does not exist! No file or folder"),
+        ("'m.onnx', mslite.ModelType.ONNX, context, 'absent.ini'", "config_path does not exist! No file"),
+        (
+            "'m.onnx', mslite.ModelType.ONNX, config_dict={'cpu_context': {'precision_mode': 'fp8'}}",
+            "[cpu_context] precision_mode must be one of enforce_fp32, preferred_fp16, but is 'fp8'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("ranks", [0, 1])
+def test_what_a_script_is_given_may_be_wrong(folder: Path, arguments: str, said: str, ranks: int) -> None:
+    save_mlp(folder / "m.onnx")
+    (folder / "s.py").write_text(
+        "import mindspore_lite as mslite\ncontext = mslite.Context()\n"
+        f"context.target = ['cpu']\nmslite.Model().build_from_file({arguments})\n"
+    )
+    options = ["--ranks", ranks] if ranks else []
+    done = shardrun("exec", *options, "s.py", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("launcher", ["local", "mpirun"])
 def test_exit_codes_on_ranks(folder: Path, launcher: str) -> None:
     (folder / "s.py").write_text("import os, sys, time\nif os.environ['RANK' if 'RANK' in os.environ else "

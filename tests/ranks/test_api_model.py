@@ -465,7 +465,7 @@ def test_rank_table_needs_a_rank_and_must_be_one(tmp_path: Path) -> None:
     assert isinstance(caught.value, IdentityError)
     context = Context()
     context.ascend.rank_id = 0
-    with pytest.raises(RuntimeError, match=r"Rank table .*table.json is not a file"):
+    with pytest.raises(RuntimeError, match=r"Rank table .*table.json does not exist"):
         built(path, context=context, config_dict=options)
     with pytest.raises(RuntimeError, match="zero byte"):
         built(path, context=context, config_dict={"ascend_context": {"rank_table_file": "a\0b"}})

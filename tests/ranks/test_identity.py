@@ -127,7 +127,11 @@ def test_the_shell_of_an_allocation_is_no_rank() -> None:
             {"RANK_TABLE_FILE": "/tmp/t.json"},
             ["RANK_TABLE_FILE is set to '/tmp/t.json'", "RANK_ID is missing"],
         ),
-        ({"RANK_TABLE_FILE": "/nowhere/t.json", "RANK_ID": "0"}, ["/nowhere/t.json", "not a file"]),
+        (
+            {"RANK_TABLE_FILE": "/nowhere/t.json", "RANK_ID": "0"},
+            ["/nowhere/t.json", "does not exist", "HCCL"],
+        ),
+        ({"RANK_TABLE_FILE": "/", "RANK_ID": "0"}, ["Rank table / is not a file", "HCCL"]),
         # A RANK left over in the environment would make every started process the same rank.
         (
             {**OPENMPI, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
