@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,26 +71,28 @@ def plain(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[tupl
     slicing raises.
     """
     from launcher.model import demand_ranks
+    from ranks.plain_folder import plain_folder
 
     assert job.model is not None
     pattern = is_rank_models(job.model)
     if not pattern:
         ranks = demand_ranks(job.model, ranks, job.key)
     _check_hosts(job, ranks)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="shardrun-")
-    except OSError as problem:
-        raise ConfigError(
-            f"no temporary folder can be made to decrypt {job.model} into: {problem.strerror or problem}; "
-            "set TMPDIR to a folder that can be written"
-        ) from None
-    with folder as name, _without_store():
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(plain_folder())
+        except OSError as problem:
+            raise ConfigError(
+                f"no temporary folder can be made to decrypt {job.model} into: "
+                f"{problem.strerror or problem}; set TMPDIR to a folder that can be written"
+            ) from None
+        stack.enter_context(_without_store())
         if pattern:
-            models = _decrypt_all(job, Path(name))
+            models = _decrypt_all(job, folder)
             yield models, open_rank_models(models, ranks)
         else:
             assert ranks is not None
-            yield _slice(job, ranks, Path(name) / "slices", rank)
+            yield _slice(job, ranks, folder / "slices", rank)
 
 
 def _slice(job: Job, ranks: int, folder: Path, rank: int | None) -> tuple[Path, Manifest]:

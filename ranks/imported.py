@@ -88,22 +88,21 @@ def _renamed(text: object, file: Path, given: str) -> object:
 @contextlib.contextmanager
 def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
     """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
+    from ranks.plain_folder import plain_folder
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path, key=key)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="shardrun-"))
-    except OSError as problem:
-        raise ModelError(
-            f"No temporary folder can be made for {path}: {problem.strerror or problem}."
-        ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(plain_folder())
+        except OSError as problem:
+            raise ModelError(
+                f"No temporary folder can be made for {path}: {problem.strerror or problem}."
+            ) from None
         output = folder / _name(Path(path))
         write_onnx(model, Path(path), output)
         yield output
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _key(path: Path) -> str:
