@@ -321,7 +321,7 @@ def test_configurations_of_transformers(
     capfd.readouterr()
     for change, message in (
         ({"architectures": ["os"]}, "names the architecture 'os'"),
-        ({"hidden_size": 10**8}, "transformers cannot build the model"),
+        ({"hidden_size": 10**12}, "transformers cannot build the model"),
         ({"hidden_size": "wide"}, "transformers cannot build the model"),
         (
             {"model_type": "none", "auto_map": {"AutoConfig": "code.py"}},

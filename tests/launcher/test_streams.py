@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -70,7 +71,10 @@ def test_names_that_the_terminal_cannot_show(place: Path) -> None:
 
 def _listens(pid: int) -> bool:
     """Whether a process waits for the other ranks of its job."""
-    own = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    own = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(str(link.readlink()))
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return any(
         row[-1].startswith("@shardrun-") and f"socket:[{row[6]}]" in own for row in rows if len(row) > 7
