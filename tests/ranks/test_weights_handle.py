@@ -650,24 +650,30 @@ def test_forked_child_neither_serves_nor_keeps_the_address(shared_model: Path) -
     owner = server.Server(where, peers.Guests())
     owner.serve(server.Offer({}, os.open("/", os.O_PATH)))
     reading, writing = os.pipe()
+    told, telling = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(writing)
             owner.close()  # as an interpreter that ends would
+            os.write(telling, b"!")
             os.read(reading, 1)  # until the parent says
         finally:
             os._exit(0)
     os.close(reading)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-        peer.settimeout(10)
-        peer.connect(where.socket_name)
-        assert protocol.receive(peer) is not None  # the parent's goes on
-    owner.close()
-    again = server.Server(where, peers.Guests())  # free, though the child lives
-    again.close()
-    os.close(writing)
-    os.waitpid(child, 0)
+    try:
+        assert os.read(told, 1) == b"!"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(10)
+            peer.connect(where.socket_name)
+            assert protocol.receive(peer) is not None  # the parent's goes on
+        owner.close()
+        again = server.Server(where, peers.Guests())  # free, though the child lives
+        again.close()
+    finally:
+        for descriptor in (writing, told, telling):
+            os.close(descriptor)
+        os.waitpid(child, 0)
 
 
 def test_waiting_costs_nothing() -> None:

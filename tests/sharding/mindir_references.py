@@ -123,7 +123,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "AvgPool2D": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "AdaptiveAvgPool1D": lambda x: F.adaptive_avg_pool1d(x, 3),
     "AdaptiveAvgPool2DExt": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
-    "AdaptiveMaxPool1D": lambda x: F.adaptive_max_pool1d(x, 3),
+    "AdaptiveMaxPool1D": lambda x: F.adaptive_max_pool1d(x, 3, return_indices=True),
     "BatchNormExt": lambda x, w, c, m, v: F.batch_norm(x, m, v, w, c, False, 0.1, 1e-3),
     "InstanceNorm2d_cell": F.instance_norm,
     "Conv2DExt": lambda x, w, c: F.conv2d(x, w, c, 2, 1),
