@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ BYTES = 4 << 30
 def seeds() -> list[bytes]:
     """Files to damage: those of both versions, the smallest first."""
     paths = [path for name in SEEDS for path in DATA.glob(f"{name}/model*.mindir") if "v0" not in path.name]
-    return sorted((path.read_bytes() for path in paths), key=len)
+    with zipfile.ZipFile(DATA / "nets_v3.zip") as nets:
+        names = sorted(name for name in nets.namelist() if name.endswith(".mindir"))
+        networks = [nets.read(name) for name in names]
+    return sorted([*(path.read_bytes() for path in paths), *networks], key=len)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -166,7 +170,7 @@ def _work(task: tuple[int, int, str]) -> Counter[str]:
     found: Counter[str] = Counter()
     path = Path(folder) / f"fuzz_{seed}.mindir"
     for number in range(count):
-        data = mutated(rng.choice(files[: 4 + number % 12]), rng)
+        data = mutated(rng.choice(files[: 4 + number % len(files)]), rng)
         path.write_bytes(data)
         result = outcome(path)
         found[result] += 1

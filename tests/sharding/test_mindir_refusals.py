@@ -274,6 +274,6 @@ def test_damaged_files(tmp_path: Path) -> None:
     path = tmp_path / "model.mindir"
     found = set()
     for number in range(600):
-        path.write_bytes(mindir_mutations.mutated(files[number % 8], rng))
+        path.write_bytes(mindir_mutations.mutated(files[number % len(files)], rng))
         found.add(mindir_mutations.outcome(path))
     assert found == {"converted", "refused"}
