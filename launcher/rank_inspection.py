@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
 
+class _Talker:
+    """What has collectives."""
+
+    collectives: tuple[str, ...]
+
+    @property
+    def talks(self) -> str:
+        """The collectives, counted."""
+        return _counted(self.collectives)
+
+
 @dataclass(frozen=True)
-class RankModel:
+class RankModel(_Talker):
     """One rank's file; ``collectives`` in order of execution."""
 
     rank: int
@@ -27,25 +38,15 @@ class RankModel:
     bytes: int
     collectives: tuple[str, ...]
 
-    @property
-    def talks(self) -> str:
-        """The collectives, counted."""
-        return _counted(self.collectives)
-
 
 @dataclass(frozen=True)
-class RankLayer:
+class RankLayer(_Talker):
     """A layer of rank 0: what it holds of its weights, and its collectives."""
 
     name: str
     weights: tuple[str, ...]
     bytes: int
     collectives: tuple[str, ...]
-
-    @property
-    def talks(self) -> str:
-        """The collectives, counted."""
-        return _counted(self.collectives)
 
 
 @dataclass(frozen=True)
