@@ -206,7 +206,7 @@ def _file(request: Request) -> Converted:
 
 
 def _torch() -> str:
-    from sharding import torch_import
+    from sharding.importers import torch_import
 
     return f"torch {torch_import.load().__version__}"
 

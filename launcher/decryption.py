@@ -68,25 +68,17 @@ def plain(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[tupl
 
     It lies in a temporary folder of its owner, and no rank keeps weights of it in the cache. ``rank``: only
     what this rank runs. Raises `ConfigError` where ranks on other hosts would have to read it, and what
-    slicing raises.
+    slicing and `folder_to_decrypt` raise.
     """
     from launcher.model import demand_ranks
-    from ranks.plain_folder import plain_folder
+    from ranks.imported import folder_to_decrypt
 
     assert job.model is not None
     pattern = is_rank_models(job.model)
     if not pattern:
         ranks = demand_ranks(job.model, ranks, job.key)
     _check_hosts(job, ranks)
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(plain_folder())
-        except OSError as problem:
-            raise ConfigError(
-                f"no temporary folder can be made to decrypt {job.model} into: "
-                f"{problem.strerror or problem}; set TMPDIR to a folder that can be written"
-            ) from None
-        stack.enter_context(_without_store())
+    with folder_to_decrypt(job.model) as folder, _without_store():
         if pattern:
             models = _decrypt_all(job, folder)
             yield models, open_rank_models(models, ranks)

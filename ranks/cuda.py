@@ -18,7 +18,7 @@ from ranks.buffers import Memory, Shape, nbytes
 from ranks.collectives.base import Communicator, Groups
 from ranks.errors import DeviceError
 from ranks.tensors import element_dtype, element_number
-from sharding import torch_import
+from sharding.importers import torch_import
 
 _ON_DEVICE = frozenset({"nccl"})
 

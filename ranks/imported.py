@@ -86,20 +86,32 @@ def _renamed(text: object, file: Path, given: str) -> object:
 
 
 @contextlib.contextmanager
-def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
-    """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
-    from ranks.plain_folder import plain_folder
-    from sharding.importers import import_model
-    from sharding.importers.write import write_onnx
+def folder_to_decrypt(path: Path) -> Iterator[Path]:
+    """A folder for what a model is decrypted to, which is there inside only (`plain_folder`).
 
-    model = import_model(path, key=key)
+    Raises `ModelError` where none can be made.
+    """
+    from ranks.plain_folder import plain_folder
+
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(plain_folder())
         except OSError as problem:
             raise ModelError(
-                f"No temporary folder can be made for {path}: {problem.strerror or problem}."
+                f"No temporary folder can be made to decrypt {path} into: {problem.strerror or problem}; set "
+                "TMPDIR to a folder that can be written."
             ) from None
+        yield folder
+
+
+@contextlib.contextmanager
+def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
+    """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
+    from sharding.importers import import_model
+    from sharding.importers.write import write_onnx
+
+    model = import_model(path, key=key)
+    with folder_to_decrypt(Path(path)) as folder:
         output = folder / _name(Path(path))
         write_onnx(model, Path(path), output)
         yield output

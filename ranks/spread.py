@@ -8,7 +8,7 @@ import numpy as np
 
 from ranks import wire
 from ranks.collectives.base import Communicator
-from sharding import torch_import
+from sharding.importers import torch_import
 
 # The first broadcast has this many bytes always, so that a small message takes one collective and no rank
 # has to be told a length first.

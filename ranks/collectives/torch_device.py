@@ -14,7 +14,7 @@ from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch_dist import Membership, translate
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
-from sharding import torch_import
+from sharding.importers import torch_import
 
 _TESTS = 2000  # of an operation before the processor is offered to others
 _AWAKE = 1e-3  # seconds before the first sleep

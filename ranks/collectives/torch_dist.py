@@ -21,7 +21,7 @@ from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, P
 from ranks.identity import Identity
 from ranks.meeting import meet
 from ranks.rendezvous import Rendezvous
-from sharding import torch_import
+from sharding.importers import torch_import
 
 _THIS_HOST = {"", "localhost", "127.0.0.1", "::1"}
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from sharding import torch_import
+from sharding.importers import torch_import
 
 ROOT = Path(__file__).parents[2]
-PLACE = ROOT / "sharding" / "torch_import.py"
+PLACE = ROOT / "sharding" / "importers" / "torch_import.py"
 RANK = """
 import os
 from ranks import collectives
 from ranks.errors import DeviceError
 from ranks.identity import Identity
-from sharding import torch_import
+from sharding.importers import torch_import
 torch = torch_import.load()
 print(torch.ones(2).sum().item(), os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD"))
 try:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding import torch_import
 from sharding.errors import ModelError
+from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import Array, Checkpoint, Entry, bytes_of, check_entry, special_dtype
 from sharding.text import one_line, shortened
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding import torch_import
 from sharding.errors import ModelError, OptionError
+from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import CHUNK, bytes_of
 from sharding.importers.networks.arguments import are_named, arguments_of, before_variadic
 from sharding.importers.networks.factory import described

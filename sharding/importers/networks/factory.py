@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sharding import torch_import
 from sharding.errors import ModelError, OptionError
+from sharding.importers import torch_import
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
 from sharding.text import one_line, shortened

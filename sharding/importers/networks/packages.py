@@ -6,8 +6,8 @@ import importlib
 import sys
 from typing import Any
 
-from sharding import torch_import
 from sharding.errors import ModelError
+from sharding.importers import torch_import
 from sharding.text import one_line, shortened
 
 ADVICE = {

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sharding import torch_import
 from sharding.errors import ModelError
+from sharding.importers import torch_import
 from sharding.importers.checkpoints.torch_file import check_archive
 from sharding.importers.networks.factory import described
 from sharding.text import one_line, shortened

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding import torch_import
 from sharding.errors import ModelError
+from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
