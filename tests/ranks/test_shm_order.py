@@ -1,0 +1,252 @@
+"""Shared-memory collectives where one rank is slow at the worst moment: two ranks as threads of this process.
+
+A rank that comes late, or reads late, must find what its peer meant for it, whatever the peer did since.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks.collectives import shm, shm_sync
+from ranks.collectives.shm_area import MAIL, PLACES
+from ranks.collectives.shm_phases import DIRECT
+from ranks.collectives.shm_sync import STEP
+from ranks.errors import CollectiveTimeoutError
+from ranks.identity import Identity
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Pair = tuple[shm.ShmCommunicator, shm.ShmCommunicator]
+PATIENCE = 60.0
+LARGE = 3 * DIRECT  # bytes: large for collectives and for mail
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+@pytest.fixture
+def pair(pool: ThreadPoolExecutor) -> Iterator[Pair]:
+    job = secrets.token_hex(16)
+    ranks = [
+        pool.submit(shm.connect, Identity(rank, 2, rank, 2, source="test", key=job), PATIENCE)
+        for rank in range(2)
+    ]
+    first, second = (rank.result(PATIENCE) for rank in ranks)
+    yield first, second
+    for rank in (first, second):
+        rank.close()
+
+
+def numbered(number: int, count: int) -> Array:
+    """An array that no other number gives."""
+    return np.arange(count, dtype=np.int32) * 1000 + number
+
+
+def got(rank: shm.ShmCommunicator, count: int, peer: int = 0) -> Array:
+    buffer = np.full(count, -1, np.int32)
+    rank.recv(buffer, peer)
+    return buffer
+
+
+@pytest.mark.parametrize("count", [0, 3, MAIL // 4, LARGE // 4])
+def test_a_sender_is_ahead_by_the_places_of_its_pair_and_no_more(
+    pair: Pair, pool: ThreadPoolExecutor, count: int
+) -> None:
+    first, second = pair
+    messages = 4 * PLACES
+    sent = [threading.Event() for _ in range(messages)]
+
+    def send() -> None:
+        for number, event in enumerate(sent):
+            first.send(numbered(number, count), 1)
+            event.set()
+
+    sending = pool.submit(send)
+    assert sent[PLACES - 1].wait(PATIENCE), "a sender waits although there is room"
+    assert not sent[PLACES].wait(0.1), "a sender writes where its receiver has not read yet"
+    for number in range(messages):
+        assert np.array_equal(got(second, count), numbered(number, count)), number
+        assert number + PLACES >= messages or sent[number + PLACES].wait(PATIENCE)
+    sending.result(PATIENCE)
+
+
+def test_a_message_of_more_pieces_than_places(pair: Pair, pool: ThreadPoolExecutor) -> None:
+    """Where the arena is full, a large message goes piece by piece, and pieces of two do not mix."""
+    first, second = pair
+    first._mailbox._copied = lambda raw, peer: None  # type: ignore[method-assign]
+    count = 3 * PLACES * MAIL // 4 + 5
+    sending = pool.submit(lambda: [first.send(numbered(number, count), 1) for number in range(3)])
+    for number in range(3):
+        assert np.array_equal(got(second, count), numbered(number, count)), number
+    sending.result(PATIENCE)
+
+
+@pytest.mark.parametrize("where", ["ordinary", "allocated"])
+@pytest.mark.parametrize("count", [3, MAIL // 4, LARGE // 4])
+def test_a_sent_buffer_may_be_used_again_at_once(pair: Pair, count: int, where: str) -> None:
+    first, second = pair
+    kind = np.dtype(np.int32)
+    buffer = first.allocate((count,), kind) if where == "allocated" else np.empty(count, kind)
+    for _ in range(3):  # copies made for earlier messages are used again
+        for number in range(PLACES):
+            buffer[...] = numbered(number, count)
+            first.send(buffer, 1)
+            buffer[...] = -7
+        for number in range(PLACES):
+            assert np.array_equal(got(second, count), numbered(number, count)), number
+
+
+def test_a_copy_is_not_used_again_before_all_its_receivers_have_read(pool: ThreadPoolExecutor) -> None:
+    """Rank 1 reads at once, rank 2 late: what the second is to get must not be overwritten meanwhile."""
+    job = secrets.token_hex(16)
+    joining = [
+        pool.submit(shm.connect, Identity(rank, 3, rank, 3, source="test", key=job), PATIENCE)
+        for rank in range(3)
+    ]
+    world = [rank.result(PATIENCE) for rank in joining]
+    count = LARGE // 4
+    for number in range(PLACES):
+        world[0].send(numbered(number, count), 2)
+        world[0].send(numbered(100 + number, count), 1)
+        assert np.array_equal(got(world[1], count), numbered(100 + number, count))
+    for number in range(PLACES):
+        assert np.array_equal(got(world[2], count), numbered(number, count)), number
+    for rank in world:
+        rank.close()
+
+
+def slow_to_read(rank: shm.ShmCommunicator) -> None:
+    """After each meeting the rank sleeps before it reads what its peers have put there."""
+    meet = rank._phases.meet
+
+    def late(*arguments: Any) -> None:
+        meet(*arguments)
+        time.sleep(0.02)
+
+    rank._phases.meet = late  # type: ignore[method-assign]
+
+
+def gather(rank: shm.ShmCommunicator, source: Array) -> Array:
+    out = np.empty((2, *source.shape), source.dtype)
+    rank.all_gather(source[None], out, 0)
+    return out
+
+
+def exchange(rank: shm.ShmCommunicator, source: Array) -> Array:
+    out = np.empty_like(source)
+    rank.all_to_all(source, out)
+    return out
+
+
+def total(rank: shm.ShmCommunicator, source: Array) -> Array:
+    rank.all_reduce(source)
+    return source.copy()
+
+
+def spread(rank: shm.ShmCommunicator, source: Array) -> Array:
+    rank.broadcast(source, 0)
+    return source.copy()
+
+
+OPERATIONS: dict[str, tuple[Callable[..., Array], Callable[[list[Array], int], Array]]] = {
+    "all_gather": (gather, lambda parts, rank: np.stack(parts)),
+    "all_to_all": (exchange, lambda parts, rank: np.concatenate([np.split(p, 2)[rank] for p in parts])),
+    "all_reduce": (total, lambda parts, rank: parts[0] + parts[1]),
+    "broadcast": (spread, lambda parts, rank: parts[0]),
+}
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("where", ["ordinary", "allocated"])
+@pytest.mark.parametrize("count", [6, LARGE // 4])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_source_may_be_rewritten_right_after(
+    pair: Pair, pool: ThreadPoolExecutor, operation: str, count: int, where: str, slow: int
+) -> None:
+    slow_to_read(pair[slow])
+    run, wanted = OPERATIONS[operation]
+    kind = np.dtype(np.int32)
+
+    def work(rank: shm.ShmCommunicator) -> list[Array]:
+        buffer = rank.allocate((count,), kind) if where == "allocated" else np.empty(count, kind)
+        results = []
+        for number in range(4):
+            buffer[...] = numbered(10 * number + rank.rank, count)
+            results.append(run(rank, buffer))
+            buffer[...] = -7
+        return results
+
+    working = [pool.submit(work, rank) for rank in pair]
+    for rank, results in enumerate(one.result(PATIENCE) for one in working):
+        for number, result in enumerate(results):
+            parts = [numbered(10 * number + peer, count) for peer in range(2)]
+            assert np.array_equal(result, wanted(parts, rank)), (operation, number, rank)
+
+
+def test_what_is_sent_is_in_order_before_it_is_announced(pair: Pair) -> None:
+    """Processors that reorder memory need the fence between a piece and its counter, on both sides."""
+    first, second = pair
+    area, message = first._area, numbered(1, 5)
+    line = area.mail_line(0, 1)
+    seen: list[tuple[str, bool, int]] = []
+
+    def note(who: str, target: Array) -> None:
+        written = bool(np.array_equal(target, message))
+        seen.append((who, written, first._phases.words[line] // STEP))
+
+    place = area.mail(0, 1, 1, message.nbytes).view(np.int32)
+    first._phases.order = lambda: note("sender", place)
+    first.send(message, 1)
+    assert ("sender", True, 0) in seen, "the counter may be seen before the piece"
+    target = np.full(5, -1, np.int32)
+    second._phases.order = lambda: note("receiver", target)
+    second.recv(target, 0)
+    assert ("receiver", False, 1) in seen, "the piece may be read before its counter is seen"
+    taken = seen.index(("receiver", False, 1))
+    assert ("receiver", True, 1) in seen[taken:], "the place may be given back before it is read"
+
+
+class Clock:
+    """A clock that goes by a hundredth of a second each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def monotonic(self) -> float:
+        self.asked += 1
+        return self.asked / 100
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+
+
+WAITS: dict[str, Callable[[shm.ShmCommunicator], object]] = {
+    "barrier": lambda rank: rank.barrier(),
+    "all_reduce": lambda rank: rank.all_reduce(np.ones(3, np.float32)),
+    "all_gather": lambda rank: gather(rank, np.ones(3, np.float32)),
+    "recv": lambda rank: rank.recv(np.ones(3, np.float32), 1),
+    "send": lambda rank: [rank.send(np.ones(3, np.float32), 1) for _ in range(PLACES + 1)],
+}
+
+
+@pytest.mark.parametrize("operation", WAITS)
+def test_waiting_ends_when_the_time_is_over_neither_sooner_nor_later(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(shm_sync, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    pair[0]._phases.timeout = 2.0
+    with pytest.raises(CollectiveTimeoutError, match="within 2 s"):
+        WAITS[operation](pair[0])
+    assert 2.0 <= clock.asked / 100 < 2.1
