@@ -79,8 +79,13 @@ def test_run_by_a_job_file_and_a_pipe(here: Path, command: Command) -> None:
         json.dumps({"model": GCM, "ranks": 2, "dec_key_file": "pipe", "dec_mode": "AES-GCM", "verify": True})
     )
     os.mkfifo(here / "pipe")
-    with subprocess.Popen([sys.executable, "-c", f"open({str(here / 'pipe')!r}, 'wb').write({KEY!r})"]):
+    writer = subprocess.Popen([sys.executable, "-c", f"open({str(here / 'pipe')!r}, 'wb').write({KEY!r})"])
+    try:
         assert "sliced" not in command("run", "--config", "job.json").stderr
+        assert writer.wait(20) == 0
+    finally:  # a command that never opens the pipe leaves the writer waiting for it
+        writer.kill()
+        writer.wait()
 
 
 def test_ranks_that_something_else_started(here: Path, command: Command) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,20 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     assert recorder.next("lost") == 1
 
 
+def connected(recorder: Recorder) -> Stream:
+    """A connection to the listener that waits for nothing longer than 20 s."""
+    stream = Stream(open_socket(recorder.listener.address))
+    stream.deadline = time.monotonic() + 20
+    return stream
+
+
+def assert_dropped(stream: Stream) -> None:
+    """The listener closes the connection, neither admitting it nor leaving it open."""
+    with pytest.raises((wire.PeerClosed, ConnectionError)):
+        stream.receive()
+    stream.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -105,12 +122,10 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     ],
 )
 def test_strangers_are_dropped(recorder: Recorder, change: dict[str, Any]) -> None:
-    stream = Stream(open_socket(recorder.listener.address))
+    stream = connected(recorder)
     stream.send(hello(recorder, **change))
-    with pytest.raises((wire.WireError, OSError)):
-        stream.receive()
+    assert_dropped(stream)
     assert recorder.quiet()
-    stream.close()
 
 
 @pytest.mark.parametrize(
@@ -149,19 +164,45 @@ def test_silent_connections_do_not_keep_ranks_out(recorder: Recorder) -> None:
 
 
 def test_a_rank_is_admitted_once(recorder: Recorder) -> None:
-    first, second = (Stream(open_socket(recorder.listener.address)) for _ in range(2))
+    first, second = connected(recorder), connected(recorder)
     first.send(hello(recorder))
     recorder.next("hello")
     second.send(hello(recorder))
-    with pytest.raises((wire.WireError, OSError)):
-        second.receive()
+    assert_dropped(second)
     assert recorder.quiet()
-    for stream in (first, second):
-        stream.close()
+    first.close()
+
+
+def test_another_user_is_dropped_even_with_the_secret() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    recorder = Recorder()
+    said = b"".join(bytes(part) for part in wire.encode(hello(recorder))[0])
+    code = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.settimeout(20)
+    sock.connect("\\0" + sys.argv[1])
+    try:
+        sock.sendall(bytes.fromhex(sys.argv[2]))
+        print(sock.recv(1))
+    except (BrokenPipeError, ConnectionResetError):  # dropped while we were still talking
+        print(b"")
+"""
+    name = recorder.listener.address.removeprefix("unix:@")
+    ended = subprocess.run(
+        [sys.executable, "-c", code, name, said.hex()], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "b''\n"
+    control = Control.connect(recorder.listener.address, recorder.listener.secret, 0, 2, "the-user's-own")
+    assert recorder.next("hello").host == "the-user's-own" and recorder.quiet()
+    control.bye()
+    recorder.listener.close()
 
 
 def test_closing_wakes_everyone(recorder: Recorder) -> None:
-    stream = Stream(open_socket(recorder.listener.address))
+    stream = connected(recorder)
     stream.send(hello(recorder))
     recorder.next("hello")
     before = [t for t in threading.enumerate() if t.name.startswith("shardrun")]
@@ -329,10 +370,16 @@ time.sleep(60)
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert Path(f"/proc/{pid}").exists()
-    parent.send_signal(signal.SIGKILL)
-    assert parent.stdout.read() == ""  # the end of the rank, which holds the pipe too
-    parent.wait()
+    rank = os.pidfd_open(pid)
+    try:
+        parent.send_signal(signal.SIGKILL)
+        # The end of the rank, which holds the pipe too.
+        assert select.select([parent.stdout], [], [], 20)[0] and parent.stdout.read() == ""
+        parent.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(rank, signal.SIGKILL)
+        os.close(rank)
     recorder.next("hello")
     assert recorder.next("lost") == 0
     recorder.listener.close()

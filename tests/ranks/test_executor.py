@@ -223,6 +223,41 @@ def test_all_kinds_of_collectives_and_types(tmp_path: Path) -> None:
     assert_close(run_all(save(models, tmp_path), feeds), reference(models, feeds))
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+def test_what_follows_an_allgather_knows_its_length(axis: int, tmp_path: Path) -> None:
+    """The next segment's input is declared as long as all parts together: ONNX Runtime insists on it."""
+    size = 3
+    nodes = [
+        node("MatMul", ["x", "up"], ["a"]),  # 2 columns, known from the weight
+        node("AllGather", ["a"], ["all"], axis=axis, group_size=size),
+        node("Shape", ["all"], ["shape"]),  # folded where the length is known
+        node("MatMul", ["all", "down"], ["y"]),
+    ]
+    generator = np.random.default_rng(3)
+    down = generator.standard_normal((2 * size, 5)).astype(np.float32)
+    models = [
+        model(
+            nodes,
+            [X],
+            ["y", "shape"],
+            {"up": generator.standard_normal((4, 2)).astype(np.float32), "down": down},
+        )
+        for _ in range(size)
+    ]
+    lengths: set[Any] = set()
+
+    def check(loaded: RankModel, _: FakeCommunicator) -> None:
+        assert loaded._program is not None
+        last = loaded._program._sessions[-1]
+        assert last is not None
+        lengths.add(tuple(last.get_inputs()[0].shape))
+
+    feeds = rows(2, 1, 2)
+    results = run_all(save(models, tmp_path), feeds, check)
+    assert_close(results, reference(models, feeds))
+    assert [length[1] for length in lengths] == [2 * size]
+
+
 def pipeline() -> list[onnx.ModelProto]:
     """Three ranks that differ: the first two send on, a broadcast gives everyone the last one's result."""
     first = [

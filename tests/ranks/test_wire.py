@@ -326,3 +326,22 @@ def test_unused_areas_are_closed() -> None:
     stream.close()
     assert len(list(Path("/proc/self/fd").iterdir())) < before
     one.close()
+
+
+@pytest.mark.parametrize("count", [area.MINIMUM // 4, 300_000])
+def test_what_was_received_outlives_later_messages(count: int) -> None:
+    """Tensors in shared memory are copied out unless they were asked for as a loan: the next message lies there."""
+    one, two = socket.socketpair()
+    sender, receiver = Stream(one), Stream(two)
+    for stream in (sender, receiver):
+        stream.share_memory(borrow=False)
+    kept = []
+    for number in range(3):
+        array = np.full(count, number, np.float32)
+        thread = threading.Thread(target=sender.send, args=(Message(Kind.RESULT, {}, {"x": array}),))
+        thread.start()
+        kept.append(receiver.receive().tensors["x"])
+        thread.join(30)
+    assert [set(tensor.tolist()) for tensor in kept] == [{0.0}, {1.0}, {2.0}]
+    sender.close()
+    receiver.close()
