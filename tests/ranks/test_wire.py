@@ -330,7 +330,7 @@ def test_unused_areas_are_closed() -> None:
 
 @pytest.mark.parametrize("count", [area.MINIMUM // 4, 300_000])
 def test_what_was_received_outlives_later_messages(count: int) -> None:
-    """Tensors in shared memory are copied out unless they were asked for as a loan: the next message lies there."""
+    """Tensors in shared memory are copied out, unless asked for as a loan: the next message lies there."""
     one, two = socket.socketpair()
     sender, receiver = Stream(one), Stream(two)
     for stream in (sender, receiver):

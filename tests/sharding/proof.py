@@ -265,11 +265,12 @@ def kind(option: Option) -> str:
 
 def options_of(case: Case, world: int) -> list[Option]:
     """The rule's options for this node."""
-    results = _whole(case)
+    results = whole(case)
     return RULES[case.domain, case.op_type](view(case, world, results))
 
 
-def _whole(case: Case) -> list[np.ndarray[Any, Any]]:
+def whole(case: Case) -> list[np.ndarray[Any, Any]]:
+    """What the whole node gives."""
     graph = _Graph(case)
     graph.add(0, 1, "whole", [None if v is None else _array(v) for v in case.inputs], None)
     return graph.run()
@@ -286,12 +287,25 @@ def runnable(case: Case) -> bool:
     return bool(case.domain) or OPSETS.get(case.opset, INSTALLED) <= INSTALLED
 
 
-def prove(case: Case, world: int, rule: Rule | None = None) -> list[Option]:
-    """Runs every option of the rule for this node and returns them; AssertionError names what is wrong."""
-    expected = _whole(case)
+@dataclass
+class Written:
+    """Every rank's copy of every option of a node, as nodes of one graph."""
+
+    options: list[Option]
+    graph: _Graph
+    first: dict[tuple[int, int], int]
+    """By number of the option and rank: the position of the copy's first output."""
+
+
+def write(
+    case: Case, world: int, expected: Sequence[np.ndarray[Any, Any]], rule: Rule | None = None
+) -> Written:
+    """Asks the rule for the options of this node and lets each write itself for every rank; runs nothing.
+
+    ``expected``: what the whole node gives, see `whole`.
+    """
     options = (rule or RULES[case.domain, case.op_type])(view(case, world, expected))
-    graph = _Graph(case)
-    first: dict[tuple[int, int], int] = {}
+    written = Written(options, _Graph(case), {})
     for number, option in enumerate(options):
         assert len(option.inputs) == len(case.inputs) and len(option.outputs) == case.outputs, (
             f"{case}: {option}"
@@ -302,23 +316,32 @@ def prove(case: Case, world: int, rule: Rule | None = None) -> list[Option]:
         ]
         for rank in range(world):
             parts = [each[rank] for each in cuts]
-            first[number, rank] = graph.add(rank, world, f"option{number}_rank{rank}", parts, option)
+            at = written.graph.add(rank, world, f"option{number}_rank{rank}", parts, option)
+            written.first[number, rank] = at
     assert len(set(options)) == len(options) or any(option.emit for option in options), (
         f"{case}: an option twice"
     )
+    return written
+
+
+def prove(case: Case, world: int, rule: Rule | None = None) -> list[Option]:
+    """Runs every option of the rule for this node and returns them; AssertionError names what is wrong."""
+    expected = whole(case)
+    written = write(case, world, expected, rule)
+    options, graph, first = written.options, written.graph, written.first
     if not options:
         return options
     results = graph.run()
     for number, option in enumerate(options):
         used = [i for i in range(case.outputs) if i not in case.unused_outputs]
-        for index, (output, whole) in enumerate(zip(used, expected, strict=True)):
+        for index, (output, wanted) in enumerate(zip(used, expected, strict=True)):
             parts = [results[first[number, rank] + index] for rank in range(world)]
             joined = join(parts, option.outputs[output])
             where = f"{case} on {world} ranks, {option.inputs} -> {option.outputs}, output {output}"
-            assert joined.shape == whole.shape and joined.dtype == whole.dtype, (
-                f"{where}: {joined.dtype}{joined.shape} instead of {whole.dtype}{whole.shape}"
+            assert joined.shape == wanted.shape and joined.dtype == wanted.dtype, (
+                f"{where}: {joined.dtype}{joined.shape} instead of {wanted.dtype}{wanted.shape}"
             )
-            _compare(joined, whole, case.rtol, where)
+            _compare(joined, wanted, case.rtol, where)
     return options
 
 
@@ -331,4 +354,17 @@ def _compare(joined: np.ndarray[Any, Any], whole: np.ndarray[Any, Any], rtol: fl
     np.testing.assert_allclose(joined, whole, rtol=rtol, atol=rtol * max(scale, 1.0), err_msg=where)
 
 
-__all__ = ["MICROSOFT", "Case", "Const", "TensorProto", "cut", "join", "kind", "options_of", "prove", "view"]
+__all__ = [
+    "MICROSOFT",
+    "Case",
+    "Const",
+    "TensorProto",
+    "cut",
+    "join",
+    "kind",
+    "options_of",
+    "prove",
+    "view",
+    "whole",
+    "write",
+]
