@@ -31,6 +31,7 @@ def _standard() -> list[Case]:
     past = [f32(BATCH, HEADS, 3, SIZE), f32(BATCH, HEADS, 3, 6)]
     rows = f32(12, 3, LENGTH, SIZE)
     long = [f32(1, 2, 12, SIZE), f32(1, 2, 7, SIZE), f32(1, 2, 7, SIZE)]
+    even, before = f32(1, 2, 12, SIZE), [f32(1, 2, 6, SIZE)] * 2
     cases = []
     for opset in (23, 24):
         cases += [
@@ -55,6 +56,12 @@ def _standard() -> list[Case]:
             Case("Attention", [*long, f32(12, 7)], opset=opset),
             Case("Attention", [*long, f32(1, 2, 1, 7) * np.ones((1, 2, 12, 7), np.float32)], opset=opset),
             Case("Attention", [f32(1, 12, WIDTH), f32(1, 7, WIDTH), f32(1, 7, WIDTH)], merged, opset),
+            # As many queries as could be cut, were they not causal, or the last ones of what a cache holds.
+            Case("Attention", [even, even, even], {"is_causal": 1}, opset),
+            Case("Attention", [f32(1, 12, WIDTH)] * 3, {**merged, "is_causal": 1}, opset),
+            Case("Attention", [even, even, even, f32(12, 12)], {"is_causal": 1}, opset),
+            Case("Attention", [even, even, even, None, *before], {"is_causal": 1}, opset, 3),
+            Case("Attention", [even, even, even, None, *before], opset=opset, outputs=3),
         ]
     lengths = np.asarray([3, 7] * 6, dtype=np.int64)
     padded = [f32(12, 3, LENGTH, SIZE), f32(12, 3, 7, SIZE), f32(12, 3, 7, SIZE)]
@@ -83,6 +90,7 @@ def _fused() -> list[Case]:
         _ms("Attention", [x, w, b, None, None, f32(1, 1, LENGTH, LENGTH)], heads),
         _ms("Attention", [x, w, b, None, past], {**heads, "unidirectional": 1}, 2),
         _ms("Attention", [rows, small, bias], few),
+        _ms("Attention", [f32(1, 12, 8), small, bias], {**few, "unidirectional": 1}),
         _ms("Attention", [rows, small, bias, _i32(*[3, 5] * 6)], few),
         _ms("Attention", [rows, small, bias, _i32(*[3, 5] * 6, *[0, 1] * 6)], few),
         _ms("Attention", [rows, small, bias, boolean(12, LENGTH, LENGTH).astype(np.int32)], few),
@@ -133,6 +141,8 @@ def _multi_head() -> list[Case]:
         _ms(op, [rows, rows, rows, None, None, f32(12, 2, LENGTH, LENGTH)], few),
         _ms(op, [rows, rows, rows, None, None, None, f32(12, 2, 3, 4), f32(12, 2, 3, 4)], few, 3),
         _ms(op, [queries, keys, keys], few),
+        _ms(op, [queries, queries, queries], {**few, "unidirectional": 1}),
+        _ms(op, [queries, queries, queries, None, None, None, *[f32(1, 2, 6, 4)] * 2], few, 3),
         _ms(op, [queries, keys, keys, f32(24), boolean(1, 7).astype(np.int32)], few),
         _ms(op, [queries, keys, keys, None, boolean(1, 12, 7).astype(np.int32) | 1], few),
         _ms(op, [queries, keys, keys, None, None, f32(1, 2, 12, 7)], few, 4, declared={3: TensorProto.FLOAT}),

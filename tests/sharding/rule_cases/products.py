@@ -74,7 +74,7 @@ def _reductions() -> list[Case]:
         cases.append(Case(op, [unit(*shape)], {"axes": [-1], "keepdims": 1}, 11, block_counts=BLOCKS))
         cases.append(Case(op, [unit(*shape)], {"axes": [0, 1], "keepdims": 0}, 9))
         cases.append(Case(op, [unit(*shape), vector(1)], {"keepdims": 0}, 18))
-        cases.append(Case(op, [unit(*shape)], opset=18))
+        cases.append(Case(op, [unit(*shape)], opset=18, rtol=1e-4))  # 1440 numbers that all but cancel out
         cases.append(Case(op, [unit(*shape), vector()], {"noop_with_empty_axes": 1}, 18))
     for op in ("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"):
         cases.append(Case(op, [positive(*shape)], {"axes": [2]}, 13, block_counts=BLOCKS))
