@@ -15,23 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.left_behind import holding, in_shared_memory, left_in_shared_memory
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK"
 LIMIT = 5.0  # seconds within which everything must have ended
 START_LIMIT = 120.0
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The living processes (zombies are dead) that inherited a mark, and their command lines."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue  # it has just ended, or is a zombie
-    return found
+    """The living processes that inherited a mark, and their command lines."""
+    return holding(f"{MARK}={mark}")
 
 
 def wait_until(condition: Callable[[], Any], seconds: float) -> bool:
@@ -53,7 +47,7 @@ class Script:
         self.mark = uuid.uuid4().hex
         self.temporary = folder / f"tmp-{self.mark}"
         self.temporary.mkdir()
-        self._memory_before = set(SHARED_MEMORY.iterdir())
+        self._memory_before = in_shared_memory()
         path = folder / "script.py"
         path.write_text(textwrap.dedent(code))
         variables = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
@@ -106,14 +100,9 @@ class Script:
                 reader.join(5)
         left_behind = [path.name for path in self.temporary.rglob("*")]
         assert not left_behind, left_behind
-        # Other programs use shared memory too, and what they add for a moment is not ours.
-        assert wait_until(lambda: not self._new_memory(), 10), self._new_memory()
+        left = left_in_shared_memory(self._memory_before)
+        assert wait_until(lambda: not left_in_shared_memory(self._memory_before), 10), left
         return code, "".join(self._lines), "".join(self._errors)
-
-    def _new_memory(self) -> set[Path]:
-        return {
-            path for path in set(SHARED_MEMORY.iterdir()) - self._memory_before if "shardrun" in path.name
-        }
 
 
 class Runner:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ranks.weights import handle
+from tests.left_behind import in_shared_memory, left_in_shared_memory
 from tests.ranks.weights_worker import Refused, Worker, Workers, oracle
 
 pytestmark = pytest.mark.timeout(120)
@@ -18,24 +20,26 @@ OWNER_WITH_OTHERS = ["challenged", "admitted"]
 OTHER = ["connected", "challenged", "proved", "attached", "loaded"]
 
 
-def places() -> dict[str, set[str]]:
-    """What could be left behind: shared memory, temporary files, names of sockets."""
-    sockets = Path("/proc/net/unix").read_text().split()
-    return {
-        "memory": {path.name for path in Path("/dev/shm").iterdir()},
-        "temporary": {path.name for path in Path("/tmp").iterdir() if "shardrun" in path.name},
-        "sockets": {name for name in sockets if name.startswith("@shardrun-weights-")},
-    }
+@pytest.fixture(autouse=True)
+def nothing_left(workers: Workers, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Ends all workers and fails if they left a temporary file or shared memory; so does every test's end.
 
+    Names of sockets need no look: they are gone with the last process that has them.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    workers.environment = {"TMPDIR": str(temporary)}
+    before = in_shared_memory()
 
-def nothing_left(before: dict[str, set[str]]) -> None:
-    """The kernel may take a moment to end what belonged to a killed process."""
-    deadline = time.monotonic() + 30
-    while left := {
-        where: names - before[where] for where, names in places().items() if names - before[where]
-    }:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    def check() -> None:
+        workers.end()
+        deadline = time.monotonic() + 30  # the kernel may take a moment to end what a killed process had
+        while left := [*left_in_shared_memory(before), *temporary.iterdir()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    yield check
+    check()
 
 
 def killed_at(step: str, worker: Worker) -> None:
@@ -46,7 +50,6 @@ def killed_at(step: str, worker: Worker) -> None:
 @pytest.mark.parametrize("step", OWNER_ALONE)
 def test_owner_dies_while_it_builds(step: str, workers: Workers, shared_model: Path) -> None:
     """Whoever waits for the name waits on, and gets the next owner's weights."""
-    before = places()
     name = f"{step} {os.getpid()}"
     owner, other, second = (workers.new() for _ in range(3))
     owner.do("stop_at", step=step)
@@ -60,13 +63,10 @@ def test_owner_dies_while_it_builds(step: str, workers: Workers, shared_model: P
     assert second.do("share", path=str(shared_model), name=name, pids=[other.pid]) == name
     assert other.reply() == "attached"
     assert other.predicts(oracle(shared_model))
-    workers.end()
-    nothing_left(before)
 
 
 @pytest.mark.parametrize("step", OWNER_WITH_OTHERS)
 def test_owner_dies_while_another_attaches(step: str, workers: Workers, shared_model: Path) -> None:
-    before = places()
     owner, first, second = (workers.new() for _ in range(3))
     number = owner.do("share", path=str(shared_model), pids=[first.pid, second.pid])
     assert first.do("attach", given=number, path=str(shared_model)) == "attached"
@@ -84,13 +84,10 @@ def test_owner_dies_while_another_attaches(step: str, workers: Workers, shared_m
             in found.text
         )
     assert first.predicts(oracle(shared_model))
-    workers.end()
-    nothing_left(before)
 
 
 @pytest.mark.parametrize("step", OTHER)
 def test_other_dies_while_it_attaches(step: str, workers: Workers, shared_model: Path) -> None:
-    before = places()
     owner, first, second, third = (workers.new() for _ in range(4))
     number = owner.do("share", path=str(shared_model), pids=[first.pid, second.pid, third.pid])
     assert first.do("attach", given=number, path=str(shared_model)) == "attached"
@@ -108,12 +105,9 @@ def test_other_dies_while_it_attaches(step: str, workers: Workers, shared_model:
     while owner.do("descriptors") > descriptors:  # the owner has let go of both
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    workers.end()
-    nothing_left(before)
 
 
 def test_survivors_of_the_owner_and_of_one_another(workers: Workers, shared_model: Path) -> None:
-    before = places()
     owner, *others = (workers.new() for _ in range(5))
     number = owner.do("share", path=str(shared_model), pids=[worker.pid for worker in others])
     for worker in others:
@@ -128,11 +122,11 @@ def test_survivors_of_the_owner_and_of_one_another(workers: Workers, shared_mode
         assert others[0].do("resize", shape=[3, 8]).shape == (3, 4)
         others[0].kill()
     assert handle.address(number).socket_name[1:].decode() not in Path("/proc/net/unix").read_text()
-    nothing_left(before)
 
 
-def test_all_die_at_once_in_the_middle(workers: Workers, shared_model: Path) -> None:
-    before = places()
+def test_all_die_at_once_in_the_middle(
+    workers: Workers, shared_model: Path, nothing_left: Callable[[], None]
+) -> None:
     owner, *others = (workers.new() for _ in range(1 + len(OTHER)))
     number = owner.do("share", path=str(shared_model), pids=[worker.pid for worker in others])
     for worker, step in zip(others, OTHER, strict=True):
@@ -142,8 +136,7 @@ def test_all_die_at_once_in_the_middle(workers: Workers, shared_model: Path) -> 
         assert worker.reply() == f"at {step}"
     for worker in (owner, *others):
         worker.process.kill()
-    workers.end()
-    nothing_left(before)
+    nothing_left()
     again, other = workers.new(), workers.new()  # what they left on the disk is whole
     number = again.do("share", path=str(shared_model), pids=[other.pid])
     assert other.do("attach", given=number, path=str(shared_model)) == "attached"

@@ -90,10 +90,14 @@ class Workers:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.ranks.weights_worker"])
         self._all: list[Worker] = []
+        self.environment: dict[str, str] = {}
+        """Of every new worker."""
 
     def new(self, **environment: str) -> Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        process = self._context.Process(
+            target=_serve, args=(theirs, self.environment | environment), daemon=True
+        )
         process.start()
         theirs.close()
         self._all.append(Worker(process, ours))
@@ -179,7 +183,8 @@ class _Doer:
         def trace(name: str) -> None:
             if name == step:
                 self._pipe.send(f"at {step}")
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # By this thread itself: it might go on for a moment while another one takes the signal.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         protocol.trace = trace
         return "set"

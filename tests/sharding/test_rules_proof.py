@@ -20,7 +20,7 @@ from tests.sharding.rule_cases import CASES, EXTRA_BY_DOMAIN
 from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 
 WORLDS = (2, 3, 4, 5, 7)
-"""5 and 7 too: axes of the cases whose length no ordinary number of ranks divides are cut for these, or refused."""
+"""5 and 7 too: the cases have axes of such lengths, which no ordinary number of ranks divides."""
 
 PARTIAL = frozenset({"partial->partial"})
 BLOCKS = frozenset({"blocks->blocks"})
