@@ -144,7 +144,7 @@ def test_devices_that_are_not_there(backend: str, device: str) -> None:
 
 def test_mpi_without_its_launcher() -> None:
     need("mpi")
-    world = worlds.run("mpi", 2, "late")
+    world = worlds.run("mpi", 2, "idle", seconds=0)
     for rank, ended in enumerate(world.ranks):
         assert f"this is rank {rank} of 2 and none of OMPI_COMM_WORLD_SIZE" in ended.reports["message"], (
             ended.errors
@@ -156,7 +156,7 @@ def test_mpi_of_another_launcher_is_noticed(tmp_path: Path) -> None:
     need("mpi")
     # As under MPICH's mpiexec, with Open MPI's library; which leaves a file behind by itself.
     environ = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
-    world = worlds.run("mpi", 2, "late", environ=environ)
+    world = worlds.run("mpi", 2, "idle", seconds=0, environ=environ)
     for ended in world.ranks:
         assert ended.reports["error"] == "CollectiveError", ended.errors
         assert "made a world of 1" in ended.reports["message"]

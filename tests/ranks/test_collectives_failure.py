@@ -14,7 +14,7 @@ OPERATIONS = ["all_reduce", "barrier", "broadcast"]
 def test_time_out_names_who_is_missing(backend: str) -> None:
     need(backend)
     world = worlds.run(
-        backend, 2, "late", launcher=launcher(backend), timeout=1.5, who=[1], operation="all_reduce"
+        backend, 2, "late", launcher=launcher(backend), seconds=1.5, who=[1], operation="all_reduce"
     )
     report = world.ranks[0].reports
     assert report["error"] == "CollectiveTimeoutError", world.ranks[0].errors
@@ -26,7 +26,7 @@ def test_time_out_names_who_is_missing(backend: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_time_out_names_all_that_are_missing(operation: str) -> None:
-    world = worlds.run("shm", 4, "late", timeout=0.5, who=[1, 3], operation=operation)
+    world = worlds.run("shm", 4, "late", seconds=0.5, who=[1, 3], operation=operation)
     for rank in (0, 2):
         report = world.ranks[rank].reports
         assert report["error"] == "CollectiveTimeoutError", world.ranks[rank].errors

@@ -45,7 +45,7 @@ def test_a_death_in_a_part_is_learnt_by_all(backend: str) -> None:
 def test_a_time_out_in_a_part_names_ranks_of_the_whole(backend: str) -> None:
     need(backend)
     world = worlds.run(
-        backend, 4, "part_late", launcher=launcher(backend), timeout=1.0, groups=[[0, 1], [2, 3]], who=2
+        backend, 4, "part_late", launcher=launcher(backend), seconds=1.0, groups=[[0, 1], [2, 3]], who=2
     )
     report = world.ranks[3].reports
     assert report["error"] == "CollectiveTimeoutError", world.ranks[3].errors
