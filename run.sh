@@ -7,7 +7,9 @@ root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd -P)
 usage() {
     cat <<'TEXT'
 usage: ./run.sh              set up, then the main job: a sentence encoder on two ranks
-       ./run.sh test [...]   set up, then the tests; further arguments go to pytest
+       ./run.sh test         set up, then all tests, several at once
+       ./run.sh test --fast  the quick ones, several at once: what to run before a commit
+       ./run.sh test ...     some tests: other arguments go to pytest, and they run one after another
        ./run.sh lint         set up, then ruff and mypy
        ./run.sh setup        only set up what the main job needs
        ./run.sh help         this text
@@ -171,7 +173,15 @@ choose_cache
 case $command in
     setup) say "ready: $venv" ;;
     main) exec "$venv/bin/python" -m examples.minilm ;;
-    test) exec "$venv/bin/python" -m pytest "$@" ;;
+    test)
+        # A worker a processor. More than eight only take memory: tests start ranks of their own.
+        several="--numprocesses auto --maxprocesses 8 --dist worksteal"
+        case "$# ${1-}" in
+            "0 ") set -- $several ;;
+            "1 --fast") set -- $several -m "not slow" ;;
+        esac
+        exec "$venv/bin/python" -m pytest "$@"
+        ;;
     lint)
         say "ruff check" && "$venv/bin/ruff" check .
         say "ruff format" && "$venv/bin/ruff" format --check .

@@ -16,6 +16,9 @@ _RANK_NAMES = _TORCHRUN_NAMES | {"RANK_ID", "DEVICE_ID", "RANK_SIZE", "RANK_TABL
 _KEPT = {"SHARDRUN_TEST_CACHE"}
 
 
+# Before a test module imports ONNX Runtime, which reads it then and would leave a temporary file (.ses).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # A shell starts what runs in the background with Ctrl-C ignored; programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,7 +30,6 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     for name in saved:
         if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
             del os.environ[name]
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
     os.environ.clear()
