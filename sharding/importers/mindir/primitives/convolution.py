@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_pads
+from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
 from sharding.importers.mindir.primitives.operands import (
     computable,
     integer,
@@ -45,7 +45,7 @@ def _ext(
     strides = last(integers(b, stride, "stride"), spatial, "stride")
     dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
     if padding is None:
-        padding = same_pads(b, operands[0], kernel, strides, dilations)
+        operands[0], padding = same_padding(b, operands[0], kernel, strides, dilations)
     if isinstance(bias, Value):
         operands.append(b.cast(bias, operands[0].dtype))
     more = (

@@ -11,6 +11,7 @@ from sharding.importers.mindir.primitives.operands import (
     integer,
     integers,
     known_rank,
+    shown,
     tensors,
     text,
 )
@@ -70,18 +71,16 @@ def repeat_interleave(
 def broadcast_to(b: Builder, node: Node, x: Value, shape: Operand = None) -> Value:
     """Repeated along axes of length 1; -1 keeps a length."""
     wanted = node.attributes.get("shape") if shape is None else shape
+    own = x.rank
+    if isinstance(wanted, tuple):
+        if own is not None and any(item == -1 for item in wanted[: max(len(wanted) - own, 0)]):
+            raise RefusedError(f"shape {shown(wanted)} has -1 for an axis that the operand does not have")
+        # A length of 1 keeps the operand's, in ONNX.
+        return b.op("Expand", [x, b.ints(tuple(1 if item == -1 else item for item in wanted))])
     known = b.known_ints(wanted)
-    if known is not None and -1 in known:
-        rank = known_rank(x)
-        lengths: list[Operand] = list(known)
-        for place, length in enumerate(known):
-            if length == -1:
-                own = place - (len(known) - rank)
-                if own < 0:
-                    raise RefusedError(f"shape {known} has -1 for an axis that the operand does not have")
-                lengths[place] = b.dim(x, own)
-        wanted = tuple(lengths)
-    return b.op("Expand", [x, b.ints(wanted)])
+    if known is not None:
+        return broadcast_to(b, node, x, known)
+    return b.op("Expand", [x, b.op("Abs", [b.ints(wanted)])])  # -1 as 1
 
 
 @primitive("ExpandAs")
