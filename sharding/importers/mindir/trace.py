@@ -242,7 +242,7 @@ class Tracer:
         positional, settings = arguments(known, operands, attributes)
         context = Node(prim.op_type, node.domain, attributes, tuple(types), self.version)
         result = known.convert(self.builder, context, *positional, **settings)
-        return self.settled(result, types)
+        return self.settled(result, types) if known.declared else result
 
     def _write(self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]) -> Value:
         """A primitive that changes its first operand: that holds the result from here on."""

@@ -115,13 +115,18 @@ class Primitive:
     needed: int
     """How many of these have no default."""
     settings: tuple[str, ...]
+    declared: bool = True
+    """Whether its results have the types that the file declares."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
-def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function], _Function]:
-    """Registers a function for primitives of these names; see this module's text."""
+def primitive(
+    *names: str, settings: Sequence[str] = (), declared: bool = True
+) -> Callable[[_Function], _Function]:
+    """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
+    types hold that MindSpore writes for the results."""
 
     def register(function: _Function) -> _Function:
         operands: int | None = 0
@@ -139,7 +144,7 @@ def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function]
         for name in names:
             if name in PRIMITIVES:
                 raise TypeError(f"the primitive {name} is registered twice")
-            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings))
+            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings), declared)
         return function
 
     return register

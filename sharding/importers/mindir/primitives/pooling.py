@@ -69,9 +69,9 @@ def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout
     assert isinstance(kernel, tuple)
     steps = strides if isinstance(strides, tuple) else (strides, strides)
     found, zero, one = floating(b, x), b.const(0, np.int64), b.const(1, np.int64)
-    for place, (size, step) in enumerate(zip(kernel[-2:], steps[-2:], strict=True)):
+    for place, pair in enumerate(zip(kernel[-2:], steps[-2:], strict=True)):
         axis = place + (1 if channels_last(layout) else 2)
-        size, step = b.reshape(b.ints(size), ()), b.reshape(b.ints(step), ())
+        size, step = (b.reshape(b.ints(item), ()) for item in pair)
         before = b.op("Div", [b.op("Sub", [b.value(b.dim(found, axis)), size]), step])
         number = b.op("Range", [zero, b.op("Add", [before, one]), one])
         starts = b.unsqueeze(b.op("Mul", [number, step]), [1])

@@ -258,7 +258,7 @@ def tuple_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) ->
     return b.ints(x) if kind is None else b.cast(b.ints(x), kind)
 
 
-@primitive("TensorToTuple", "TensorToList")
+@primitive("TensorToTuple", "TensorToList", declared=False)
 def tensor_to_tuple(b: Builder, node: Node, x: Operand) -> Operand:
     """A tensor of integers with one axis as a tuple."""
     known = b.known_ints(x)
@@ -284,7 +284,7 @@ def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
     return b.op("Size", [b.value(x)])
 
 
-@primitive("SequenceAdd", "tuple_add", "list_add")
+@primitive("SequenceAdd", "tuple_add", "list_add", declared=False)
 def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """Two tuples joined."""
     if isinstance(x, tuple) and isinstance(y, tuple):
@@ -294,7 +294,7 @@ def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     return joined
 
 
-@primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice")
+@primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice", declared=False)
 def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
     """Part of a tuple."""
     if not 2 <= len(bounds) <= 3:

@@ -57,6 +57,8 @@ def transpose_all(b: Builder, node: Node, x: Value) -> Value:
 def expand_dims(b: Builder, node: Node, x: Operand, axis: Operand = None) -> Value:
     """A new axis of length 1."""
     places = node.attributes.get("axis") if axis is None else axis
+    if isinstance(places, Value) and b.known_ints(places) is None:
+        return b.op("Unsqueeze", [b.value(x), b.ints(places)])
     return b.unsqueeze(b.value(x), integers(b, places, "axis"))
 
 
