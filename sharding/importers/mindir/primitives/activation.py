@@ -9,6 +9,7 @@ import numpy as np
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     axes_of,
+    behind,
     computable,
     element_type,
     floating,
@@ -146,9 +147,8 @@ def selu(b: Builder, node: Node, x: Value) -> Value:
 def prelu(b: Builder, node: Node, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
     wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
-    rank = known_rank(wide)
-    if slopes.rank == 1 and rank > 2:
-        slopes = b.op("Reshape", [slopes, b.ints((-1, *[1] * (rank - 2)))])
+    if slopes.rank in {None, 1} and slopes.shape != (1,) and (wide.rank is None or wide.rank > 2):
+        slopes = behind(b, wide, slopes, 1)
     return b.op("PRelu", [wide, slopes])
 
 
@@ -220,7 +220,7 @@ def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
     axes = axes_of(b, axis, wide)
     if wide.rank == 0:
         return b.reshape(b.op(op_type, [b.reshape(wide, (1,))], {"axis": 0}), ())
-    if axes is None:
+    if axes is None or isinstance(axes, Value):
         raise RefusedError("it needs an operand whose number of axes is known")
     if len(axes) == 1:
         return b.op(op_type, [wide], {"axis": axes[0]})

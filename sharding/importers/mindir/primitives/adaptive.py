@@ -31,8 +31,8 @@ def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | No
 
 def _adaptive(b: Builder, x: Value, setting: Operand, count: int, largest: bool) -> Value:
     wide = floating(b, x) if not largest else computable(b, x)
-    rank = known_rank(x)
-    for axis, wanted in zip(range(rank - count, rank), _wanted(b, x, setting, count), strict=True):
+    first = x.rank - count if x.rank is not None else -count
+    for axis, wanted in zip(range(first, first + count), _wanted(b, x, setting, count), strict=True):
         if wanted is not None:
             wide = _adapted(b, wide, axis, wanted, largest)
     return wide
@@ -87,13 +87,13 @@ def _adapted_later(b: Builder, x: Value, axis: int, wanted: int, length: Value, 
     """The same for a length that only a run tells: each window's places are taken apart."""
     places, size, own = _windows(b, length, wanted)
     apart = b.op("Gather", [x, places], {"axis": axis})
-    behind = known_rank(x) - axis - 1
+    behind = (x.rank if x.rank is not None and axis >= 0 else 0) - axis - 1
     if largest:
-        found = b.op("ReduceMax", [apart, b.ints((axis + 1,))], {"keepdims": 0})
+        found = b.op("ReduceMax", [apart, b.ints((-behind - 1,))], {"keepdims": 0})
     else:
         mask = b.unsqueeze(own, range(2, 2 + behind))
         kept = b.op("Where", [mask, apart, scalar(b, 0, apart)])
-        total = b.op("ReduceSum", [kept, b.ints((axis + 1,))], {"keepdims": 0})
+        total = b.op("ReduceSum", [kept, b.ints((-behind - 1,))], {"keepdims": 0})
         found = b.op("Div", [total, b.unsqueeze(b.cast(size, x.dtype), range(1, 1 + behind))])
     if x.shape is not None:
         found.shape = (*x.shape[:axis], wanted, *x.shape[axis + 1 :])

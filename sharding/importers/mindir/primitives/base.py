@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, Union
 
 import numpy as np
@@ -117,16 +117,19 @@ class Primitive:
     settings: tuple[str, ...]
     declared: bool = True
     """Whether its results have the types that the file declares."""
+    rank: int | None = None
+    """How many axes its first operand always has."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive(
-    *names: str, settings: Sequence[str] = (), declared: bool = True
+    *names: str, settings: Sequence[str] = (), declared: bool = True, rank: int | None = None
 ) -> Callable[[_Function], _Function]:
     """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
-    types hold that MindSpore writes for the results."""
+    types hold that MindSpore writes for the results; ``rank``: the axes of the first operand, of which a
+    file may not say how many there are."""
 
     def register(function: _Function) -> _Function:
         operands: int | None = 0
@@ -144,7 +147,7 @@ def primitive(
         for name in names:
             if name in PRIMITIVES:
                 raise TypeError(f"the primitive {name} is registered twice")
-            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings), declared)
+            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings), declared, rank)
         return function
 
     return register
@@ -188,6 +191,10 @@ def arguments(
     if len(operands) < known.needed:
         raise RefusedError(f"expected {known.needed} operands, found {len(operands)}")
     positional, rest = list(operands[:count]), list(operands[count:])
+    if known.rank is not None and positional and isinstance(positional[0], Value):
+        first = positional[0]
+        if first.shape is None:
+            positional[0] = replace(first, shape=(None,) * known.rank)
     if len(rest) > len(known.settings):
         expected = count + len(known.settings)
         raise RefusedError(f"expected at most {expected} operands and settings, found {len(operands)}")

@@ -149,19 +149,19 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     return b.transpose(found, [0, *range(2, rank), 1]) if flip else found
 
 
-@primitive("Conv2D")
+@primitive("Conv2D", rank=4)
 def conv2d(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (out, in / group, height, width); pads top, bottom, left, right."""
     return _classic(b, node, x, w, 2)
 
 
-@primitive("Conv3D")
+@primitive("Conv3D", rank=5)
 def conv3d(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (out, in / group, depth, height, width)."""
     return _classic(b, node, x, w, 3)
 
 
-@primitive("DepthwiseConv2dNative")
+@primitive("DepthwiseConv2dNative", rank=4)
 def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Each channel alone; weights are (multiplier, channels, height, width)."""
     turned = b.transpose(w, [1, 0, 2, 3])
@@ -227,13 +227,13 @@ def _lengths(b: Builder, shape: Operand, spatial: int) -> tuple[int, ...] | None
     return found if found is None or all(length >= 0 for length in found) else None
 
 
-@primitive("Conv2DTranspose", "Conv2DBackpropInput")
+@primitive("Conv2DTranspose", "Conv2DBackpropInput", rank=4)
 def conv2d_transpose(b: Builder, node: Node, x: Value, w: Value, shape: Operand = None) -> Value:
     """Weights are (in, out / group, height, width)."""
     return _transposed(b, node, x, w, shape, 2)
 
 
-@primitive("Conv3DTranspose")
+@primitive("Conv3DTranspose", rank=5)
 def conv3d_transpose(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (in, out / group, depth, height, width)."""
     return _transposed(b, node, x, w, node.attributes.get("input_size"), 3)

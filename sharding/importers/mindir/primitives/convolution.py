@@ -38,7 +38,7 @@ def _ext(
     output_padding: Operand = None,
 ) -> Value:
     spatial = known_rank(w) - 2
-    lone = known_rank(x) == spatial + 1
+    lone = x.rank == spatial + 1
     x = b.unsqueeze(x, [0]) if lone else x
     operands = [computable(b, item) for item in promoted(b, x, w)]
     kernel = kernel_of(w)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
+    behind,
     computable,
     known_rank,
     number,
     promoted,
+    ranked,
     tensors,
     text,
 )
@@ -49,18 +51,13 @@ def swapped(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
-def _matrix(x: Value) -> Value:
-    """The same value, known to have two axes."""
-    return x if x.shape is not None else Value(x.name, x.dtype, (None, None), x.constant)
-
-
 @primitive("MatMul", "BatchMatMul", settings=("transpose_a", "transpose_b"))
 def matmul(
     b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
 ) -> Value:
     """The product, either factor transposed first if wanted; those of MatMul are matrices."""
     if node.op_type == "MatMul":
-        x, y = _matrix(x), _matrix(y)
+        x, y = ranked(x, 2), ranked(y, 2)
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
     return product(b, first, second)
@@ -82,7 +79,7 @@ def outer(b: Builder, node: Node, x: Value, y: Value) -> Value:
 @primitive("Dense")
 def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None) -> Value:
     """x times the transposed weight (out, in), plus a bias."""
-    turned = swapped(b, weight) if weight.rank != 1 else weight
+    turned = swapped(b, ranked(weight, 2)) if weight.rank != 1 else weight
     found = product(b, x, turned)
     return found if bias is None else binary(b, node, "Add", found, bias)
 
@@ -91,9 +88,8 @@ def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None)
 def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
     setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    rank = known_rank(x)
-    if rank > 2 and not channels_last(setting):
-        bias = b.op("Reshape", [bias, b.ints((-1, *[1] * (rank - 2)))])
+    if (x.rank is None or x.rank > 2) and not channels_last(setting):
+        bias = behind(b, x, bias, 1)
     return binary(b, node, "Add", x, bias)
 
 

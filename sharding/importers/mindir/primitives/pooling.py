@@ -17,7 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     element_type,
     floating,
     integers,
-    known_rank,
     lengths_product,
     number,
     scalar,
@@ -102,7 +101,7 @@ def _layout(node: Node, setting: Operand) -> Operand:
     return node.attributes.get("format", setting) if setting == "NCHW" else setting
 
 
-@primitive("MaxPool", "MaxPoolV1", settings=_POOL)
+@primitive("MaxPool", "MaxPoolV1", settings=_POOL, rank=4)
 def max_pool(
     b: Builder,
     node: Node,
@@ -118,7 +117,7 @@ def max_pool(
     return _classic(b, node, "MaxPool", x, kernel_size, strides, pad_mode, layout)
 
 
-@primitive("AvgPool", "AvgPoolV1", settings=_POOL)
+@primitive("AvgPool", "AvgPoolV1", settings=_POOL, rank=4)
 def avg_pool(
     b: Builder,
     node: Node,
@@ -147,7 +146,7 @@ def pooled(
     dilations: Sequence[int] | None = None,
 ) -> Value:
     """Windows with pads in ONNX's order; one axis more in front if the batch is missing."""
-    lone = known_rank(x) == len(kernel) + 1
+    lone = x.rank == len(kernel) + 1
     wide = computable(b, b.unsqueeze(x, [0]) if lone else x)
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
@@ -167,7 +166,7 @@ def pooled(
 _POOL3D = ("kernel_size", "strides", "pad_mode", "pad_list", "ceil_mode")
 
 
-@primitive("MaxPool3D", settings=_POOL3D)
+@primitive("MaxPool3D", settings=_POOL3D, rank=5)
 def max_pool3d(
     b: Builder,
     node: Node,
@@ -209,7 +208,7 @@ def _in_volume(
 _AVERAGE3D = (*_POOL3D, "count_include_pad", "divisor_override")
 
 
-@primitive("AvgPool3D", settings=_AVERAGE3D)
+@primitive("AvgPool3D", settings=_AVERAGE3D, rank=5)
 def avg_pool3d(
     b: Builder,
     node: Node,
@@ -303,7 +302,7 @@ def max_pool_places(
     gaps = last(integers(b, dilation, "dilation"), count, "dilation")
     if node.op_type == "MaxPoolWithMask":
         return (pooled(b, "MaxPool", x, kernel, steps, around, ceil=bool(ceil_mode), dilations=gaps),)
-    lone = known_rank(x) == count + 1
+    lone = x.rank == count + 1
     wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
     ceil = bool(ceil_mode)
     if ceil:

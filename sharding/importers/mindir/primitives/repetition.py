@@ -27,7 +27,9 @@ def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
     count = len(times) if times is not None else len(reps) if isinstance(reps, tuple) else None
     if count is None:
         raise RefusedError("the number of repetitions must be known")
-    rank = known_rank(x)
+    rank = x.rank
+    if rank is None:
+        return _tiled_later(b, x, reps, count)
     if count > rank:
         x = b.unsqueeze(x, range(count - rank))
     elif count < rank:
@@ -36,6 +38,18 @@ def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
     if not count:
         return x
     return b.op("Tile", [x, b.ints(reps)])
+
+
+def _tiled_later(b: Builder, x: Value, reps: Operand, count: int) -> Value:
+    """Of an unknown number of axes: missing ones come in front here as there."""
+    shape = b.op("Shape", [x])
+    more = b.op("Sub", [b.op("Size", [shape]), count])
+    front = [
+        b.op("Expand", [b.const(1, np.int64), b.reshape(b.op("Max", [item, 0]), (1,))])
+        for item in (b.op("Neg", [more]), more)
+    ]
+    wide = b.op("Reshape", [x, b.op("Concat", [front[0], shape], {"axis": 0})])
+    return b.op("Tile", [wide, b.op("Concat", [front[1], b.ints(reps)], {"axis": 0})])
 
 
 @primitive("RepeatInterleaveInt", "RepeatInterleaveTensor", settings=("repeats", "dim", "output_size"))

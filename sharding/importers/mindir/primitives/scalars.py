@@ -276,6 +276,12 @@ def _whole(b: Builder, x: Operand) -> Value:
     return Value(value.name, value.dtype, value.shape, value.constant, sequence=True)
 
 
+@primitive("TupleToList", "ListToTuple", declared=False)
+def other_sequence(b: Builder, node: Node, x: Operand) -> Operand:
+    """A tuple as a list and the other way round."""
+    return x
+
+
 @primitive("sequence_len", "SequenceLen", "tuple_len", "list_len")
 def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
     """How many items a tuple has."""

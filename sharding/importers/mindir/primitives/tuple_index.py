@@ -292,6 +292,10 @@ def ellipsis_to_slice(
         raise RefusedError("the number of its bounds must be known")
     starts, stops, steps = list(begin), list(end), list(strides)  # type: ignore[arg-type]
     place = kinds.index(ELLIPSIS) if ELLIPSIS in kinds else len(starts)
+    for entry, kind in enumerate(kinds):
+        where = entry - (entry > place)
+        if kind == TENSOR and starts[where] == -1:
+            stops[where] = END  # one place, the last: its end is no bound that is counted from there
     for bounds, mask, sign in ((starts, "begin_mask", -1), (stops, "end_mask", 1)):
         for entry in range(len(kinds)):
             where = entry - (entry > place)
