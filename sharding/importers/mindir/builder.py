@@ -18,7 +18,14 @@ from sharding.importers.mindir.onnx_types import (
     typed_info,
     value_info,
 )
-from sharding.importers.mindir.primitives.base import Array, Operand, RefusedError, TensorType, Value
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    ComplexValue,
+    Operand,
+    RefusedError,
+    TensorType,
+    Value,
+)
 from sharding.names import Names
 
 OPSET = 18
@@ -173,6 +180,8 @@ class Builder:
     def value(self, operand: Operand, dtype: Any = None) -> Value:
         """An operand as a tensor: numbers become constants of ``dtype`` (default: bool, int64, float32), and
         tuples of integers, known or not, int64 tensors with one axis."""
+        if isinstance(operand, ComplexValue):
+            raise RefusedError("complex numbers have no conversion here")
         if isinstance(operand, Value):
             return operand
         if isinstance(operand, tuple):

@@ -15,7 +15,7 @@ from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
-from sharding.importers.mindir.primitives.base import Absent, TensorType, Value
+from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
 from sharding.protobuf import INLINE_BYTES
@@ -46,6 +46,8 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET
         raise ModelError(one_line(str(error))) from None  # names in the file may hold line ends
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.") from None
+    except RefusedError as refused:
+        raise ModelError(f"{path} cannot be converted: {refused}.") from None
     except RecursionError:
         raise ModelError(f"{path} is nested too deeply to convert.") from None
     except Exception as error:
@@ -119,6 +121,11 @@ def _flat(item: Any) -> Iterator[Any]:
 
 
 def _output(builder: Builder, item: Any, path: Path) -> Value:
+    if isinstance(item, ComplexValue):
+        raise ModelError(
+            f"{path} gives complex numbers, which ONNX Runtime has no outputs of: let the network return "
+            "their real and imaginary parts."
+        )
     if isinstance(item, (Value, bool, int, float)):
         return builder.value(item)
     if isinstance(item, Absent):

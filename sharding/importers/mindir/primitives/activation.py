@@ -201,10 +201,11 @@ def threshold_(b: Builder, node: Node, x: Value, *, threshold: Operand = 0, valu
 
 
 @primitive("LogSigmoid")
-def log_sigmoid(b: Builder, node: Node, x: Value) -> Value:
-    """log(1 / (1 + exp(-x)))"""
+def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
+    """log(1 / (1 + exp(-x))); a second result, if there is one, is for the gradient alone."""
     wide = floating(b, x)
-    return b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
+    found = b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
+    return (found,) if len(node.result_types) > 1 else found
 
 
 @primitive("Mish", "MishExt")

@@ -55,6 +55,14 @@ class Value:
         return None if self.shape is None else len(self.shape)
 
 
+@dataclass(eq=False)
+class ComplexValue(Value):
+    """Complex numbers as two tensors; the name is that of the real parts."""
+
+    real: Value = field(kw_only=True)
+    imaginary: Value = field(kw_only=True)
+
+
 Operand = Union[Value, bool, int, float, str, None, tuple["Operand", ...]]  # noqa: UP007 - it names itself
 """What a primitive is given and what it returns."""
 
@@ -119,17 +127,23 @@ class Primitive:
     """Whether its results have the types that the file declares."""
     rank: int | None = None
     """How many axes its first operand always has."""
+    of_complex: bool = False
+    """Whether it takes complex numbers itself."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive(
-    *names: str, settings: Sequence[str] = (), declared: bool = True, rank: int | None = None
+    *names: str,
+    settings: Sequence[str] = (),
+    declared: bool = True,
+    rank: int | None = None,
+    of_complex: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
     types hold that MindSpore writes for the results; ``rank``: the axes of the first operand, of which a
-    file may not say how many there are."""
+    file may not say how many there are; ``of_complex``: whether the function takes complex numbers."""
 
     def register(function: _Function) -> _Function:
         operands: int | None = 0
@@ -147,7 +161,9 @@ def primitive(
         for name in names:
             if name in PRIMITIVES:
                 raise TypeError(f"the primitive {name} is registered twice")
-            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings), declared, rank)
+            PRIMITIVES[name] = Primitive(
+                name, function, operands, needed, tuple(settings), declared, rank, of_complex
+            )
         return function
 
     return register

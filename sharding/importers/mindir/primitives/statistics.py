@@ -20,6 +20,7 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     scalar,
 )
+from sharding.importers.mindir.primitives.ordering import middle
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
@@ -223,10 +224,7 @@ def trace(b: Builder, node: Node, x: Value) -> Value:
 def median(b: Builder, node: Node, x: Value) -> Value:
     """The lower of the middle elements."""
     flat = b.reshape(computable(b, x), (-1,))
-    length = flat.shape[0] if flat.shape else None
-    if not length:
-        raise RefusedError("the number of elements must be known and not 0")
-    count = b.const([length // 2 + 1 if length % 2 else length // 2], np.int64)
+    count = b.ints(middle(b, flat, 0))
     values = b.ops("TopK", [flat, count], {"largest": 0, "sorted": 1, "axis": 0}, outputs=2)[0]
     return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
 
