@@ -26,10 +26,9 @@ from sharding.importers.mindir.primitives.base import (
     TensorType,
     Value,
 )
+from sharding.importers.sniff import RUN_OPSET
 from sharding.names import Names
 
-OPSET = 18
-"""The version of ONNX's operators that primitives are written in; what they use means the same up to 22."""
 IR_VERSION = 9
 MOST = 1 << 28
 """Elements of each result on the way to a constant that is computed while converting."""
@@ -38,7 +37,7 @@ MOST = 1 << 28
 class Builder:
     """The graph under construction. Nodes go to the innermost open body; constants to the main graph."""
 
-    def __init__(self, opset: int = OPSET) -> None:
+    def __init__(self, opset: int = RUN_OPSET) -> None:
         import onnx
 
         self.opset = opset

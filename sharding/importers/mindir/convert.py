@@ -10,7 +10,8 @@ import numpy as np
 
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
-from sharding.importers.mindir.builder import IR_VERSION, OPSET, Builder
+from sharding.importers.mindir.biases import with_biases
+from sharding.importers.mindir.builder import IR_VERSION, Builder
 from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
@@ -18,6 +19,7 @@ from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
+from sharding.importers.sniff import RUN_OPSET
 from sharding.protobuf import INLINE_BYTES
 from sharding.text import counted, one_line, shortened
 
@@ -29,7 +31,7 @@ _SHOWN = 20
 _LAYERS = 3
 
 
-def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET) -> onnx.ModelProto:
+def import_model(path: str | Path, *, key: Key | None = None, opset: int = RUN_OPSET) -> onnx.ModelProto:
     """Reads a MindIR file of version 1 or 3 as ONNX.
 
     The inputs keep their names, open lengths are symbols, and several results are several outputs in order.
@@ -168,6 +170,8 @@ def _model(
         name = builder.names.fresh(wanted)
         nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
         infos.append(_info(name, TensorType(value.dtype, value.shape)))
+    nodes, _ = _live(nodes, [info.name for info in infos])
+    nodes = with_biases(nodes, _vectors(builder, weights), [info.name for info in infos])
     nodes, used = _live(nodes, [info.name for info in infos])
     initializers = [item for name, item in builder.initializers.items() if name in used]
     initializers += [_initializer(name, item) for name, item in weights.items() if name in used]
@@ -191,6 +195,12 @@ def _model(
         },
     )
     return model
+
+
+def _vectors(builder: Builder, weights: Mapping[str, Weight]) -> frozenset[str]:
+    """The constants and weights with one axis."""
+    own = [name for name, tensor in builder.initializers.items() if len(tensor.dims) == 1]
+    return frozenset([*own, *(name for name, weight in weights.items() if weight.array.ndim == 1)])
 
 
 def _graph_name(content: container.Container) -> str:

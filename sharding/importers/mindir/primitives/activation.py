@@ -25,6 +25,8 @@ from sharding.importers.mindir.primitives.operands import (
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
+GELU_SINCE = 20
+"""The version of ONNX's operators that has this one."""
 APPROXIMATE = ("none", "tanh")
 
 
@@ -81,6 +83,8 @@ def silu(b: Builder, node: Node, x: Value) -> Value:
 def gelu(b: Builder, node: Node, x: Value) -> Value:
     """The tanh form."""
     wide = floating(b, x)
+    if b.opset >= GELU_SINCE:
+        return b.op("Gelu", [wide], {"approximate": "tanh"})
     cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), scalar(b, 0.044715, wide)])
     inner = b.op("Mul", [b.op("Add", [wide, cube]), scalar(b, np.sqrt(2 / np.pi), wide)])
     raised = b.op("Add", [b.op("Tanh", [inner]), scalar(b, 1, wide)])
@@ -93,6 +97,8 @@ def gelu_ext(b: Builder, node: Node, x: Value, *, approximate: Operand = "none")
     if text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, node, x)
     wide = floating(b, x)
+    if b.opset >= GELU_SINCE:
+        return b.op("Gelu", [wide])
     part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
     product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
     return b.op("Mul", [product, scalar(b, 0.5, wide)])

@@ -36,8 +36,8 @@ NORMS = ("backward", "forward", "ortho")
 MISCOUNTED = frozenset(
     {"RFFT", "RFFT2", "RFFTN", "IRFFT", "IRFFT2", "IRFFTN", "HFFT", "IHFFT", "FFTWithSize"}
 )
-"""Of open lengths, MindSpore computes the lengths of their results from its mark for them, -1: what it declares
-from there on is not true."""
+"""Of open lengths, MindSpore computes the lengths of their results from its mark for them, -1: what it
+declares from there on is not true."""
 _AXIS_IS_AN_INPUT = 20
 """The version of ONNX's operators from which DFT takes its axis as an operand."""
 
