@@ -17,6 +17,7 @@ from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
+from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
 from sharding.importers.sniff import RUN_OPSET
@@ -97,6 +98,11 @@ def _inputs(tracer: Tracer) -> list[Value]:
             kind = values.declared(item.tensor[0])
         except values.ValueProblem as problem:
             raise ModelError(f"{path}: its input {local_name(item.name)[:80]!r}: {problem}.") from None
+        if kind.dtype.kind == "c":
+            raise ModelError(
+                f"{path}: its input {local_name(item.name)[:80]!r} is of complex numbers, which ONNX Runtime "
+                "has no inputs of: let the network take their real and imaginary parts."
+            )
         name = tracer.builder.names.fresh(local_name(item.name) or "input")
         found.append(Value(name, kind.dtype, kind.shape))
     return found
@@ -107,6 +113,9 @@ def _weights(tracer: Tracer, data: Data) -> dict[str, Weight]:
     weights = {}
     for tensor in tracer.program.main.message.parameter:
         weight = data.weight(tensor, local_name(tensor.name))
+        if weight.array.dtype.kind == "c":
+            tracer.globals[tensor.name] = parts_of_array(tracer.builder, weight.array)
+            continue
         name = tracer.builder.names.fresh(weight.name or "weight")
         weights[name] = weight
         tracer.weights.add(name)

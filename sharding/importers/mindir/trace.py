@@ -31,7 +31,7 @@ from sharding.importers.mindir.primitives.base import (
     Value,
     arguments,
 )
-from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex
+from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex, parts_of_array
 from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
 from sharding.importers.mindir.program import PASSING, Graph, Prim, Program
 
@@ -193,7 +193,7 @@ class Tracer:
 
     def _operand(self, item: Any) -> Any:
         if isinstance(item, np.ndarray):
-            return self.builder.const(item)
+            return parts_of_array(self.builder, item) if item.dtype.kind == "c" else self.builder.const(item)
         if isinstance(item, tuple):
             return tuple(self._operand(inner) for inner in item)
         return item

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import (
+    Array,
     ComplexValue,
     Node,
     Operand,
@@ -79,6 +80,11 @@ def made(real: Value, imaginary: Value) -> ComplexValue:
     """A complex value of its parts."""
     dtype = np.dtype(np.complex128 if real.dtype == np.float64 else np.complex64)
     return ComplexValue(real.name, dtype, real.shape, real=real, imaginary=imaginary)
+
+
+def parts_of_array(b: Builder, array: Array) -> ComplexValue:
+    """A constant of complex numbers."""
+    return made(b.const(np.ascontiguousarray(array.real)), b.const(np.ascontiguousarray(array.imag)))
 
 
 def _part(b: Builder, operand: Any, imaginary: bool, among: bool) -> Any:

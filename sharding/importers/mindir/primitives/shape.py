@@ -58,7 +58,8 @@ def _transposed_later(b: Builder, x: Value, perm: Value) -> Value:
     own = b.op("Where", [b.op("Less", [perm, 0]), b.op("Add", [perm, rank]), perm])
     order = b.op("Concat", [front, b.op("Add", [own, missing])], {"axis": 0})
     turned = b.op("Gather", [lengths, order], {"axis": 0})
-    step, steps = b.const([1], np.int64), []
+    step = b.const([1], np.int64)
+    steps: list[Value] = []
     for axis in reversed(range(_MOST_AXES)):
         steps.insert(0, step)
         step = b.op("Mul", [step, b.op("Gather", [lengths, b.const([axis], np.int64)], {"axis": 0})])
@@ -77,17 +78,15 @@ def _transposed_later(b: Builder, x: Value, perm: Value) -> Value:
 @primitive("TransposeExtView", "TransposeExt")
 def transpose_two(b: Builder, node: Node, x: Value, first: Operand, second: Operand) -> Value:
     """Two axes exchanged."""
-    if x.rank is None:
-        axes, one, other = (
-            _all_axes(b, x),
-            *(b.op("Mod", [b.ints(item), _rank(b, x)]) for item in (first, second)),
-        )
-        swapped = b.op("Where", [b.op("Equal", [axes, one]), other, axes])
-        return _transposed_later(b, x, b.op("Where", [b.op("Equal", [axes, other]), one, swapped]))
-    order = list(range(known_rank(x)))
-    one, other = b.axis(integer(b, first, "dim0"), x), b.axis(integer(b, second, "dim1"), x)
-    order[one], order[other] = order[other], order[one]
-    return b.transpose(x, order)
+    if x.rank is not None:
+        order = list(range(x.rank))
+        one, other = b.axis(integer(b, first, "dim0"), x), b.axis(integer(b, second, "dim1"), x)
+        order[one], order[other] = order[other], order[one]
+        return b.transpose(x, order)
+    axes = _all_axes(b, x)
+    low, high = (b.op("Mod", [b.ints(item), _rank(b, x)]) for item in (first, second))
+    swapped = b.op("Where", [b.op("Equal", [axes, low]), high, axes])
+    return _transposed_later(b, x, b.op("Where", [b.op("Equal", [axes, high]), low, swapped]))
 
 
 def _rank(b: Builder, x: Value) -> Value:

@@ -118,8 +118,8 @@ def _bound(b: Builder, operand: Operand, length: int | Value) -> Operand:
     if found is None:
         value = b.reshape(b.ints(operand), ())
         from_end = b.op("Add", [value, b.value(length)])
-        place = b.op("Where", [b.op("Less", [value, 0]), from_end, value])
-        return b.op("Min", [b.op("Max", [place, 0]), b.value(length)])
+        inside = b.op("Where", [b.op("Less", [value, 0]), from_end, value])
+        return b.op("Min", [b.op("Max", [inside, 0]), b.value(length)])
     place = found[0]
     if isinstance(length, int):
         return min(max(place + length if place < 0 else place, 0), length)
@@ -215,8 +215,8 @@ def tuple_index_info(b: Builder, node: Node, x: Value, position: Operand, *entri
         shapes.append(shape)
     is_tensor = [item == TENSOR for item in named] + [False] * (len(shapes) - len(named))
     together: Lengths = ()
-    for shape, tensor in zip(shapes, is_tensor, strict=True):
-        together = _broadcast(b, together, shape) if tensor else together
+    for lengths_, tensor in zip(shapes, is_tensor, strict=True):
+        together = _broadcast(b, together, lengths_) if tensor else together
     if way == "setitem_by_tuple_with_tensor" and len(together) < 2:
         together = (1, *together)
     hidden = count - len(named)
