@@ -52,8 +52,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
-    free = replace(example(), inputs=(manifests.TensorEntry("x", "float32", (), open_rank=True),))
-    free = replace(free, batch=manifests.BatchAxes())
+    entry = manifests.TensorEntry("x", "float32", (), open_rank=True)
+    free = dataclasses.replace(example(), inputs=(entry,), batch=manifests.BatchAxes())
     manifests.write_manifest(tmp_path, free)
     assert manifests.read_manifest(tmp_path) == free
     text = (tmp_path / manifests.FILE_NAME).read_text("utf-8")
