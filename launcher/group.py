@@ -344,7 +344,7 @@ def _check_symbols(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None
     """A symbol stands for one length in all inputs."""
     seen: dict[str, tuple[int, str]] = {}
     for spec, array in zip(specs, arrays, strict=True):
-        for dim, length in zip(spec.shape, array.shape, strict=True):
+        for dim, length in zip(spec.shape, array.shape, strict=not spec.open_rank):
             if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
                 other, name = seen[dim]
                 raise ShardrunError(
@@ -355,7 +355,8 @@ def _check_symbols(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None
 
 
 def _spec(item: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(item["name"], wire.dtype_named(item["dtype"]), tuple(item["shape"]))
+    dtype = wire.dtype_named(item["dtype"])
+    return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
 
 
 def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:

@@ -32,6 +32,8 @@ class Spec(Protocol):
     def dtype(self) -> Any: ...
     @property
     def shape(self) -> Sequence[int | str | None]: ...
+    @property
+    def open_rank(self) -> bool: ...
 
 
 def make_inputs(
@@ -60,7 +62,7 @@ def make_inputs(
         arrays[name] = (
             _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, known)
         )
-        for dim, length in zip(spec.shape, arrays[name].shape, strict=True):
+        for dim, length in zip(spec.shape, arrays[name].shape, strict=not spec.open_rank):
             if isinstance(dim, str):
                 known.setdefault(dim, length)
     random = np.random.default_rng(seed) if seed is not None else None
@@ -211,7 +213,7 @@ def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> N
     accepted |= is_extended(expected) and native == np.float32
     if not accepted:
         raise ConfigError(f"{what}: expected {_type_name(expected)}, found {dtype}")
-    if not _fits(spec.shape, shape, known):
+    if not spec.open_rank and not _fits(spec.shape, shape, known):
         raise ConfigError(
             f"{what}: expected shape {show_shape(spec.shape, known)}, found {show_shape(shape)}"
         )
@@ -235,6 +237,10 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
     dtype = numpy_dtype(spec.dtype, what)
     if dtype.hasobject:
         raise ConfigError(f"{what}: a text tensor cannot come from raw data; give an .npy or .npz file")
+    if spec.open_rank:
+        raise ConfigError(
+            f"{what} may have any number of axes, which raw data does not say; give an .npy or .npz file"
+        )
     lengths = [known.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
     try:
         size = path.stat().st_size
@@ -273,6 +279,11 @@ def _make(spec: Spec, known: Mapping[str, int], random: np.random.Generator | No
     what = f"input {spec.name!r}"
     dtype = numpy_dtype(spec.dtype, what)
     shape = [known.get(dim, 1) if isinstance(dim, str) else 1 if dim is None else dim for dim in spec.shape]
+    if spec.open_rank:
+        raise ConfigError(
+            f"{what} may have any number of axes, so it cannot be made up; give it with --input "
+            f"{spec.name}=FILE.npy"
+        )
     if dtype.hasobject:
         raise ConfigError(
             f"{what} holds text, which cannot be made up; give it with --input {spec.name}=FILE.npy"

@@ -159,4 +159,5 @@ def _tensor(item: Any) -> TensorEntry:
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
         for axis in item.type.tensor_type.shape.dim
     )
-    return TensorEntry(item.name, "string" if dtype.kind == "O" else dtype.name, shape)
+    kind = "string" if dtype.kind == "O" else dtype.name
+    return TensorEntry(item.name, kind, shape, not item.type.tensor_type.HasField("shape"))

@@ -276,4 +276,6 @@ def _spec(name: str, value: onnx.TypeProto) -> TensorSpec:
     shape: tuple[Dim, ...] = tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
     )
-    return TensorSpec(name, element_dtype(tensor.elem_type), shape, value.HasField("tensor_type"))
+    is_tensor = value.HasField("tensor_type")
+    is_open = is_tensor and not tensor.HasField("shape")
+    return TensorSpec(name, element_dtype(tensor.elem_type), shape, is_tensor, is_open)

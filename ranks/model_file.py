@@ -29,6 +29,15 @@ _ONLY_WITH_NCCL = {
 }
 
 
+def of_any_rank(model: onnx.ModelProto) -> frozenset[str]:
+    """The inputs of which a model does not say how many axes they have."""
+    return frozenset(
+        value.name
+        for value in model.graph.input
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    )
+
+
 @dataclass(frozen=True)
 class Shard:
     """A model file, and the manifest that it belongs to if it is one of a slice folder."""

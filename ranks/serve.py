@@ -83,4 +83,4 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, A
 
 def _spec(spec: Any) -> dict[str, Any]:
     dtype = "string" if spec.dtype.kind in "OUS" else spec.dtype.name
-    return {"name": spec.name, "dtype": dtype, "shape": list(spec.shape)}
+    return {"name": spec.name, "dtype": dtype, "shape": list(spec.shape), "open_rank": spec.open_rank}

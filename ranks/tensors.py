@@ -73,15 +73,17 @@ def is_extended(dtype: np.dtype[Any]) -> bool:
 @dataclass(frozen=True)
 class TensorSpec:
     """A model input or output. An axis is a length, a symbol, or None; ``dtype`` is object for strings and
-    for what is no tensor (whose ``shape`` is empty)."""
+    for what is no tensor (whose ``shape`` is empty). ``open_rank``: it may have any number of axes, and
+    ``shape`` is empty."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[Dim, ...]
     is_tensor: bool = True
+    open_rank: bool = False
 
     def __str__(self) -> str:
-        axes = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        axes = "..." if self.open_rank else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
         return f"{'string' if self.dtype == OBJECT else self.dtype}[{axes}]"
 
 
@@ -137,6 +139,8 @@ def _checked(spec: TensorSpec, array: Any) -> Any:
             f"array.astype({str(spec.dtype)!r})."
         )
     shape = array.shape
+    if spec.open_rank:
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if len(shape) != len(spec.shape):
         raise ShardrunError(
             f"Input {spec.name!r} must have {len(spec.shape)} axes ({spec}), but has {len(shape)}: "

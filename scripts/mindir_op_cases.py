@@ -64,13 +64,32 @@ def distinct(*shape: int, dtype: str = "float32") -> Make:
     return lambda random: random.permutation(int(np.prod(shape))).reshape(shape).astype(dtype)
 
 
-_NAMES = {
+def positive(rows: int, *batch: int) -> Make:
+    """Positive definite matrices."""
+
+    def make(random: np.random.RandomState) -> Array:
+        half = random.uniform(-1, 1, (*batch, rows, rows))
+        return (half @ np.swapaxes(half, -1, -2) + rows * np.eye(rows)).astype(np.float32)
+
+    return make
+
+
+def waves(*shape: int) -> Make:
+    """Complex numbers."""
+    return lambda random: (random.uniform(-2, 2, shape) + 1j * random.uniform(-2, 2, shape)).astype(
+        np.complex64
+    )
+
+
+MAKERS = {
     "f": f,
     "i": i,
     "nz": nz,
     "flag": flag,
     "lit": lit,
     "distinct": distinct,
+    "positive": positive,
+    "waves": waves,
     "nan": np.nan,
     "inf": np.inf,
 }
@@ -85,7 +104,7 @@ def cases() -> list[Case]:
         name, op, call, inputs = line.split(" | ")
         if name in found:
             raise ValueError(f"{name} is there twice")
-        made = tuple(eval(item, dict(_NAMES)) for item in inputs.split("; "))
+        made = tuple(eval(item, dict(MAKERS)) for item in inputs.split("; "))
         found[name] = Case(name, "" if op == "-" else op, call, made)
     return list(found.values())
 

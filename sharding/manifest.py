@@ -74,11 +74,13 @@ class CollectiveEntry:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A model input or output, whole; an axis is a length, a symbol or unknown (None)."""
+    """A model input or output, whole; an axis is a length, a symbol or unknown (None). ``open_rank``: it may
+    have any number of axes, and ``shape`` is empty."""
 
     name: str
     dtype: str
     shape: Shape
+    open_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class Manifest:
         head = {"format": FORMAT, "version": VERSION, "created_by": self.created_by}
         body = asdict(self)
         body["mesh"] = dict(self.mesh.axes)
+        for entry in (*body["inputs"], *body["optional_inputs"], *body["outputs"]):
+            if not entry["open_rank"]:
+                del entry["open_rank"]
         order = (
             "source",
             "world_size",
@@ -335,4 +340,8 @@ def _collective(item: Field) -> CollectiveEntry:
 
 
 def _tensor(item: Field) -> TensorEntry:
-    return TensorEntry(item.text("name"), item.text("dtype"), _shape(item["shape"]))
+    shape = _shape(item["shape"])
+    is_open = item["open_rank"].boolean() if "open_rank" in item.mapping() else False
+    if is_open and shape:
+        raise item["shape"].error("empty for a tensor of any number of axes", list(shape))
+    return TensorEntry(item.text("name"), item.text("dtype"), shape, is_open)

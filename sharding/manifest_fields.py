@@ -47,6 +47,12 @@ class Field:
             raise self.error("a string", self.value)
         return self.value
 
+    def boolean(self) -> bool:
+        """This value as a truth."""
+        if not isinstance(self.value, bool):
+            raise self.error("true or false", self.value)
+        return self.value
+
     def entries(self) -> Iterator[tuple[str, Field]]:
         """The members of this object."""
         for key, value in self.mapping().items():

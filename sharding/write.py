@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from sharding import manifest as manifests
 from sharding.errors import SliceError
@@ -96,6 +97,15 @@ def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry
     return {file.path.name: file.entry() for file in files}
 
 
+def _entries(values: Sequence[Any]) -> tuple[manifests.TensorEntry, ...]:
+    import onnx_ir as ir
+
+    return tuple(
+        manifests.TensorEntry(*item, open_rank=value.shape is None and isinstance(value.type, ir.TensorType))
+        for value, item in zip(values, model_tensors(values), strict=True)
+    )
+
+
 def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest:
     """``written``: the files of ranks of the first data group."""
     entries = []
@@ -122,9 +132,9 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
             manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage)
             for item in plan.collectives
         ),
-        inputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(fed)),
-        optional_inputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(optional)),
-        outputs=tuple(manifests.TensorEntry(*item) for item in model_tensors(graph.outputs)),
+        inputs=_entries(fed),
+        optional_inputs=_entries(optional),
+        outputs=_entries(graph.outputs),
         whole=dict(sorted(plan.whole.items())),
         strategy=plan.strategy,
         mesh=plan.mesh,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ranks.api.tensor import ANY_RANK
 from ranks.api.types import DataType, from_numpy
 from ranks.errors import ModelError, ShardrunError
 
@@ -46,7 +47,8 @@ class Built:
             (spec.name, from_numpy(spec.dtype)) for spec in model.outputs
         ]
         self.declared: list[tuple[int | None, ...]] = [
-            tuple(dim if isinstance(dim, int) else None for dim in spec.shape) for spec in model.inputs
+            ANY_RANK if spec.open_rank else tuple(dim if isinstance(dim, int) else None for dim in spec.shape)
+            for spec in model.inputs
         ]
         self.in_file = in_file or self.declared  # the inputs' shapes as the model file gives them
         self.proven: set[tuple[tuple[int, ...], ...]] = set()
@@ -72,6 +74,7 @@ class Built:
                         for axis, (dim, length) in enumerate(zip(spec.shape, shape, strict=True))
                     ]
                     for spec, shape in zip(self.inputs, shapes, strict=True)
+                    if not spec.open_rank
                 }
                 model = Built(self._load, self._load(dims), self.in_file)
                 model.kept = self.kept
@@ -94,7 +97,7 @@ class Built:
                 f"the model has {len(self.inputs)} inputs, but {len(shapes)} shapes were given."
             )
         for spec, declared, shape in zip(self.inputs, self.declared, shapes, strict=True):
-            if len(shape) != len(declared):
+            if declared != ANY_RANK and len(shape) != len(declared):
                 raise ShardrunError(
                     f"input {spec.name!r} has {len(declared)} dimensions, but the new shape "
                     f"{list(shape)} has {len(shape)}."
@@ -147,6 +150,8 @@ class Built:
 
 
 def _differ(fixed: Sequence[int | None], shape: Sequence[int]) -> bool:
+    if fixed == ANY_RANK:
+        return False
     return any(length not in {None, new} for length, new in zip(fixed, shape, strict=True))
 
 

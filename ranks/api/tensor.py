@@ -15,6 +15,8 @@ from ranks.api.types import DataType, Format, from_numpy, to_numpy
 __all__ = ["DataType", "Format", "Tensor", "TensorMeta"]
 
 Shape = tuple[int, ...]
+ANY_RANK = (-2,)
+"""The shape of an input that may have any number of axes, as MindSpore writes it."""
 
 
 class TensorMeta:
@@ -303,8 +305,9 @@ def _native(array: np.ndarray[Any, Any], any_type: bool = False) -> np.ndarray[A
 
 
 def _allows(declared: tuple[int | None, ...], shape: Shape) -> bool:
-    return len(declared) == len(shape) and all(
-        length is None or length == given for length, given in zip(declared, shape, strict=True)
+    return declared == ANY_RANK or (
+        len(declared) == len(shape)
+        and all(length is None or length == given for length, given in zip(declared, shape, strict=True))
     )
 
 

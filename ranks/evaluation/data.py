@@ -229,9 +229,12 @@ def _check_input(spec: TensorSpec, header: Header) -> None:
         )
     if not spec.is_tensor:
         raise EvaluationError(f"the input {spec.name!r} is no tensor, so no array can be given for it.")
-    fits = len(spec.shape) == len(header.shape) and all(
-        not isinstance(want, int) or want == have
-        for want, have in zip(spec.shape[1:], header.shape[1:], strict=True)
+    fits = spec.open_rank or (
+        len(spec.shape) == len(header.shape)
+        and all(
+            not isinstance(want, int) or want == have
+            for want, have in zip(spec.shape[1:], header.shape[1:], strict=True)
+        )
     )
     if not fits:
         wanted = ", ".join(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
-from sharding.importers.sniff import OPSETS, Format, format_of, is_imported
+from sharding.importers.sniff import OPSETS, RUN_OPSET, Format, format_of, is_imported
 
 if TYPE_CHECKING:
     import onnx
@@ -26,7 +26,7 @@ IMPORTERS: dict[Format, str] = {
 """Format -> the module whose ``import_model(path, key=..., opset=...)`` reads it."""
 
 
-def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSETS[0]) -> onnx.ModelProto:
+def import_model(path: str | Path, *, key: Key | None = None, opset: int = RUN_OPSET) -> onnx.ModelProto:
     """Reads a model file of another format than ONNX as ONNX; ``key`` is that of an encrypted one.
 
     Raises `ModelError`: no importer for its content, or what the importer raises.

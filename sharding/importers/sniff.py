@@ -17,6 +17,8 @@ LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
 ENCRYPTED = (b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f")
 OPSETS = range(18, 23)
 """Versions of ONNX's operators that importers can write."""
+RUN_OPSET = 20
+"""The version that models are written in to be run here."""
 _LONGEST_VERSION = 32
 _ONNX_OPSET_IMPORT, _PRODUCER, _MINDSPORE = 8, 2, b"MindSpore"
 

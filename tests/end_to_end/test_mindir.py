@@ -1,9 +1,11 @@
 """MindIR on the command line: run, sliced, inspected, converted, and as the distributed tutorials run it."""
 
+import io
 import re
 import shlex
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +149,23 @@ def test_convert(tmp_path: Path) -> None:
     assert (tmp_path / "note.txt").read_text() == "mine"
     assert "is an ONNX file already" in shardrun(tmp_path, "convert", "m.onnx", "n.onnx", code=2)
     assert sorted(item.name for item in tmp_path.iterdir() if item.suffix == ".onnx") == ["m.onnx", "s.onnx"]
+
+
+def test_an_input_of_any_number_of_axes_is_run_and_evaluated(tmp_path: Path) -> None:
+    """A network of a layer normalization over the last axis, exported with `Tensor(shape=None)`."""
+    with zipfile.ZipFile(DATA / "open_v3.zip") as archive:
+        archive.extract("cell_LN.r.mindir", tmp_path)
+        answers = dict(np.load(io.BytesIO(archive.read("cell_LN.npz"))))
+    common = ("cell_LN.r.mindir", "--ranks", 2, "--allow-replicated")
+    for number in range(2):
+        np.savez(tmp_path / "in.npz", x0=answers[f"s{number}_in_0"])
+        shardrun(tmp_path, "run", *common, "--input", "in.npz", "--output", "out.npz", "--verify")
+        found = np.load(tmp_path / "out.npz")["output"]
+        np.testing.assert_allclose(found, answers[f"s{number}_out_0"], rtol=1e-4, atol=1e-5)
+    text = shardrun(tmp_path, "run", *common, code=2)
+    assert "input 'x0' may have any number of axes, so it cannot be made up; give it with --input x0=" in text
+    rows = answers["s0_in_0"]
+    np.savez(tmp_path / "data.npz", x0=rows, label=answers["s0_out_0"].argmax(-1))
+    assert re.search(
+        r"top1 +1\n", shardrun(tmp_path, "eval", *common, "--data", "data.npz", "--metric", "top1")
+    )

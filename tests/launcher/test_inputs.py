@@ -24,6 +24,7 @@ class Spec:
     name: str
     dtype: Any
     shape: tuple[int | str | None, ...]
+    open_rank: bool = False
 
 
 IDS = Spec("ids", "int64", ("batch", "seq"))
@@ -51,6 +52,20 @@ def test_dims_and_seed() -> None:
     assert set(np.unique(arrays["ids"])) <= {0, 1}
     np.testing.assert_array_equal(arrays["mask"], again["mask"])
     assert not np.array_equal(arrays["mask"], other["mask"])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_inputs_of_any_number_of_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    spec = Spec("x", "float32", (), open_rank=True)
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    np.save(tmp_path / "x.npy", array)
+    found, made = make_inputs([spec, IDS], [f"x={tmp_path / 'x.npy'}"])
+    assert np.array_equal(found["x"], array) and made == ["ids"]
+    array.tofile(tmp_path / "x.bin")
+    with pytest.raises(ConfigError, match=r"input 'x' may have any number of axes, which raw data does not"):
+        make_inputs([spec], [f"x={tmp_path / 'x.bin'}"])
+    with pytest.raises(ConfigError, match=r"input 'x' may have any number of axes, so it cannot be made up"):
+        make_inputs([spec])
 
 
 def test_given_arrays_say_what_symbols_are(tmp_path: Path) -> None:

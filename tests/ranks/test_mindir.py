@@ -1,11 +1,13 @@
 """MindIR models as ranks load them: alone, encrypted, and with collectives of their own."""
 
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ranks import (
@@ -19,6 +21,7 @@ from ranks import (
     imported,
 )
 from ranks.errors import ModelError, ShardError, WeightsError
+from sharding.importers import import_model
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -242,3 +245,36 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         ModelError, match=r"is converted to ONNX first, but .* cannot be used: Not a directory"
     ):
         imported.as_onnx(DATA / "mlp" / "model.mindir")
+
+
+def open_rank(folder: Path) -> Path:
+    """A network of a layer normalization whose input may have any number of axes."""
+    with zipfile.ZipFile(DATA / "open_v3.zip") as archive:
+        return Path(archive.extract("cell_LN.r.mindir", folder))
+
+
+def normal(x: np.ndarray[Any, Any], file: Path) -> np.ndarray[Any, Any]:
+    """What MindSpore's layer computes, by the weights in the file."""
+    held = {item.name: onnx.numpy_helper.to_array(item) for item in import_model(file).graph.initializer}
+    (gamma,) = (array for name, array in held.items() if name.endswith("gamma"))
+    (beta,) = (array for name, array in held.items() if name.endswith("beta"))
+    distance = x - x.mean(-1, keepdims=True)
+    return distance / np.sqrt((distance**2).mean(-1, keepdims=True) + 1e-7) * gamma + beta
+
+
+def test_inputs_of_any_number_of_axes_are_predicted_and_resized(tmp_path: Path) -> None:
+    file = open_rank(tmp_path)
+    model = built(file)
+    inputs = model.get_inputs()
+    assert inputs[0].shape == [-2]
+    assert model.get_model_info("input_shape") == "x0:-2"
+    for shape in ((3, 4), (4,), (2, 1, 3, 4)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        inputs[0].set_data_from_numpy(x)
+        assert close(model.predict(inputs)[0].get_data_to_numpy(), normal(x, file))
+        assert close(model.predict([x])[0].get_data_to_numpy(), normal(x, file))
+        model.resize(inputs, [list(shape)])
+        assert inputs[0].shape == model.get_inputs()[0].shape == list(shape)
+        assert close(model.predict([x])[0].get_data_to_numpy(), normal(x, file))
+    with pytest.raises(RuntimeError):  # the weights have 4 elements
+        model.predict([np.ones((2, 3), np.float32)])

@@ -110,6 +110,16 @@ def test_tied_weights_and_counters_are_not_missing() -> None:
     assert (found.missing, found.unexpected) == ([], [])
 
 
+@pytest.mark.parametrize("counter", [np.array(3, np.float16), np.array(3, np.float64), np.array([3])])
+def test_a_counter_of_another_type_is_left_out(counter: np.ndarray[Any, Any]) -> None:
+    """As in a checkpoint that was converted to float16 as a whole."""
+    wanted = {**targets(a=(2,)), "bn.num_batches_tracked": Target(np.dtype(np.int64), ())}
+    given = dotted(a=np.ones(2, F32), bn__num_batches_tracked=counter)
+    found = match(given, wanted)
+    found.check(given, allow_missing=False, allow_unexpected=False)
+    assert (sorted(found.found), found.misshaped, found.missing) == (["a"], [], [])
+
+
 def test_mindspore_names_in_both_directions() -> None:
     ours = targets(bn__weight=(2,), bn__bias=(2,), bn__running_mean=(2,), conv__weight=(4, 2, 3))
     theirs = targets(bn__gamma=(2,), bn__beta=(2,), bn__moving_mean=(2,), conv__weight=(4, 2, 1, 3))

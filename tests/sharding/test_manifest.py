@@ -51,6 +51,25 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert manifests.read_manifest(tmp_path) == example()
 
 
+def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
+    entry = manifests.TensorEntry("x", "float32", (), open_rank=True)
+    free = dataclasses.replace(example(), inputs=(entry,), batch=manifests.BatchAxes())
+    manifests.write_manifest(tmp_path, free)
+    assert manifests.read_manifest(tmp_path) == free
+    text = (tmp_path / manifests.FILE_NAME).read_text("utf-8")
+    for wrong, message in (
+        (text.replace('"open_rank": true', '"open_rank": 1'), r"inputs\[0\].open_rank must be true or false"),
+        (
+            text.replace('"shape": [],', '"shape": [3],'),
+            r"inputs\[0\].shape must be empty for a tensor of any",
+        ),
+    ):
+        assert wrong != text
+        (tmp_path / manifests.FILE_NAME).write_text(wrong, "utf-8")
+        with pytest.raises(ShardError, match=message):
+            manifests.read_manifest(tmp_path)
+
+
 def test_the_file_has_the_documented_keys() -> None:
     data = json.loads(example().to_json())
     assert list(data) == [

@@ -18,11 +18,17 @@ from sharding.importers.mindir.onnx_types import (
     typed_info,
     value_info,
 )
-from sharding.importers.mindir.primitives.base import Array, Operand, RefusedError, TensorType, Value
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    ComplexValue,
+    Operand,
+    RefusedError,
+    TensorType,
+    Value,
+)
+from sharding.importers.sniff import RUN_OPSET
 from sharding.names import Names
 
-OPSET = 18
-"""The version of ONNX's operators that primitives are written in; what they use means the same up to 22."""
 IR_VERSION = 9
 MOST = 1 << 28
 """Elements of each result on the way to a constant that is computed while converting."""
@@ -31,7 +37,7 @@ MOST = 1 << 28
 class Builder:
     """The graph under construction. Nodes go to the innermost open body; constants to the main graph."""
 
-    def __init__(self, opset: int = OPSET) -> None:
+    def __init__(self, opset: int = RUN_OPSET) -> None:
         import onnx
 
         self.opset = opset
@@ -173,6 +179,8 @@ class Builder:
     def value(self, operand: Operand, dtype: Any = None) -> Value:
         """An operand as a tensor: numbers become constants of ``dtype`` (default: bool, int64, float32), and
         tuples of integers, known or not, int64 tensors with one axis."""
+        if isinstance(operand, ComplexValue):
+            raise RefusedError("complex numbers have no conversion here")
         if isinstance(operand, Value):
             return operand
         if isinstance(operand, tuple):

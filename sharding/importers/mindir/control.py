@@ -39,6 +39,8 @@ class Ends:
 class Merge:
     """Outputs of an ``If``: what the two sides give."""
 
+    bodies: Sequence[list[Any]] = ()
+    """The nodes of both sides."""
     pairs: list[tuple[Value, Value]] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
 
@@ -126,7 +128,7 @@ def branch(tracer: Tracer, outcome: Branch, stops: frozenset[str], fallbacks: Fa
     if len(sides) == 1:
         b.nodes.extend(bodies[0])
         return sides[0]
-    merged = Merge()
+    merged = Merge(bodies)
     made = [made_in(nodes) for nodes in bodies]
     ways = {
         name: _merged_way(
@@ -228,6 +230,8 @@ def made_in(nodes: list[Any]) -> set[str]:
 
 
 def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
+    if _is_sequence(x) and _is_sequence(y) and _is_open(x, y):
+        x, y = (_in_body(tracer, nodes, item) for nodes, item in zip(merged.bodies, (x, y), strict=True))
     if isinstance(x, tuple) and isinstance(y, tuple):
         if len(x) != len(y):
             raise ModelError(
@@ -252,6 +256,32 @@ def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
             "type."
         )
     return _output(tracer, merged, one, other)
+
+
+def _is_sequence(item: Any) -> bool:
+    """Whether it is a tuple of integers, of a number that is known or not."""
+    if isinstance(item, Value):
+        return item.sequence
+    return isinstance(item, tuple) and all(
+        isinstance(part, int) or (isinstance(part, Value) and not part.rank and part.dtype.kind == "i")
+        for part in item
+    )
+
+
+def _is_open(x: Any, y: Any) -> bool:
+    return isinstance(x, Value) or isinstance(y, Value) or len(x) != len(y)
+
+
+def _in_body(tracer: Tracer, nodes: list[Any], item: Any) -> Value:
+    """A tuple of integers as one tensor, put together in the side that gives it."""
+    if isinstance(item, Value):
+        return item
+    outer, tracer.builder.nodes = tracer.builder.nodes, nodes
+    try:
+        found = tracer.builder.ints(item) if item else tracer.builder.const(np.zeros(0, np.int64))
+    finally:
+        tracer.builder.nodes = outer
+    return replace(found, sequence=True)
 
 
 def _one(tracer: Tracer, merged: Merge, item: Any, fallback: Any, *, side: int, made: set[str]) -> Any:

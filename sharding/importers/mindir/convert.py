@@ -10,14 +10,17 @@ import numpy as np
 
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
-from sharding.importers.mindir.builder import IR_VERSION, OPSET, Builder
+from sharding.importers.mindir.biases import with_biases
+from sharding.importers.mindir.builder import IR_VERSION, Builder
 from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
-from sharding.importers.mindir.primitives.base import Absent, TensorType, Value
+from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
+from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
+from sharding.importers.sniff import RUN_OPSET
 from sharding.protobuf import INLINE_BYTES
 from sharding.text import counted, one_line, shortened
 
@@ -29,7 +32,7 @@ _SHOWN = 20
 _LAYERS = 3
 
 
-def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET) -> onnx.ModelProto:
+def import_model(path: str | Path, *, key: Key | None = None, opset: int = RUN_OPSET) -> onnx.ModelProto:
     """Reads a MindIR file of version 1 or 3 as ONNX.
 
     The inputs keep their names, open lengths are symbols, and several results are several outputs in order.
@@ -46,6 +49,8 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = OPSET
         raise ModelError(one_line(str(error))) from None  # names in the file may hold line ends
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.") from None
+    except RefusedError as refused:
+        raise ModelError(f"{path} cannot be converted: {refused}.") from None
     except RecursionError:
         raise ModelError(f"{path} is nested too deeply to convert.") from None
     except Exception as error:
@@ -93,6 +98,11 @@ def _inputs(tracer: Tracer) -> list[Value]:
             kind = values.declared(item.tensor[0])
         except values.ValueProblem as problem:
             raise ModelError(f"{path}: its input {local_name(item.name)[:80]!r}: {problem}.") from None
+        if kind.dtype.kind == "c":
+            raise ModelError(
+                f"{path}: its input {local_name(item.name)[:80]!r} is of complex numbers, which ONNX Runtime "
+                "has no inputs of: let the network take their real and imaginary parts."
+            )
         name = tracer.builder.names.fresh(local_name(item.name) or "input")
         found.append(Value(name, kind.dtype, kind.shape))
     return found
@@ -103,6 +113,9 @@ def _weights(tracer: Tracer, data: Data) -> dict[str, Weight]:
     weights = {}
     for tensor in tracer.program.main.message.parameter:
         weight = data.weight(tensor, local_name(tensor.name))
+        if weight.array.dtype.kind == "c":
+            tracer.globals[tensor.name] = parts_of_array(tracer.builder, weight.array)
+            continue
         name = tracer.builder.names.fresh(weight.name or "weight")
         weights[name] = weight
         tracer.weights.add(name)
@@ -119,6 +132,11 @@ def _flat(item: Any) -> Iterator[Any]:
 
 
 def _output(builder: Builder, item: Any, path: Path) -> Value:
+    if isinstance(item, ComplexValue):
+        raise ModelError(
+            f"{path} gives complex numbers, which ONNX Runtime has no outputs of: let the network return "
+            "their real and imaginary parts."
+        )
     if isinstance(item, (Value, bool, int, float)):
         return builder.value(item)
     if isinstance(item, Absent):
@@ -161,6 +179,8 @@ def _model(
         name = builder.names.fresh(wanted)
         nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
         infos.append(_info(name, TensorType(value.dtype, value.shape)))
+    nodes, _ = _live(nodes, [info.name for info in infos])
+    nodes = with_biases(nodes, _vectors(builder, weights), [info.name for info in infos])
     nodes, used = _live(nodes, [info.name for info in infos])
     initializers = [item for name, item in builder.initializers.items() if name in used]
     initializers += [_initializer(name, item) for name, item in weights.items() if name in used]
@@ -184,6 +204,12 @@ def _model(
         },
     )
     return model
+
+
+def _vectors(builder: Builder, weights: Mapping[str, Weight]) -> frozenset[str]:
+    """The constants and weights with one axis."""
+    own = [name for name, tensor in builder.initializers.items() if len(tensor.dims) == 1]
+    return frozenset([*own, *(name for name, weight in weights.items() if weight.array.ndim == 1)])
 
 
 def _graph_name(content: container.Container) -> str:

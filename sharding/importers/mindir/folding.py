@@ -14,6 +14,7 @@ _SHAPE_WORK = frozenset(
         "Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Concat", "Gather", "Slice", "Unsqueeze", "Squeeze",
         "Reshape", "Cast", "Shape", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And",
         "Or", "Where", "Range", "ReduceProd", "ReduceSum", "Expand", "Transpose", "Neg", "Abs",
+        "ReduceMax",
     }
 )  # fmt: skip
 

@@ -23,12 +23,16 @@ from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Ou
 from sharding.importers.mindir.primitives.base import (
     ABSENT,
     PRIMITIVES,
+    Absent,
+    ComplexValue,
     Node,
     RefusedError,
     TensorType,
     Value,
     arguments,
 )
+from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex, parts_of_array
+from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
 from sharding.importers.mindir.program import PASSING, Graph, Prim, Program
 
 MOST_NODES = 20_000
@@ -79,6 +83,8 @@ class Tracer:
         """Whether anything is changed in place; where nothing is, the order of effects has no meaning."""
         self.memory = Memory()
         """What was changed up to the node that is evaluated."""
+        self.trusts_lengths = True
+        """Whether the lengths are true that the file declares."""
         self._depth = 0
         self._constants: dict[str, Any] = {}
         self._attributes: dict[str, dict[str, Any]] = {}
@@ -187,7 +193,7 @@ class Tracer:
 
     def _operand(self, item: Any) -> Any:
         if isinstance(item, np.ndarray):
-            return self.builder.const(item)
+            return parts_of_array(self.builder, item) if item.dtype.kind == "c" else self.builder.const(item)
         if isinstance(item, tuple):
             return tuple(self._operand(inner) for inner in item)
         return item
@@ -241,8 +247,13 @@ class Tracer:
         attributes = self.attributes_of(prim)
         positional, settings = arguments(known, operands, attributes)
         context = Node(prim.op_type, node.domain, attributes, tuple(types), self.version)
-        result = known.convert(self.builder, context, *positional, **settings)
-        return self.settled(result, types)
+        if any(holds_complex(item) for item in positional):
+            result = converted(self.builder, known, context, positional, settings)
+        else:
+            result = known.convert(self.builder, context, *positional, **settings)
+        if prim.op_type in MISCOUNTED and any(is_open(item) for item in (result, *positional)):
+            self.trusts_lengths = False
+        return self.settled(result, types) if known.declared else result
 
     def _write(self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]) -> Value:
         """A primitive that changes its first operand: that holds the result from here on."""
@@ -298,10 +309,17 @@ class Tracer:
         return self._settled(result, types[0] if len(types) == 1 else None)
 
     def _settled(self, result: Any, kind: TensorType | None) -> Any:
-        if kind is None or result is None or isinstance(result, (tuple, list)):
+        if kind is None or result is None or isinstance(result, (tuple, list, Absent)):
             return result
+        if isinstance(result, ComplexValue):
+            for part in (result.real, result.imaginary):
+                self._settled(part, TensorType(part.dtype, kind.shape))
+            result.shape = result.real.shape
+            return result
+        if kind.dtype.kind == "c":  # a file says so of a magnitude, too
+            kind = TensorType(self.builder.value(result).dtype, kind.shape)
         value = self.builder.cast(self.builder.value(result, kind.dtype), kind.dtype)
-        if kind.shape is None or value.sequence:
+        if kind.shape is None or value.sequence or not self.trusts_lengths:
             return value
         if value.shape is None:
             value.shape = kind.shape

@@ -63,19 +63,22 @@ def dtype_of_id(number: int) -> np.dtype[Any]:
     return np.dtype(_TYPE_IDS[number])
 
 
-def lengths(dims: Any) -> Shape | None:
-    """A tensor's lengths, None where unknown. Raises `ValueProblem`."""
+def lengths(dims: Any, *, computed: bool = False) -> Shape | None:
+    """A tensor's lengths, None where unknown. Raises `ValueProblem`.
+
+    ``computed``: of an operation's result, of which MindSpore sometimes computes with its mark -1.
+    """
     found = tuple(dims)
     if found == (UNKNOWN_RANK,):
         return None
-    if any(item < -1 for item in found) or len(found) > 64:
+    if any(item < -1 for item in found if not computed) or len(found) > 64:
         raise ValueProblem(f"its shape {list(found[:10])} cannot be")
-    return tuple(None if item == -1 else int(item) for item in found)
+    return tuple(None if item < 0 else int(item) for item in found)
 
 
-def declared(tensor: Any) -> TensorType:
+def declared(tensor: Any, *, computed: bool = False) -> TensorType:
     """The type that a tensor without data declares."""
-    return TensorType(tensor_dtype(tensor.data_type), lengths(tensor.dims))
+    return TensorType(tensor_dtype(tensor.data_type), lengths(tensor.dims, computed=computed))
 
 
 def check_plain(tensor: Any) -> None:
@@ -158,10 +161,12 @@ def _tensor(tensor: Any) -> Any:
 def result_types(item: Any) -> tuple[TensorType | None, ...]:
     """The types in a node's ``shape`` attribute, one for each result; None for what is no tensor."""
     if item.type == TENSORS and len(item.tensors) == 1:
-        return (declared(item.tensors[0]),)
+        return (declared(item.tensors[0], computed=True),)
     if item.type in {TUPLE, LIST}:
         return tuple(
-            declared(inner.tensors[0]) if inner.type == TENSORS and len(inner.tensors) == 1 else None
+            declared(inner.tensors[0], computed=True)
+            if inner.type == TENSORS and len(inner.tensors) == 1
+            else None
             for inner in item.values
         )
     return ()

@@ -9,6 +9,7 @@ import numpy as np
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     axes_of,
+    behind,
     computable,
     element_type,
     floating,
@@ -24,6 +25,8 @@ from sharding.importers.mindir.primitives.operands import (
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
+GELU_SINCE = 20
+"""The version of ONNX's operators that has this one."""
 APPROXIMATE = ("none", "tanh")
 
 
@@ -80,6 +83,8 @@ def silu(b: Builder, node: Node, x: Value) -> Value:
 def gelu(b: Builder, node: Node, x: Value) -> Value:
     """The tanh form."""
     wide = floating(b, x)
+    if b.opset >= GELU_SINCE:
+        return b.op("Gelu", [wide], {"approximate": "tanh"})
     cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), scalar(b, 0.044715, wide)])
     inner = b.op("Mul", [b.op("Add", [wide, cube]), scalar(b, np.sqrt(2 / np.pi), wide)])
     raised = b.op("Add", [b.op("Tanh", [inner]), scalar(b, 1, wide)])
@@ -92,6 +97,8 @@ def gelu_ext(b: Builder, node: Node, x: Value, *, approximate: Operand = "none")
     if text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, node, x)
     wide = floating(b, x)
+    if b.opset >= GELU_SINCE:
+        return b.op("Gelu", [wide])
     part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
     product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
     return b.op("Mul", [product, scalar(b, 0.5, wide)])
@@ -146,9 +153,8 @@ def selu(b: Builder, node: Node, x: Value) -> Value:
 def prelu(b: Builder, node: Node, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
     wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
-    rank = known_rank(wide)
-    if slopes.rank == 1 and rank > 2:
-        slopes = b.op("Reshape", [slopes, b.ints((-1, *[1] * (rank - 2)))])
+    if slopes.rank in {None, 1} and slopes.shape != (1,) and (wide.rank is None or wide.rank > 2):
+        slopes = behind(b, wide, slopes, 1)
     return b.op("PRelu", [wide, slopes])
 
 
@@ -201,10 +207,11 @@ def threshold_(b: Builder, node: Node, x: Value, *, threshold: Operand = 0, valu
 
 
 @primitive("LogSigmoid")
-def log_sigmoid(b: Builder, node: Node, x: Value) -> Value:
-    """log(1 / (1 + exp(-x)))"""
+def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
+    """log(1 / (1 + exp(-x))); a second result, if there is one, is for the gradient alone."""
     wide = floating(b, x)
-    return b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
+    found = b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
+    return (found,) if len(node.result_types) > 1 else found
 
 
 @primitive("Mish", "MishExt")
@@ -220,7 +227,7 @@ def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
     axes = axes_of(b, axis, wide)
     if wide.rank == 0:
         return b.reshape(b.op(op_type, [b.reshape(wide, (1,))], {"axis": 0}), ())
-    if axes is None:
+    if axes is None or isinstance(axes, Value):
         raise RefusedError("it needs an operand whose number of axes is known")
     if len(axes) == 1:
         return b.op(op_type, [wide], {"axis": axes[0]})

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, Union
 
 import numpy as np
@@ -53,6 +53,14 @@ class Value:
     def rank(self) -> int | None:
         """The number of axes."""
         return None if self.shape is None else len(self.shape)
+
+
+@dataclass(eq=False)
+class ComplexValue(Value):
+    """Complex numbers as two tensors; the name is that of the real parts."""
+
+    real: Value = field(kw_only=True)
+    imaginary: Value = field(kw_only=True)
 
 
 Operand = Union[Value, bool, int, float, str, None, tuple["Operand", ...]]  # noqa: UP007 - it names itself
@@ -115,13 +123,27 @@ class Primitive:
     needed: int
     """How many of these have no default."""
     settings: tuple[str, ...]
+    declared: bool = True
+    """Whether its results have the types that the file declares."""
+    rank: int | None = None
+    """How many axes its first operand always has."""
+    of_complex: bool = False
+    """Whether it takes complex numbers itself."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
-def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function], _Function]:
-    """Registers a function for primitives of these names; see this module's text."""
+def primitive(
+    *names: str,
+    settings: Sequence[str] = (),
+    declared: bool = True,
+    rank: int | None = None,
+    of_complex: bool = False,
+) -> Callable[[_Function], _Function]:
+    """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
+    types hold that MindSpore writes for the results; ``rank``: the axes of the first operand, of which a
+    file may not say how many there are; ``of_complex``: whether the function takes complex numbers."""
 
     def register(function: _Function) -> _Function:
         operands: int | None = 0
@@ -139,7 +161,9 @@ def primitive(*names: str, settings: Sequence[str] = ()) -> Callable[[_Function]
         for name in names:
             if name in PRIMITIVES:
                 raise TypeError(f"the primitive {name} is registered twice")
-            PRIMITIVES[name] = Primitive(name, function, operands, needed, tuple(settings))
+            PRIMITIVES[name] = Primitive(
+                name, function, operands, needed, tuple(settings), declared, rank, of_complex
+            )
         return function
 
     return register
@@ -183,6 +207,10 @@ def arguments(
     if len(operands) < known.needed:
         raise RefusedError(f"expected {known.needed} operands, found {len(operands)}")
     positional, rest = list(operands[:count]), list(operands[count:])
+    if known.rank is not None and positional and isinstance(positional[0], Value):
+        first = positional[0]
+        if first.shape is None:
+            positional[0] = replace(first, shape=(None,) * known.rank)
     if len(rest) > len(known.settings):
         expected = count + len(known.settings)
         raise RefusedError(f"expected at most {expected} operands and settings, found {len(operands)}")

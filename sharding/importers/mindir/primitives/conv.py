@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
@@ -49,21 +51,48 @@ def paired(found: Sequence[int], count: int, what: str) -> list[int]:
     return items[0::2] + items[1::2]
 
 
-def same_pads(
+def same_padding(
     b: Builder, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> dict[str, Any]:
-    """Attributes for padding that keeps ceil(length / stride); the odd place goes to the end."""
-    lengths = x.shape[2:] if x.shape is not None else (None,) * len(kernel)
-    if any(length is None for length in lengths):
-        return {"auto_pad": "SAME_UPPER"}
-    fronts, ends = [], []
-    for length, size, step, gap in zip(lengths, kernel, strides, dilations, strict=True):
-        assert length is not None
-        count = -(-length // step)
-        total = max((count - 1) * step + (size - 1) * gap + 1 - length, 0)
-        fronts.append(total // 2)
-        ends.append(total - total // 2)
-    return {"pads": fronts + ends}
+) -> tuple[Value, dict[str, Any]]:
+    """An operand of a convolution and the attributes for padding that keeps ceil(length / stride); the odd
+    place goes to the end. What only a run tells is added to the operand, as zeros."""
+    axes = list(zip(spatial_lengths(x, len(kernel)), kernel, strides, dilations, strict=True))
+    totals = [_same_total(*axis) for axis in axes]
+    if None not in totals:
+        known = [total or 0 for total in totals]
+        return x, {"pads": [total // 2 for total in known] + [total - total // 2 for total in known]}
+    if all(gap == 1 for gap in dilations):
+        return x, {"auto_pad": "SAME_UPPER"}  # no runtime has that for kernels with gaps
+    shape = b.op("Shape", [x])
+    places = b.const(np.arange(2, 2 + len(kernel)))
+    lengths = b.op("Gather", [shape, places], {"axis": 0})
+    reach, step = (
+        b.const([(size - 1) * gap + 1 for size, gap in zip(kernel, dilations, strict=True)], np.int64),
+        b.const(list(strides), np.int64),
+    )
+    before = b.op("Div", [b.op("Sub", [lengths, 1]), step])  # windows but one
+    needed = b.op("Add", [b.op("Mul", [before, step]), reach])
+    total = b.op("Max", [b.op("Sub", [needed, lengths]), 0])
+    front = b.op("Div", [total, 2])
+    none = b.const([0, 0], np.int64)
+    amounts = b.op("Concat", [none, front, none, b.op("Sub", [total, front])], {"axis": 0})
+    padded = b.op("Pad", [x, amounts])
+    padded.shape = None if x.shape is None else (*x.shape[:2], *[None] * len(kernel))
+    return padded, {}
+
+
+def spatial_lengths(x: Value, count: int) -> tuple[int | None, ...]:
+    """The lengths of the axes behind batch and channels, None for those that only a run tells."""
+    return x.shape[2:] if x.shape is not None else (None,) * count
+
+
+def _same_total(length: int | None, size: int, step: int, gap: int) -> int | None:
+    """What both ends need together; with a stride of 1 whatever the length."""
+    if step == 1:
+        return (size - 1) * gap
+    if length is None:
+        return None
+    return max((-(-length // step) - 1) * step + (size - 1) * gap + 1 - length, 0)
 
 
 @dataclass
@@ -110,7 +139,7 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     kernel = kernel_of(w)
     padding: dict[str, Any] = {}
     if window.mode == "same":
-        padding = same_pads(b, x, kernel, window.strides, window.dilations)
+        x, padding = same_padding(b, x, kernel, window.strides, window.dilations)
     elif window.mode == "pad":
         padding = {"pads": paired(integers(b, window.pads, "pad"), spatial, "pad")}
     found = b.op("Conv", [x, w], {
@@ -120,19 +149,19 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     return b.transpose(found, [0, *range(2, rank), 1]) if flip else found
 
 
-@primitive("Conv2D")
+@primitive("Conv2D", rank=4)
 def conv2d(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (out, in / group, height, width); pads top, bottom, left, right."""
     return _classic(b, node, x, w, 2)
 
 
-@primitive("Conv3D")
+@primitive("Conv3D", rank=5)
 def conv3d(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (out, in / group, depth, height, width)."""
     return _classic(b, node, x, w, 3)
 
 
-@primitive("DepthwiseConv2dNative")
+@primitive("DepthwiseConv2dNative", rank=4)
 def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Each channel alone; weights are (multiplier, channels, height, width)."""
     turned = b.transpose(w, [1, 0, 2, 3])
@@ -198,13 +227,13 @@ def _lengths(b: Builder, shape: Operand, spatial: int) -> tuple[int, ...] | None
     return found if found is None or all(length >= 0 for length in found) else None
 
 
-@primitive("Conv2DTranspose", "Conv2DBackpropInput")
+@primitive("Conv2DTranspose", "Conv2DBackpropInput", rank=4)
 def conv2d_transpose(b: Builder, node: Node, x: Value, w: Value, shape: Operand = None) -> Value:
     """Weights are (in, out / group, height, width)."""
     return _transposed(b, node, x, w, shape, 2)
 
 
-@primitive("Conv3DTranspose")
+@primitive("Conv3DTranspose", rank=5)
 def conv3d_transpose(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Weights are (in, out / group, depth, height, width)."""
     return _transposed(b, node, x, w, node.attributes.get("input_size"), 3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_pads
+from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
 from sharding.importers.mindir.primitives.operands import (
     computable,
     integer,
@@ -38,14 +38,14 @@ def _ext(
     output_padding: Operand = None,
 ) -> Value:
     spatial = known_rank(w) - 2
-    lone = known_rank(x) == spatial + 1
+    lone = x.rank == spatial + 1
     x = b.unsqueeze(x, [0]) if lone else x
     operands = [computable(b, item) for item in promoted(b, x, w)]
     kernel = kernel_of(w)
     strides = last(integers(b, stride, "stride"), spatial, "stride")
     dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
     if padding is None:
-        padding = same_pads(b, operands[0], kernel, strides, dilations)
+        operands[0], padding = same_padding(b, operands[0], kernel, strides, dilations)
     if isinstance(bias, Value):
         operands.append(b.cast(bias, operands[0].dtype))
     more = (
@@ -207,16 +207,46 @@ def im2col(
 ) -> Value:
     """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
     alone with one weight of 1 for each place."""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
-    channels = b.dim(x, 1)
-    if not isinstance(channels, int):
-        raise RefusedError("the number of channels must be known")
     mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
     around: dict[str, Any] | None = None
     if mode != "same":
         around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
+    found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
+    return b.reshape(found, (b.dim(x, 0), channels, places, -1))
+
+
+def _columns(
+    b: Builder, x: Value, ksizes: Operand, strides: Operand, dilations: Operand, around: dict[str, Any] | None
+) -> tuple[Value, int, int]:
+    """(the places of each channel's windows as channels, the number of channels, that of places)"""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
     places = kernel[0] * kernel[1]
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
     found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
-    return b.reshape(found, (b.dim(x, 0), channels, places, -1))
+    return found, channels, places
+
+
+@primitive("Im2ColExt", settings=("kernel_size", "dilation", "padding", "stride"))
+def im2col_ext(
+    b: Builder,
+    node: Node,
+    x: Value,
+    *,
+    kernel_size: Operand = 1,
+    dilation: Operand = 1,
+    padding: Operand = 0,
+    stride: Operand = 1,
+) -> Value:
+    """The same, (batch, channels and places in the window as one, window)."""
+    pads = last(integers(b, padding, "padding"), 2, "padding") * 2
+    channels = b.dim(x, 1)
+    # Channels of which it is not known how many there are become entries of the batch.
+    apart = x if isinstance(channels, int) else b.reshape(x, (-1, 1, b.dim(x, 2), b.dim(x, 3)))
+    found, own, places = _columns(b, apart, kernel_size, stride, dilation, {"pads": pads})
+    rows = own * places if isinstance(channels, int) else b.op("Mul", [channels, places])
+    windows = b.op("Mul", [b.value(b.dim(found, axis)) for axis in (2, 3)])
+    return b.reshape(found, (b.dim(x, 0), rows, windows))

@@ -10,6 +10,7 @@ from sharding.importers.mindir.primitives.base import Node, Operand, RefusedErro
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
+    behind,
     computable,
     element_type,
     filled,
@@ -196,16 +197,16 @@ def diag_ext(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Valu
 
 def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
     length = b.dim(x, 0)
-    if not isinstance(length, int):
-        raise RefusedError("the vector's length must be known")
-    size = length + abs(place)
-    mask = np.eye(size, k=place, dtype=bool)[max(-place, 0) : max(-place, 0) + length]
-    spread = b.unsqueeze(x, [1])
-    rows = b.op("Where", [b.const(mask), spread, scalar(b, 0, x)])
-    if size == length:
-        return rows
-    around = [max(-place, 0), 0, max(place, 0), 0]
-    return b.op("Pad", [rows, b.const(around, np.int64)])
+    if isinstance(length, int):
+        mask = b.const(np.eye(length, dtype=bool))
+    else:
+        line = b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)])
+        mask = b.op("Equal", [b.unsqueeze(line, [1]), line])
+    square = b.op("Where", [mask, b.unsqueeze(x, [1]), scalar(b, 0, x)])
+    if not place:
+        return square
+    below, right = max(-place, 0), max(place, 0)
+    return b.op("Pad", [square, b.const([below, right, right, below], np.int64)])
 
 
 @primitive("DiagPart")
@@ -294,15 +295,18 @@ def one_hot(
     wanted = result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
     place = integer(b, axis, "axis")
-    rank = known_rank(wide)
-    place = rank if place in {-1, rank} else place
-    shape = [-1 if item == place else 1 for item in range(rank + 1)]
+    spread = b.unsqueeze(wide, [place])
     if count is not None:
-        line = b.const(np.arange(count).reshape(shape), np.int64)
+        line = b.const(np.arange(count), np.int64)
     else:
         ends = [b.const(0, np.int64), b.reshape(b.ints(depth), ()), b.const(1, np.int64)]
-        line = b.reshape(b.op("Range", ends), tuple(shape))
-    hit = b.op("Equal", [b.unsqueeze(wide, [place]), line])
+        line = b.op("Range", ends)
+    if place not in {-1, wide.rank}:
+        if count is not None and wide.rank is not None:
+            line = b.const(np.arange(count).reshape([-1] + [1] * (wide.rank - place)), np.int64)
+        else:
+            line = behind(b, spread, line, place)
+    hit = b.op("Equal", [spread, line])
     on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
     return b.op("Where", [hit, on, off])
 

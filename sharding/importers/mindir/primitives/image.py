@@ -37,11 +37,16 @@ def grid_sampler(
     align_corners: Operand = False,
 ) -> Value:
     """Sampled at places from -1 to 1."""
-    return b.op("GridSample", [b.cast(x, FLOAT32), b.cast(grid, FLOAT32)], {
-        "mode": text(interpolation_mode, "interpolation_mode", ("bilinear", "nearest", "bicubic")),
-        "padding_mode": text(padding_mode, "padding_mode", ("zeros", "border", "reflection")),
-        "align_corners": int(bool(align_corners)),
-    })  # fmt: skip
+    mode = text(interpolation_mode, "interpolation_mode", ("bilinear", "nearest", "bicubic"))
+    outside = text(padding_mode, "padding_mode", ("zeros", "border", "reflection"))
+    return sampled(b, b.cast(x, FLOAT32), b.cast(grid, FLOAT32), mode, outside, bool(align_corners))
+
+
+def sampled(b: Builder, x: Value, grid: Value, mode: str, outside: str, align_corners: bool) -> Value:
+    """ONNX's GridSample, whose modes have other names since version 20."""
+    name = mode.removeprefix("bi") if b.opset >= 20 else mode
+    attributes = {"mode": name, "padding_mode": outside, "align_corners": int(align_corners)}
+    return b.op("GridSample", [x, grid], attributes)
 
 
 @primitive("CropAndResize", settings=("method", "extrapolation_value"))
@@ -93,8 +98,7 @@ def crop_and_resize(
         chosen = b.op("Gather", [b.transpose(images, [0, 3, 1, 2]), owners], {"axis": 0})
         turned = b.op("Gather", [parts, b.const([1, 0], np.int64)], {"axis": 3})  # ONNX has x first
         grid = b.op("Sub", [b.op("Add", [turned, turned]), scalar(b, 1, turned)])
-        sampled = b.op("GridSample", [chosen, grid], {"padding_mode": "border", "align_corners": 1})
-        found = b.transpose(sampled, [0, 2, 3, 1])
+        found = b.transpose(sampled(b, chosen, grid, "bilinear", "border", True), [0, 2, 3, 1])
     beyond = b.op("Or", [
         b.op("Less", [parts, scalar(b, 0, parts)]), b.op("Greater", [parts, scalar(b, 1, parts)])
     ])  # fmt: skip

@@ -25,6 +25,7 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.comparison import masked_fill
+from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
     INT64,
     full_like,
@@ -130,9 +131,11 @@ def tensor_copy_slices(
 ) -> Value:
     """A tensor of whose first axes the elements from begin to end are others; gives a new tensor."""
     starts, stops, steps = (
-        integers(b, item, what) for item, what in ((begin, "begin"), (end, "end"), (strides, "strides"))
+        item if isinstance(item, tuple) else integers(b, item, what)
+        for item, what in ((begin, "begin"), (end, "end"), (strides, "strides"))
     )
-    if x.shape is None or not len(starts) == len(stops) == len(steps) <= len(x.shape):
+    rank = known_rank(x) if len(starts) > 1 else max(x.rank or 1, 1)
+    if not len(starts) == len(stops) == len(steps) <= rank:
         raise RefusedError("begin, end and strides must have the same length, at most the number of axes")
     count = len(starts)
     grid: Any = None
@@ -146,7 +149,7 @@ def tensor_copy_slices(
         grid = chosen if grid is None else _joined(b, grid, chosen)
     places = b.op("Shape", [grid])
     lead = b.op("Slice", [places, b.const([0]), b.const([count]), b.const([0])])
-    rest = b.op("Slice", [b.op("Shape", [x]), b.const([count]), b.const([len(x.shape)]), b.const([0])])
+    rest = b.op("Slice", [b.op("Shape", [x]), b.const([count]), b.const([END]), b.const([0])])
     shape = b.op("Concat", [lead, rest], {"axis": 0})
     return b.op("ScatterND", [x, grid, b.op("Expand", [b.cast(value, x.dtype), shape])])
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 END = 2**62
 """Beyond any length; ONNX's Slice stops at the end of the axis."""
+REST = "..."
+"""Among bounds: as many whole axes as the others leave, of a tensor whose number of axes is open."""
 
 
 def indices_of(b: Builder, x: Operand) -> Value:

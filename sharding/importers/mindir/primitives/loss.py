@@ -159,7 +159,31 @@ def kl_div_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: O
     return _reduced(b, b.op("Where", [positive, found, scalar(b, 0, wanted)]), reduction)
 
 
-@primitive("NLLLoss", settings=("reduction", "ignore_index"))
+@primitive("KLDiv", settings=("reduction", "log_target"))
+def kl_div(
+    b: Builder,
+    node: Node,
+    x: Value,
+    target: Value,
+    *,
+    reduction: Operand = "mean",
+    log_target: Operand = False,
+) -> Value:
+    """target (log target - x), of logarithms of the target if wanted; 0 where the target is 0, and nothing
+    where it is negative."""
+    wide = floating(b, x)
+    wanted = b.cast(target, wide.dtype)
+    if log_target:
+        found = b.op("Mul", [b.op("Exp", [wanted]), b.op("Sub", [wanted, wide])])
+        return _reduced(b, found, reduction)
+    zero = scalar(b, 0, wanted)
+    nothing = b.op("Equal", [wanted, zero])
+    safe = b.op("Where", [nothing, scalar(b, 1, wanted), wanted])
+    product = b.op("Where", [nothing, zero, b.op("Mul", [wanted, b.op("Log", [safe])])])
+    return _reduced(b, b.op("Sub", [product, b.op("Mul", [wanted, wide])]), reduction)
+
+
+@primitive("NLLLoss2d", "NLLLoss", settings=("reduction", "ignore_index"))
 def nll_loss(
     b: Builder,
     node: Node,
@@ -170,13 +194,15 @@ def nll_loss(
     reduction: Operand = "mean",
     ignore_index: Operand = -100,
 ) -> Operand:
-    """The negative logarithm at each row's class times the class's weight, and the weights' sum."""
+    """The negative logarithm at each place's class, along the last axis or axis 1, times the class's weight,
+    and the weights' sum."""
     wide = floating(b, logs)
     classes = b.cast(labels, INT64)
     ignored = b.op("Equal", [classes, b.const(int(number(ignore_index, "ignore_index")), np.int64)])
     safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
     shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
     shares = b.op("Where", [ignored, scalar(b, 0, wide), shares])
-    rows = b.op("GatherElements", [wide, b.unsqueeze(safe, [known_rank(safe)])], {"axis": -1})
-    found = b.op("Neg", [b.op("Mul", [b.squeeze(rows, [known_rank(safe)]), shares])])
+    axis = 1 if node.op_type == "NLLLoss2d" else known_rank(safe)
+    rows = b.op("GatherElements", [wide, b.unsqueeze(safe, [axis])], {"axis": axis})
+    found = b.op("Neg", [b.op("Mul", [b.squeeze(rows, [axis]), shares])])
     return _reduced(b, found, reduction, shares), b.op("ReduceSum", [shares], {"keepdims": 0})

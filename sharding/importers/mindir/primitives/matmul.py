@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
+    behind,
     computable,
+    is_float,
     known_rank,
     number,
     promoted,
+    ranked,
     tensors,
     text,
 )
@@ -49,18 +52,17 @@ def swapped(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
-def _matrix(x: Value) -> Value:
-    """The same value, known to have two axes."""
-    return x if x.shape is not None else Value(x.name, x.dtype, (None, None), x.constant)
-
-
 @primitive("MatMul", "BatchMatMul", settings=("transpose_a", "transpose_b"))
 def matmul(
     b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
 ) -> Value:
-    """The product, either factor transposed first if wanted; those of MatMul are matrices."""
+    """The product, either factor transposed first if wanted; those of MatMul are matrices. A weight is taken
+    as it lies: a transposed one is copied while a model loads."""
     if node.op_type == "MatMul":
-        x, y = _matrix(x), _matrix(y)
+        x, y = ranked(x, 2), ranked(y, 2)
+        if transpose_b and y.constant is not None and is_float(x.dtype) and is_float(y.dtype):
+            first, second = (computable(b, item) for item in promoted(b, x, y))
+            return b.op("Gemm", [first, second], {"transA": int(bool(transpose_a)) or None, "transB": 1})
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
     return product(b, first, second)
@@ -79,9 +81,34 @@ def outer(b: Builder, node: Node, x: Value, y: Value) -> Value:
     return binary(b, node, "Mul", b.unsqueeze(first, [first.rank or 1]), second)
 
 
+def _flattens(x: Value) -> bool:
+    """Whether a tensor becomes a matrix and back without more than a constant to say the shape; of an unknown
+    number of axes, that is all there is."""
+    return x.shape is None or (len(x.shape) > 1 and x.shape[:-1].count(None) < 2) or len(x.shape) == 2
+
+
+def _gemm(b: Builder, x: Value, weight: Value, bias: Operand) -> Value:
+    """As one operator, which takes the weight as it lies."""
+    operands = promoted(b, x, weight, *([bias] if isinstance(bias, Value) else []))
+    first, *others = (computable(b, item) for item in operands)
+    rows = first if first.rank == 2 else b.reshape(first, (-1, b.dim(weight, 1)))
+    found = b.op("Gemm", [rows, *others], {"transB": 1})
+    if first.rank == 2:
+        return found
+    width = b.dim(weight, 0)
+    if first.shape is not None:
+        front = tuple(-1 if length is None else length for length in first.shape[:-1])
+        return b.reshape(found, (*front, width))
+    lead = b.op("Slice", [b.op("Shape", [first]), b.ints(0), b.ints(-1)])
+    return b.reshape(found, b.op("Concat", [lead, b.ints(width)], {"axis": 0}))
+
+
 @primitive("Dense")
 def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None) -> Value:
     """x times the transposed weight (out, in), plus a bias."""
+    weight = ranked(weight, 2)
+    if weight.rank == 2 and is_float(x.dtype) and is_float(weight.dtype) and _flattens(x):
+        return _gemm(b, x, weight, bias)
     turned = swapped(b, weight) if weight.rank != 1 else weight
     found = product(b, x, turned)
     return found if bias is None else binary(b, node, "Add", found, bias)
@@ -91,9 +118,8 @@ def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None)
 def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
     setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    rank = known_rank(x)
-    if rank > 2 and not channels_last(setting):
-        bias = b.op("Reshape", [bias, b.ints((-1, *[1] * (rank - 2)))])
+    if (x.rank is None or x.rank > 2) and not channels_last(setting):
+        bias = behind(b, x, bias, 1)
     return binary(b, node, "Add", x, bias)
 
 

@@ -10,6 +10,8 @@ from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
+    Axes,
+    behind,
     computable,
     filled,
     floating,
@@ -25,8 +27,6 @@ from sharding.importers.mindir.primitives.operands import (
 from sharding.importers.mindir.primitives.statistics import moments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sharding.importers.mindir.builder import Builder
 
 
@@ -34,12 +34,14 @@ def _batch(
     b: Builder, x: Value, scale: Operand, bias: Operand, mean: Operand, variance: Operand,
     training: bool, epsilon: float, flip: bool,
 ) -> Operand:  # fmt: skip
-    rank = known_rank(x)
     wide = floating(b, x)
+    rank = known_rank(x) if flip or training else 0
     flip = flip and rank > 2
     if flip:
         wide = b.transpose(wide, [0, rank - 1, *range(1, rank - 1)])
-    channels = b.dim(wide, 1)
+    channels: Operand = None
+    if not all(isinstance(item, Value) for item in (scale, bias, mean, variance)):
+        channels = b.dim(wide, 1)
     if training:
         spread, centre = moments(b, wide, [0, *range(2, rank)], 0, False)
         mean, variance = centre, spread
@@ -102,11 +104,16 @@ def _layer(
 ) -> tuple[Value, list[int], Value]:
     """(result, axes, the operand in floating point)"""
     wide = floating(b, x)
-    rank = known_rank(wide)
-    axes = list(range(b.axis(first_axis, wide), rank))
+    if wide.rank is not None:
+        axes = list(range(b.axis(first_axis, wide), wide.rank))
+    elif first_axis < 0:
+        axes = list(range(first_axis, 0))
+    elif isinstance(scale, Value) and scale.rank:
+        axes = list(range(-scale.rank, 0))  # the weights have the axes that are normalized
+    else:
+        raise RefusedError("it needs an operand whose number of axes is known")
     weights: Operand = scale
     if not isinstance(scale, Value):
-        assert wide.shape is not None
         weights = filled(b, tuple(b.dim(wide, axis) for axis in axes), 1, wide.dtype)
     assert isinstance(weights, Value)
     operands = [wide, b.cast(weights, wide.dtype)]
@@ -169,7 +176,7 @@ def layer_norm_ext(
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
     count = len(integers(b, normalized_shape, "normalized_shape"))
     epsilon = float(number(eps, "eps"))
-    found, axes, wide = _layer(b, x, known_rank(x) - count, weight, bias, epsilon)
+    found, axes, wide = _layer(b, x, -count, weight, bias, epsilon)
     variance, mean = moments(b, wide, axes, 0, True)
     return found, mean, _inverse_root(b, variance, epsilon)
 
@@ -196,7 +203,7 @@ def add_layer_norm(
 
 def _by_group(b: Builder, x: Value, groups: int) -> Value:
     """Batch entries, groups of channels, and all that a group has."""
-    whole = joined_length(x, range(1, known_rank(x)))
+    whole = joined_length(x, range(1, x.rank)) if x.rank is not None else -1
     return b.reshape(x, (b.dim(x, 0), groups, whole // groups if whole >= 0 else -1))
 
 
@@ -204,7 +211,6 @@ def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
     """Each group of channels of each batch entry by its own moments."""
     wide = floating(b, x)
     shape = b.shape_of(wide)
-    assert isinstance(shape, tuple)
     ones, zeros = (b.const(np.full(groups, item, wide.dtype)) for item in (1, 0))
     flat = _by_group(b, wide, groups)
     found = b.op("InstanceNormalization", [flat, ones, zeros], {"epsilon": epsilon})
@@ -214,8 +220,7 @@ def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
 def _per_channel(b: Builder, x: Value, vector: Operand, op_type: str) -> Value:
     if not isinstance(vector, Value):
         return x
-    flat = b.op("Reshape", [b.cast(vector, x.dtype), b.ints((-1, *[1] * (known_rank(x) - 2)))])
-    return b.op(op_type, [x, flat])
+    return b.op(op_type, [x, behind(b, x, b.cast(vector, x.dtype), 1)])
 
 
 @primitive("GroupNorm", settings=("eps",))
@@ -258,14 +263,20 @@ def instance_norm(
     operands = [wide, b.cast(gamma, wide.dtype), b.cast(beta, wide.dtype)]
     eps = float(number(epsilon, "epsilon"))
     found = b.op("InstanceNormalization", operands, {"epsilon": eps})
-    variance, mean = moments(b, wide, list(range(2, known_rank(wide))), 0, False)
+    axes: Axes
+    if wide.rank is not None:
+        axes = list(range(2, wide.rank))
+    else:
+        axes = b.op(
+            "Range", [b.const(2, np.int64), b.op("Size", [b.op("Shape", [wide])]), b.const(1, np.int64)]
+        )
+    variance, mean = moments(b, wide, axes, 0, False)
     return found, b.reshape(mean, (-1,)), b.reshape(variance, (-1,))
 
 
 def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Value]:
     """x / sqrt(mean of squares + epsilon) times weights, and the first factor's inverse."""
-    rank, own = known_rank(x), known_rank(gamma)
-    axes: Sequence[int] = list(range(rank - own, rank))
+    axes = list(range(-known_rank(gamma), 0))
     wide = floating(b, x)
     mean = reduced(b, "ReduceMean", b.op("Mul", [wide, wide]), axes, True)
     scale = _inverse_root(b, mean, epsilon)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -100,10 +101,17 @@ def known_rank(x: Value) -> int:
     return len(x.shape)
 
 
-def axes_of(b: Builder, setting: Operand, x: Value) -> list[int] | None:
-    """Axes, counted from the front and in order; all of them for none. None: all, of an unknown number."""
+Axes = Union[Sequence[int], Value, None]  # noqa: UP007 - Value has no `|` while types are checked
+"""Axes of a reduction: numbers, what only a run tells, or None for all of them, of an unknown number."""
+
+
+def axes_of(b: Builder, setting: Operand, x: Value) -> Axes:
+    """Axes, counted from the front and in order; all of them for none. Of a tensor whose number of axes is
+    open, they may be known in a run only."""
     if setting is None or setting == ():
         return None if x.shape is None else list(range(len(x.shape)))
+    if x.shape is None and b.known_ints(setting) is None and isinstance(setting, (tuple, Value)):
+        return b.ints(setting)
     found = integers(b, setting, "axis")
     if x.rank == 0:  # MindSpore lets the axes of a scalar be 0 and -1
         return []
@@ -199,14 +207,28 @@ def filled(b: Builder, shape: Operand, amount: Any, dtype: np.dtype[Any]) -> Val
     return result
 
 
-def reduced(
-    b: Builder, kind: str, x: Value, axes: Sequence[int] | None, keep: bool, *, empty_is_all: bool = True
-) -> Value:
+def reduced(b: Builder, kind: str, x: Value, axes: Axes, keep: bool, *, empty_is_all: bool = True) -> Value:
     """A reduction of ONNX's over axes; None is all of them."""
+    if isinstance(axes, Value):
+        return b.op(kind, [x, axes], {"keepdims": int(keep)})
     if axes is not None and not axes and not (empty_is_all and x.rank != 0):
         return x
     constant = b.const(list(axes), np.int64) if axes else None
     return b.op(kind, [x, constant], {"keepdims": int(keep)})
+
+
+def behind(b: Builder, x: Value, vector: Value, axis: int) -> Value:
+    """A vector along one axis of a tensor, with an axis of length 1 for each one behind it."""
+    if x.rank is not None:
+        return b.op("Reshape", [vector, b.ints((-1, *[1] * (x.rank - axis - 1)))])
+    count = b.op("Sub", [b.op("Size", [b.op("Shape", [x])]), axis + 1])
+    ones = b.op("Expand", [b.const(1, np.int64), b.reshape(b.op("Max", [count, 0]), (1,))])
+    return b.op("Reshape", [vector, b.op("Concat", [b.const([-1], np.int64), ones], {"axis": 0})])
+
+
+def ranked(x: Value, rank: int) -> Value:
+    """The same value, of which the file does not say how many axes it has."""
+    return x if x.shape is not None else replace(x, shape=(None,) * rank)
 
 
 def moved(b: Builder, x: Value, source: int, target: int) -> Value:
@@ -217,8 +239,11 @@ def moved(b: Builder, x: Value, source: int, target: int) -> Value:
     return b.transpose(x, order)
 
 
-def lengths_product(b: Builder, x: Value, axes: Iterable[int] | None) -> Value:
+def lengths_product(b: Builder, x: Value, axes: Iterable[int] | Value | None) -> Value:
     """The number of elements along axes, as an int64 scalar."""
+    if isinstance(axes, Value):
+        lengths = b.op("Gather", [b.op("Shape", [x]), axes], {"axis": 0})
+        return b.op("ReduceProd", [lengths], {"keepdims": 0})
     axes = list(axes) if axes is not None else None
     if x.shape is not None:
         chosen = range(len(x.shape)) if axes is None else axes

@@ -116,14 +116,47 @@ def median_along(
     if global_median or x.rank == 0:
         wide = b.reshape(wide, (-1,))
     place = 0 if global_median or x.rank == 0 else b.axis(integer(b, axis, "axis"), wide)
-    length = wide.shape[place] if wide.shape is not None else None
-    if not length:
-        raise RefusedError("the number of elements must be known and not 0")
-    values, places = _top(b, wide, (length + 1) // 2, place, False)
-    ends = [b.ints((-1,)), b.ints((END,)), b.ints((place,))]
-    found = [b.op("Slice", [item, *ends]) for item in (values, places)]
     keep = bool(keep_dims) and not global_median and x.rank != 0
-    return tuple(found) if keep else tuple(b.squeeze(item, [place]) for item in found)
+    return _smallest(b, wide, middle(b, wide, place), place, keep)
+
+
+def middle(b: Builder, x: Value, axis: int) -> Operand:
+    """The number of the lower one of the middle elements along an axis, counted from 1."""
+    length = b.dim(x, axis)
+    if isinstance(length, int):
+        if not length:
+            raise RefusedError("there is no element that is the median")
+        return (length + 1) // 2
+    return b.op("Div", [b.op("Add", [length, 1]), 2])
+
+
+def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> Operand:
+    """The element with this number in order along an axis, and its place."""
+    values, places = _top(b, x, number, axis, False)
+    ends = [b.ints((-1,)), b.ints((END,)), b.ints((axis,))]
+    found = [b.op("Slice", [item, *ends]) for item in (values, places)]
+    return tuple(found) if keep else tuple(b.squeeze(item, [axis]) for item in found)
+
+
+@primitive("MedianDim", settings=("dim", "keepdim"))
+def median_dim(b: Builder, node: Node, x: Value, *, dim: Operand = -1, keepdim: Operand = False) -> Operand:
+    """The lower of the middle elements along an axis, and its place."""
+    wide = computable(b, x)
+    if x.rank == 0:
+        return wide, b.const(0, np.int64)
+    axis = b.axis(integer(b, dim, "dim"), wide)
+    return _smallest(b, wide, middle(b, wide, axis), axis, bool(keepdim))
+
+
+@primitive("Kthvalue", settings=("k", "dim", "keepdim"))
+def kth_value(
+    b: Builder, node: Node, x: Value, *, k: Operand = 1, dim: Operand = -1, keepdim: Operand = False
+) -> Operand:
+    """The k-th smallest along an axis, and its place."""
+    wide = computable(b, x)
+    if x.rank == 0:
+        return wide, b.const(0, np.int64)
+    return _smallest(b, wide, k, b.axis(integer(b, dim, "dim"), wide), bool(keepdim))
 
 
 @primitive("NonZero")

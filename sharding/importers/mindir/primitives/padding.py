@@ -13,6 +13,7 @@ from sharding.importers.mindir.primitives.operands import (
     integers,
     known_rank,
     number,
+    ranked,
     text,
 )
 from sharding.importers.mindir.primitives.running import flipped
@@ -30,19 +31,22 @@ def padded(
     """Padded by (before, after) along each axis; negative numbers take away."""
     if not any(before or after for before, after in pairs):
         return x
+    # Of an unknown number of axes, the pairs are those of the last ones.
+    axes = None if x.shape is not None else b.ints(tuple(range(-len(pairs), 0)))
     amounts = [before for before, _ in pairs] + [after for _, after in pairs]
     filler = filler_of(b, x, value) if mode == "constant" else None
     if mode != "constant" and any(item < 0 for item in amounts):
         starts = tuple(-min(before, 0) for before, _ in pairs)
         ends = tuple(min(after, 0) or 2**62 for _, after in pairs)
-        x = b.op("Slice", [x, b.ints(starts), b.ints(ends), b.ints(tuple(range(len(pairs))))])
+        x = b.op("Slice", [x, b.ints(starts), b.ints(ends), axes or b.ints(tuple(range(len(pairs))))])
         amounts = [max(item, 0) for item in amounts]
-    return b.op("Pad", [x, b.const(amounts, np.int64), filler], {"mode": mode})
+    return b.op("Pad", [x, b.const(amounts, np.int64), filler, axes], {"mode": mode})
 
 
 def pairs_from_last(x: Value, amounts: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) of each axis from a list that begins with the last axis."""
-    rank = known_rank(x)
+    """(before, after) of each axis from a list that begins with the last axis; of an unknown number of axes,
+    those of the last ones."""
+    rank = x.rank if x.rank is not None else len(amounts) // 2
     if len(amounts) % 2 or len(amounts) > 2 * rank:
         raise RefusedError(f"paddings {list(amounts)} do not fit a tensor with {rank} axes")
     pairs = [(0, 0)] * rank
@@ -54,7 +58,7 @@ def pairs_from_last(x: Value, amounts: Sequence[int]) -> list[tuple[int, int]]:
 def _rows(b: Builder, paddings: Operand, x: Value) -> list[tuple[int, int]]:
     """(before, after) of each axis from a table with a row for each."""
     found = integers(b, flattened(paddings), "paddings")
-    if len(found) != 2 * known_rank(x):
+    if x.rank is not None and len(found) != 2 * x.rank:
         raise RefusedError(f"paddings {list(found)} do not fit a tensor with {x.rank} axes")
     return [(found[2 * i], found[2 * i + 1]) for i in range(len(found) // 2)]
 
@@ -111,7 +115,7 @@ def filler_of(b: Builder, x: Value, value: Operand) -> Value | None:
 
 
 def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
-    for axis, (before, after) in enumerate(pairs):
+    for axis, (before, after) in enumerate(pairs, 0 if x.rank is not None else -len(pairs)):
         place = b.ints((axis,))
         parts = [x]
         if before > 0:
@@ -128,6 +132,7 @@ def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
 def mirror_pad(b: Builder, node: Node, x: Value, paddings: Operand, *, mode: Operand = "REFLECT") -> Value:
     """A reflection around, without the edge itself (REFLECT) or with it (SYMMETRIC)."""
     pairs = _rows(b, paddings, x)
+    x = ranked(x, len(pairs))
     if text(mode, "mode", ("reflect", "symmetric")) == "reflect":
         return padded(b, x, pairs, "reflect")
     for axis, (before, after) in enumerate(pairs):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_pads
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     INT32,
@@ -17,13 +17,12 @@ from sharding.importers.mindir.primitives.operands import (
     element_type,
     floating,
     integers,
-    known_rank,
     lengths_product,
     number,
     scalar,
     text,
 )
-from sharding.importers.mindir.primitives.windows import completed, last_windows, places_of_largest
+from sharding.importers.mindir.primitives.windows import completed, last_windows
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
@@ -43,11 +42,56 @@ def _classic(
 ) -> Value:  # fmt: skip
     flip = channels_last(layout)
     wide = b.transpose(computable(b, x), [0, 3, 1, 2]) if flip else computable(b, x)
+    if (
+        op_type == "AveragePool"
+        and text(mode, "pad_mode", PAD_MODES) == "valid"
+        and _is_open(b, kernel, strides)
+    ):
+        return _means_later(b, x, kernel, strides, layout)
     sizes = _of_two(kernel, b, "kernel_size", flip)
     steps = _of_two(strides, b, "strides", flip)
-    padding = same_pads(b, wide, sizes, steps, [1, 1]) if text(mode, "pad_mode", PAD_MODES) == "same" else {}
+    padding: dict[str, Any] = {}
+    if text(mode, "pad_mode", PAD_MODES) == "same":
+        wide, padding = _same(b, wide, sizes, steps)
     found = b.op(op_type, [wide], {"kernel_shape": sizes, "strides": steps, **padding})
     return b.transpose(found, [0, 2, 3, 1]) if flip else found
+
+
+def _is_open(b: Builder, *settings: Operand) -> bool:
+    """Whether a kernel or a stride is a pair that only a run tells."""
+    return any(b.known_ints(item) is None and isinstance(item, tuple) for item in settings)
+
+
+def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout: Operand) -> Value:
+    """Means of windows, without padding, whose lengths only a run tells: each window's places are taken
+    apart, one axis after the other."""
+    assert isinstance(kernel, tuple)
+    steps = strides if isinstance(strides, tuple) else (strides, strides)
+    found, zero, one = floating(b, x), b.const(0, np.int64), b.const(1, np.int64)
+    for place, pair in enumerate(zip(kernel[-2:], steps[-2:], strict=True)):
+        axis = place + (1 if channels_last(layout) else 2)
+        size, step = (b.reshape(b.ints(item), ()) for item in pair)
+        before = b.op("Div", [b.op("Sub", [b.value(b.dim(found, axis)), size]), step])
+        number = b.op("Range", [zero, b.op("Add", [before, one]), one])
+        starts = b.unsqueeze(b.op("Mul", [number, step]), [1])
+        places = b.op("Add", [starts, b.op("Range", [zero, size, one])])
+        apart = b.op("Gather", [found, places], {"axis": axis})
+        found = b.op("ReduceMean", [apart, b.ints((axis + 1,))], {"keepdims": 0})
+    return found
+
+
+def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Value, dict[str, Any]]:
+    """The operand and attributes of a pooling with ceil(length / stride) windows. Where a stride leaves gaps
+    between windows, what lies behind the last one goes first: padding cannot be negative."""
+    gaps = [axis for axis in range(len(kernel)) if steps[axis] > kernel[axis]]
+    if None in spatial_lengths(x, len(kernel)) and gaps:
+        places = b.const(np.array(gaps) + 2)
+        lengths = b.op("Gather", [b.op("Shape", [x]), places], {"axis": 0})
+        step, size = (b.const(np.array(item)[gaps], np.int64) for item in (steps, kernel))
+        before = b.op("Div", [b.op("Sub", [lengths, 1]), step])  # windows but one
+        ends = b.op("Add", [b.op("Mul", [before, step]), size])
+        x = b.op("Slice", [x, b.ints((0,) * len(gaps)), ends, places])
+    return same_padding(b, x, kernel, steps, [1] * len(kernel))
 
 
 _POOL = ("kernel_size", "strides", "pad_mode", "data_format")
@@ -57,7 +101,7 @@ def _layout(node: Node, setting: Operand) -> Operand:
     return node.attributes.get("format", setting) if setting == "NCHW" else setting
 
 
-@primitive("MaxPool", "MaxPoolV1", settings=_POOL)
+@primitive("MaxPool", "MaxPoolV1", settings=_POOL, rank=4)
 def max_pool(
     b: Builder,
     node: Node,
@@ -73,7 +117,7 @@ def max_pool(
     return _classic(b, node, "MaxPool", x, kernel_size, strides, pad_mode, layout)
 
 
-@primitive("AvgPool", "AvgPoolV1", settings=_POOL)
+@primitive("AvgPool", "AvgPoolV1", settings=_POOL, rank=4)
 def avg_pool(
     b: Builder,
     node: Node,
@@ -102,7 +146,7 @@ def pooled(
     dilations: Sequence[int] | None = None,
 ) -> Value:
     """Windows with pads in ONNX's order; one axis more in front if the batch is missing."""
-    lone = known_rank(x) == len(kernel) + 1
+    lone = x.rank == len(kernel) + 1
     wide = computable(b, b.unsqueeze(x, [0]) if lone else x)
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
@@ -122,7 +166,7 @@ def pooled(
 _POOL3D = ("kernel_size", "strides", "pad_mode", "pad_list", "ceil_mode")
 
 
-@primitive("MaxPool3D", settings=_POOL3D)
+@primitive("MaxPool3D", settings=_POOL3D, rank=5)
 def max_pool3d(
     b: Builder,
     node: Node,
@@ -153,8 +197,7 @@ def _in_volume(
 ) -> Value:
     mode = text(pad_mode, "pad_mode", (*PAD_MODES, "calculated"))
     if mode == "same":
-        wide = computable(b, x)
-        padding = same_pads(b, wide, kernel, steps, [1, 1, 1])
+        wide, padding = _same(b, computable(b, x), kernel, steps)
         counted = None if count_padding is None else int(count_padding)
         attributes = {"kernel_shape": kernel, "strides": steps, "count_include_pad": counted, **padding}
         return b.op(op_type, [wide], attributes)
@@ -165,7 +208,7 @@ def _in_volume(
 _AVERAGE3D = (*_POOL3D, "count_include_pad", "divisor_override")
 
 
-@primitive("AvgPool3D", settings=_AVERAGE3D)
+@primitive("AvgPool3D", settings=_AVERAGE3D, rank=5)
 def avg_pool3d(
     b: Builder,
     node: Node,
@@ -259,7 +302,7 @@ def max_pool_places(
     gaps = last(integers(b, dilation, "dilation"), count, "dilation")
     if node.op_type == "MaxPoolWithMask":
         return (pooled(b, "MaxPool", x, kernel, steps, around, ceil=bool(ceil_mode), dilations=gaps),)
-    lone = known_rank(x) == count + 1
+    lone = x.rank == count + 1
     wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
     ceil = bool(ceil_mode)
     if ceil:
@@ -275,79 +318,3 @@ def max_pool_places(
     if isinstance(argmax_type, (str, int)) and argmax_type in _PLACE_TYPES:
         return values, b.cast(places, _PLACE_TYPES[argmax_type])
     return values, b.cast(places, element_type(argmax_type, INT64))
-
-
-# Adaptive pooling
-
-
-def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | None]:
-    """The result's lengths along the last axes; None keeps one."""
-    if not isinstance(setting, (tuple, Value)):
-        setting = (setting,)
-    items = list(setting) if isinstance(setting, tuple) else list(integers(b, setting, "output_size"))
-    items = items * count if len(items) == 1 else items
-    found: list[int | None] = []
-    for item in items:
-        length = None if item is None else integers(b, item, "output_size")[0]
-        found.append(None if length is None or length < 0 else length)
-    if len(found) != count:
-        raise RefusedError(f"output_size must have {count} numbers, found {len(found)}")
-    return found
-
-
-def _adaptive(b: Builder, x: Value, setting: Operand, count: int, largest: bool) -> Value:
-    wide = floating(b, x) if not largest else computable(b, x)
-    rank = known_rank(x)
-    for axis, wanted in zip(range(rank - count, rank), _wanted(b, x, setting, count), strict=True):
-        if wanted is not None:
-            wide = _adapted(b, wide, axis, wanted, largest)
-    return wide
-
-
-def _adapted(b: Builder, x: Value, axis: int, wanted: int, largest: bool) -> Value:
-    """One axis in windows from floor(i n / m) to ceil((i + 1) n / m)."""
-    kind = "ReduceMax" if largest else "ReduceMean"
-    if wanted == 1:
-        return b.op(kind, [x, b.ints((axis,))], {"keepdims": 1})
-    length = b.dim(x, axis)
-    if not isinstance(length, int):
-        raise RefusedError(f"the length along axis {axis} must be known")
-    if length == wanted:
-        return x
-    if length % wanted == 0:
-        shape = b.shape_of(x)
-        assert isinstance(shape, tuple)
-        cut = b.reshape(x, (*shape[:axis], wanted, length // wanted, *shape[axis + 1 :]))
-        return b.op(kind, [cut, b.ints((axis + 1,))], {"keepdims": 0})
-    bounds = [(i * length // wanted, -(-(i + 1) * length // wanted)) for i in range(wanted)]
-    if not largest and axis == known_rank(x) - 1:
-        weights = np.zeros((length, wanted))
-        for place, (low, high) in enumerate(bounds):
-            weights[low:high, place] = 1 / (high - low)
-        return b.op("MatMul", [x, b.const(weights.astype(x.dtype))])
-    parts = []
-    for low, high in bounds:
-        window = b.op("Slice", [x, b.ints((low,)), b.ints((high,)), b.ints((axis,))])
-        parts.append(b.op(kind, [window, b.ints((axis,))], {"keepdims": 1}))
-    return b.op("Concat", parts, {"axis": axis})
-
-
-def _adaptive_family(count: int, largest: bool, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
-        found = _adaptive(b, x, output_size, count, largest)
-        if len(node.result_types) < 2:
-            return found
-        places = places_of_largest(b, computable(b, x), _wanted(b, x, output_size, count))
-        return (found,) if places is None else (found, places)
-
-    kind = "largest" if largest else "mean"
-    convert.__doc__ = f"The {kind} of as many windows as the result has places, along the last {count} axes."
-    primitive(*names, settings=("output_size",))(convert)
-
-
-_adaptive_family(1, False, "AdaptiveAvgPool1D")
-_adaptive_family(2, False, "AdaptiveAvgPool2D", "AdaptiveAvgPool2DExt")
-_adaptive_family(3, False, "AdaptiveAvgPool3D", "AdaptiveAvgPool3DExt")
-_adaptive_family(1, True, "AdaptiveMaxPool1D")
-_adaptive_family(2, True, "AdaptiveMaxPool2D")
-_adaptive_family(3, True, "AdaptiveMaxPool3D")

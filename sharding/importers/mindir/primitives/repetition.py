@@ -11,6 +11,7 @@ from sharding.importers.mindir.primitives.operands import (
     integer,
     integers,
     known_rank,
+    shown,
     tensors,
     text,
 )
@@ -26,7 +27,9 @@ def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
     count = len(times) if times is not None else len(reps) if isinstance(reps, tuple) else None
     if count is None:
         raise RefusedError("the number of repetitions must be known")
-    rank = known_rank(x)
+    rank = x.rank
+    if rank is None:
+        return _tiled_later(b, x, reps, count)
     if count > rank:
         x = b.unsqueeze(x, range(count - rank))
     elif count < rank:
@@ -35,6 +38,18 @@ def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
     if not count:
         return x
     return b.op("Tile", [x, b.ints(reps)])
+
+
+def _tiled_later(b: Builder, x: Value, reps: Operand, count: int) -> Value:
+    """Of an unknown number of axes: missing ones come in front here as there."""
+    shape = b.op("Shape", [x])
+    more = b.op("Sub", [b.op("Size", [shape]), count])
+    front = [
+        b.op("Expand", [b.const(1, np.int64), b.reshape(b.op("Max", [item, 0]), (1,))])
+        for item in (b.op("Neg", [more]), more)
+    ]
+    wide = b.op("Reshape", [x, b.op("Concat", [front[0], shape], {"axis": 0})])
+    return b.op("Tile", [wide, b.op("Concat", [front[1], b.ints(reps)], {"axis": 0})])
 
 
 @primitive("RepeatInterleaveInt", "RepeatInterleaveTensor", settings=("repeats", "dim", "output_size"))
@@ -70,18 +85,16 @@ def repeat_interleave(
 def broadcast_to(b: Builder, node: Node, x: Value, shape: Operand = None) -> Value:
     """Repeated along axes of length 1; -1 keeps a length."""
     wanted = node.attributes.get("shape") if shape is None else shape
+    own = x.rank
+    if isinstance(wanted, tuple):
+        if own is not None and any(item == -1 for item in wanted[: max(len(wanted) - own, 0)]):
+            raise RefusedError(f"shape {shown(wanted)} has -1 for an axis that the operand does not have")
+        # A length of 1 keeps the operand's, in ONNX.
+        return b.op("Expand", [x, b.ints(tuple(1 if item == -1 else item for item in wanted))])
     known = b.known_ints(wanted)
-    if known is not None and -1 in known:
-        rank = known_rank(x)
-        lengths: list[Operand] = list(known)
-        for place, length in enumerate(known):
-            if length == -1:
-                own = place - (len(known) - rank)
-                if own < 0:
-                    raise RefusedError(f"shape {known} has -1 for an axis that the operand does not have")
-                lengths[place] = b.dim(x, own)
-        wanted = tuple(lengths)
-    return b.op("Expand", [x, b.ints(wanted)])
+    if known is not None:
+        return broadcast_to(b, node, x, known)
+    return b.op("Expand", [x, b.op("Abs", [b.ints(wanted)])])  # -1 as 1
 
 
 @primitive("ExpandAs")

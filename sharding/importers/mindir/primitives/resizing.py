@@ -10,6 +10,7 @@ from sharding.importers.mindir.primitives.base import Array, Node, Operand, Refu
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     number,
+    ranked,
     text,
 )
 
@@ -35,7 +36,7 @@ def _coordinates(align: Operand, half: Operand) -> str:
     return "align_corners" if align else "half_pixel" if half else "asymmetric"
 
 
-@primitive("ResizeBilinearV2", settings=("align_corners", "half_pixel_centers"))
+@primitive("ResizeBilinearV2", settings=("align_corners", "half_pixel_centers"), rank=4)
 def resize_bilinear(
     b: Builder,
     node: Node,
@@ -50,7 +51,7 @@ def resize_bilinear(
     return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
-@primitive("ResizeBilinear", settings=("size", "align_corners", "half_pixel_centers"))
+@primitive("ResizeBilinear", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
 def resize_bilinear_v1(
     b: Builder,
     node: Node,
@@ -73,7 +74,7 @@ def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand)
     })  # fmt: skip
 
 
-@primitive("ResizeNearestNeighbor", settings=("size", "align_corners", "half_pixel_centers"))
+@primitive("ResizeNearestNeighbor", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
 def resize_nearest(
     b: Builder,
     node: Node,
@@ -87,7 +88,7 @@ def resize_nearest(
     return _nearest(b, x, size, align_corners, half_pixel_centers)
 
 
-@primitive("ResizeNearestNeighborV2", settings=("align_corners", "half_pixel_centers"))
+@primitive("ResizeNearestNeighborV2", settings=("align_corners", "half_pixel_centers"), rank=4)
 def resize_nearest_v2(
     b: Builder,
     node: Node,
@@ -101,7 +102,7 @@ def resize_nearest_v2(
     return _nearest(b, x, size, align_corners, half_pixel_centers)
 
 
-@primitive("ResizeBicubic", settings=("align_corners", "half_pixel_centers"))
+@primitive("ResizeBicubic", settings=("align_corners", "half_pixel_centers"), rank=4)
 def resize_bicubic(
     b: Builder,
     node: Node,
@@ -157,7 +158,7 @@ def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
     return weights
 
 
-@primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",))
+@primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",), rank=3)
 def resize_linear(
     b: Builder,
     node: Node,
@@ -172,7 +173,10 @@ def resize_linear(
     return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
-def _upsampled(b: Builder, x: Value, size: Operand, scales: Operand, attributes: dict[str, Any]) -> Value:
+def _upsampled(
+    b: Builder, node: Node, x: Value, size: Operand, scales: Operand, attributes: dict[str, Any]
+) -> Value:
+    x = ranked(x, 2 + int(node.op_type[-2]))  # such as UpsampleNearest2D
     if size is not None:
         return _resized(b, x, size, attributes)
     if not isinstance(scales, tuple):
@@ -187,7 +191,7 @@ def _upsampled(b: Builder, x: Value, size: Operand, scales: Operand, attributes:
 def upsample_nearest(b: Builder, node: Node, x: Value, size: Operand = None, scales: Operand = None) -> Value:
     """The place before."""
     attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return _upsampled(b, x, size, scales, attributes)
+    return _upsampled(b, node, x, size, scales, attributes)
 
 
 @primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D", settings=("align_corners",))
@@ -202,7 +206,7 @@ def upsample_linear(
 ) -> Value:
     """Between the nearest places."""
     mode = _coordinates(align_corners, True)
-    return _upsampled(b, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
+    return _upsampled(b, node, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
 @primitive("UpsampleBicubic2D", settings=("align_corners",))
@@ -218,4 +222,4 @@ def upsample_bicubic(
     """Between the sixteen nearest places, by Keys' cubic with -0.75."""
     mode = _coordinates(align_corners, True)
     attributes = {"mode": "cubic", "coordinate_transformation_mode": mode, "cubic_coeff_a": -0.75}
-    return _upsampled(b, x, size, scales, attributes)
+    return _upsampled(b, node, x, size, scales, attributes)

@@ -258,7 +258,7 @@ def tuple_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) ->
     return b.ints(x) if kind is None else b.cast(b.ints(x), kind)
 
 
-@primitive("TensorToTuple", "TensorToList")
+@primitive("TensorToTuple", "TensorToList", declared=False)
 def tensor_to_tuple(b: Builder, node: Node, x: Operand) -> Operand:
     """A tensor of integers with one axis as a tuple."""
     known = b.known_ints(x)
@@ -276,6 +276,12 @@ def _whole(b: Builder, x: Operand) -> Value:
     return Value(value.name, value.dtype, value.shape, value.constant, sequence=True)
 
 
+@primitive("TupleToList", "ListToTuple", declared=False)
+def other_sequence(b: Builder, node: Node, x: Operand) -> Operand:
+    """A tuple as a list and the other way round."""
+    return x
+
+
 @primitive("sequence_len", "SequenceLen", "tuple_len", "list_len")
 def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
     """How many items a tuple has."""
@@ -284,7 +290,7 @@ def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
     return b.op("Size", [b.value(x)])
 
 
-@primitive("SequenceAdd", "tuple_add", "list_add")
+@primitive("SequenceAdd", "tuple_add", "list_add", declared=False)
 def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """Two tuples joined."""
     if isinstance(x, tuple) and isinstance(y, tuple):
@@ -294,7 +300,7 @@ def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     return joined
 
 
-@primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice")
+@primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice", declared=False)
 def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
     """Part of a tuple."""
     if not 2 <= len(bounds) <= 3:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     integer,
@@ -32,24 +34,75 @@ def view_as(b: Builder, node: Node, x: Value, other: Value) -> Value:
 @primitive("Transpose", "TransposeView")
 def transpose(b: Builder, node: Node, x: Value, perm: Operand) -> Value:
     """Axes in another order."""
+    if x.rank is None and b.known_ints(perm) is None and isinstance(perm, (tuple, Value)):
+        return _transposed_later(b, x, b.ints(perm))
     order = [b.axis(axis, x) for axis in integers(b, perm, "perm")]
     if sorted(order) != list(range(len(order))):
         raise RefusedError(f"perm {order} is no order of axes")
     return b.transpose(x, order)
 
 
+_MOST_AXES = 8
+"""Of MindSpore's tensors."""
+
+
+def _transposed_later(b: Builder, x: Value, perm: Value) -> Value:
+    """Axes in an order that only a run tells, of an unknown number of axes: each element's place is computed,
+    with axes of length 1 in front up to the most there are."""
+    shape = b.op("Shape", [x])
+    missing = b.op("Sub", [_MOST_AXES, b.op("Size", [shape])])
+    ones = b.op("Expand", [b.const(1, np.int64), b.reshape(missing, (1,))])
+    lengths = b.op("Concat", [ones, shape], {"axis": 0})
+    front = b.op("Range", [b.const(0, np.int64), missing, b.const(1, np.int64)])
+    rank = b.op("Size", [shape])
+    own = b.op("Where", [b.op("Less", [perm, 0]), b.op("Add", [perm, rank]), perm])
+    order = b.op("Concat", [front, b.op("Add", [own, missing])], {"axis": 0})
+    turned = b.op("Gather", [lengths, order], {"axis": 0})
+    step = b.const([1], np.int64)
+    steps: list[Value] = []
+    for axis in reversed(range(_MOST_AXES)):
+        steps.insert(0, step)
+        step = b.op("Mul", [step, b.op("Gather", [lengths, b.const([axis], np.int64)], {"axis": 0})])
+    strides = b.op("Gather", [b.op("Concat", steps, {"axis": 0}), order], {"axis": 0})
+    places = b.const(0, np.int64)
+    for axis in range(_MOST_AXES):
+        length, stride = (
+            b.op("Gather", [item, b.const(axis, np.int64)], {"axis": 0}) for item in (turned, strides)
+        )
+        line = b.op("Mul", [b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)]), stride])
+        places = b.op("Add", [places, b.unsqueeze(line, range(1, _MOST_AXES - axis))])
+    flat = b.op("Gather", [b.reshape(x, (-1,)), b.reshape(places, (-1,))], {"axis": 0})
+    return b.op("Reshape", [flat, b.op("Gather", [shape, own], {"axis": 0})])
+
+
 @primitive("TransposeExtView", "TransposeExt")
 def transpose_two(b: Builder, node: Node, x: Value, first: Operand, second: Operand) -> Value:
     """Two axes exchanged."""
-    order = list(range(known_rank(x)))
-    one, other = b.axis(integer(b, first, "dim0"), x), b.axis(integer(b, second, "dim1"), x)
-    order[one], order[other] = order[other], order[one]
-    return b.transpose(x, order)
+    if x.rank is not None:
+        order = list(range(x.rank))
+        one, other = b.axis(integer(b, first, "dim0"), x), b.axis(integer(b, second, "dim1"), x)
+        order[one], order[other] = order[other], order[one]
+        return b.transpose(x, order)
+    axes = _all_axes(b, x)
+    low, high = (b.op("Mod", [b.ints(item), _rank(b, x)]) for item in (first, second))
+    swapped = b.op("Where", [b.op("Equal", [axes, low]), high, axes])
+    return _transposed_later(b, x, b.op("Where", [b.op("Equal", [axes, high]), low, swapped]))
+
+
+def _rank(b: Builder, x: Value) -> Value:
+    return b.op("Size", [b.op("Shape", [x])])
+
+
+def _all_axes(b: Builder, x: Value) -> Value:
+    return b.op("Range", [b.const(0, np.int64), _rank(b, x), b.const(1, np.int64)])
 
 
 @primitive("TExt")
 def transpose_all(b: Builder, node: Node, x: Value) -> Value:
     """The axes in reverse order."""
+    if x.rank is None:
+        backwards = b.op("Sub", [b.op("Sub", [_rank(b, x), 1]), _all_axes(b, x)])
+        return _transposed_later(b, x, backwards)
     return b.transpose(x, list(reversed(range(known_rank(x)))))
 
 
@@ -57,6 +110,8 @@ def transpose_all(b: Builder, node: Node, x: Value) -> Value:
 def expand_dims(b: Builder, node: Node, x: Operand, axis: Operand = None) -> Value:
     """A new axis of length 1."""
     places = node.attributes.get("axis") if axis is None else axis
+    if isinstance(places, Value) and b.known_ints(places) is None:
+        return b.op("Unsqueeze", [b.value(x), b.ints(places)])
     return b.unsqueeze(b.value(x), integers(b, places, "axis"))
 
 
@@ -68,7 +123,7 @@ def squeeze(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
         return b.squeeze(x, chosen)
     if x.shape is None or None in x.shape:
         if node.result is None or node.result.shape is None or x.shape is None:
-            raise RefusedError("it squeezes axes of which it is not known whether their length is 1")
+            return b.op("Squeeze", [x])
         wanted = len(node.result.shape)
         chosen = [place for place, length in enumerate(x.shape) if length == 1]
         if len(x.shape) - len(chosen) != wanted:

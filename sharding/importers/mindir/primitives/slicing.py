@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.indexing import END
+from sharding.importers.mindir.primitives.indexing import END, REST
 from sharding.importers.mindir.primitives.operands import (
     INT64,
     integer,
@@ -55,6 +55,13 @@ def strided_slice(
 ) -> Value:
     """Python's slices, one entry for each axis; bits of the masks leave a bound open, stand for as many whole
     axes as there are left, make a new axis, or take one place and drop the axis."""
+    if isinstance(strides, tuple) and REST in strides:
+        place = strides.index(REST)
+        begin, end, strides = (
+            tuple(0 if item == REST else item for item in (bounds if isinstance(bounds, tuple) else ()))
+            for bounds in (begin, end, (*strides[:place], 1, *strides[place + 1 :]))
+        )
+        ellipsis_mask = 1 << place
     starts, stops = _items(b, begin, "begin"), _items(b, end, "end")
     steps = integers(b, strides, "strides")
     count = len(starts)
@@ -74,6 +81,9 @@ def strided_slice(
     picks: list[tuple[int, Operand]] = []
     for i in range(count):
         if i == first_ellipsis:
+            if x.rank is None and not new and not shrink:
+                axis = i + 1 - count  # from the last one
+                continue
             skipped = known_rank(x) - taken
             axis, place = axis + skipped, place + skipped
         elif new >> i & 1:

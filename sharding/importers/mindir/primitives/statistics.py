@@ -8,6 +8,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
+    Axes,
     axes_of,
     computable,
     element_type,
@@ -19,16 +20,13 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     scalar,
 )
+from sharding.importers.mindir.primitives.ordering import middle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sharding.importers.mindir.builder import Builder
 
 
-def moments(
-    b: Builder, x: Value, axes: Sequence[int] | None, correction: float, keep: bool
-) -> tuple[Value, Value]:
+def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> tuple[Value, Value]:
     """Variance and mean along axes; the squares' sum is divided by the count less ``correction``."""
     wide = floating(b, x)
     mean = reduced(b, "ReduceMean", wide, axes, True)
@@ -38,7 +36,8 @@ def moments(
     if correction:
         count = b.op("Max", [b.op("Sub", [count, scalar(b, correction, count)]), scalar(b, 0, count)])
     if not keep:
-        mean = b.op("Squeeze", [mean, b.const(list(axes), np.int64) if axes is not None else None])
+        known = axes if axes is None or isinstance(axes, Value) else b.const(list(axes), np.int64)
+        mean = b.op("Squeeze", [mean, known])
     return b.op("Div", [total, count]), mean
 
 
@@ -128,7 +127,7 @@ def log_sum_exp(b: Builder, node: Node, x: Value, *, dim: Operand = (), keepdim:
     return reduced(b, "ReduceLogSumExp", floating(b, x), axes_of(b, dim, x), bool(keepdim))
 
 
-def norm(b: Builder, x: Value, p: float, axes: Sequence[int] | None, keep: bool) -> Value:
+def norm(b: Builder, x: Value, p: float, axes: Axes, keep: bool) -> Value:
     """The p-norm along axes; infinite p are the largest and smallest magnitude, 0 counts what is not 0."""
     wide = floating(b, x)
     if p == 2:
@@ -225,10 +224,7 @@ def trace(b: Builder, node: Node, x: Value) -> Value:
 def median(b: Builder, node: Node, x: Value) -> Value:
     """The lower of the middle elements."""
     flat = b.reshape(computable(b, x), (-1,))
-    length = flat.shape[0] if flat.shape else None
-    if not length:
-        raise RefusedError("the number of elements must be known and not 0")
-    count = b.const([length // 2 + 1 if length % 2 else length // 2], np.int64)
+    count = b.ints(middle(b, flat, 0))
     values = b.ops("TopK", [flat, count], {"largest": 0, "sorted": 1, "axis": 0}, outputs=2)[0]
     return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
 

@@ -73,33 +73,6 @@ def last_windows(
     return x, around, True
 
 
-def places_of_largest(b: Builder, x: Value, wanted: Sequence[int | None]) -> Value | None:
-    """Where the largest of each adaptive window is, counted over the last axes; None where lengths are not
-    known. Each window's places are taken apart, the short ones filled up with their first."""
-    lengths = _lengths(x, len(wanted))
-    if lengths is None:
-        return None
-    places = np.zeros((1, 1), np.int64)
-    for length, count in zip(lengths, wanted, strict=True):
-        number = length if count is None else count
-        bounds = [(i * length // number, -(-(i + 1) * length // number)) for i in range(number)]
-        most = max((high - low for low, high in bounds), default=0)
-        line = np.array([[*range(low, high), *[low] * (most - high + low)] for low, high in bounds], np.int64)
-        joined = places[:, None, :, None] * length + line[None, :, None, :]
-        places = joined.reshape(len(places) * number, -1)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
-    front, (windows, most) = shape[: -len(wanted)], places.shape
-    flat = b.reshape(x, (*front, int(np.prod(lengths))))
-    inside = b.op("Gather", [flat, b.const(places)], {"axis": len(front)})
-    first = b.op("ArgMax", [inside], {"axis": len(front) + 1, "keepdims": 0})
-    found = b.op(
-        "Gather", [b.const(places.reshape(-1)), b.op("Add", [first, b.const(np.arange(windows) * most)])]
-    )
-    ends = [length if count is None else count for length, count in zip(lengths, wanted, strict=True)]
-    return b.reshape(found, (*front, *ends))
-
-
 def completed(
     b: Builder, x: Value, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> Value:

@@ -1,0 +1,49 @@
+"""Products of matrices with what is added to them, as one operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def with_biases(nodes: list[Any], vectors: frozenset[str], kept: Iterable[str]) -> list[Any]:
+    """The nodes, a Gemm that nothing but the addition of a vector reads being one with that; in bodies too.
+
+    ``vectors``: the constants and weights with one axis; ``kept``: what is read from outside of the nodes.
+    """
+    uses = Counter([*kept, *_reads(nodes)])
+    open_products = {
+        node.output[0]: node
+        for node in nodes
+        if node.op_type == "Gemm" and len(node.input) == 2 and uses[node.output[0]] == 1
+    }
+    found = []
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                body = attribute.g
+                inner = with_biases(list(body.node), vectors, [item.name for item in body.output])
+                del body.node[:]
+                body.node.extend(inner)
+        if node.op_type == "Add":
+            pairs = ((node.input[0], node.input[1]), (node.input[1], node.input[0]))
+            for product, bias in pairs:
+                if product in open_products and bias in vectors:
+                    gemm = open_products[product]
+                    gemm.input.append(bias)
+                    gemm.output[0] = node.output[0]
+                    node = gemm  # noqa: PLW2901 - where the sum was, its operands are there
+                    break
+        found.append(node)
+    places = {id(node): place for place, node in enumerate(found)}  # of what is there twice, the last
+    return [node for place, node in enumerate(found) if places[id(node)] == place]
+
+
+def _reads(nodes: Iterable[Any]) -> Iterator[str]:
+    for node in nodes:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from (output.name for output in attribute.g.output)
+                yield from _reads(attribute.g.node)

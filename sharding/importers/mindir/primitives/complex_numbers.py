@@ -1,0 +1,229 @@
+"""Complex numbers: ONNX Runtime has no arithmetic for them, so each is two tensors, the real and the
+imaginary parts.
+
+What is linear is done to both parts alike; a product, a quotient and the like have a form of their own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    ComplexValue,
+    Node,
+    Operand,
+    Primitive,
+    RefusedError,
+    Value,
+    primitive,
+)
+from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+_LINEAR = frozenset(
+    {
+        "Reshape", "View", "ViewAs", "Transpose", "TransposeView", "TransposeExt", "TransposeExtView", "TExt",
+        "ExpandDims", "ExpandDimsView", "Unsqueeze", "Squeeze", "Flatten", "FlattenExt", "ReverseV2", "Roll",
+        "Concat", "Stack", "StackExt", "Split", "SplitTensor", "SplitTensorView", "SplitWithSize", "Chunk",
+        "ChunkView", "SplitWithSizeView", "Unstack", "UnstackExtView", "Slice", "StridedSlice", "SliceExt",
+        "SliceExtView", "Narrow", "NarrowView", "SelectExt", "SelectExtView", "Gather", "GatherD", "GatherNd",
+        "IndexSelect", "BroadcastTo", "BroadcastToView", "Expand", "ExpandAs", "Tile", "Pad", "PadV3",
+        "ConstantPadND", "Neg", "ReduceSum", "ReduceMean", "SumExt", "MeanExt", "Muls", "Divs", "AddN",
+        "AddExt", "SubExt", "Add", "Sub", "FFTShift", "IFFTShift", "Contiguous", "Identity", "Copy", "Clone",
+        "StopGradient", "Diagonal", "Triu", "Tril", "CumSum", "ZerosLike", "Repeat",
+    }
+)  # fmt: skip
+"""Primitives that do the same to the real and to the imaginary parts."""
+_SHAPES = frozenset({"Shape", "shape", "TensorShape", "DynamicShape", "Rank", "rank", "Size", "size"})
+
+
+def holds_complex(operand: Any) -> bool:
+    """Whether an operand is complex, or holds what is."""
+    if isinstance(operand, tuple):
+        return any(holds_complex(item) for item in operand)
+    return isinstance(operand, ComplexValue)
+
+
+def converted(
+    b: Builder, known: Primitive, node: Node, positional: list[Any], settings: dict[str, Any]
+) -> Operand:
+    """A primitive with operands some of which are complex. Raises `RefusedError` for one that has no form."""
+    if known.of_complex:
+        return known.convert(b, node, *positional, **settings)
+    if (own := _FORMS.get(node.op_type)) is not None:
+        return own(b, *positional)
+    if node.op_type in _SHAPES:
+        return known.convert(b, node, *[_part(b, item, False, False) for item in positional], **settings)
+    if node.op_type not in _LINEAR:
+        raise RefusedError("it has no conversion for complex numbers")
+    adds = node.op_type in {"Add", "Sub", "AddExt", "SubExt"}
+    parts = [
+        known.convert(b, node, *[_part(b, item, imaginary, adds) for item in positional], **settings)
+        for imaginary in (False, True)
+    ]
+    return _joined(parts[0], parts[1])
+
+
+def _joined(real: Any, imaginary: Any) -> Any:
+    if isinstance(real, tuple):
+        return tuple(_joined(one, other) for one, other in zip(real, imaginary, strict=True))
+    return made(real, imaginary)
+
+
+def made(real: Value, imaginary: Value) -> ComplexValue:
+    """A complex value of its parts."""
+    dtype = np.dtype(np.complex128 if real.dtype == np.float64 else np.complex64)
+    return ComplexValue(real.name, dtype, real.shape, real=real, imaginary=imaginary)
+
+
+def parts_of_array(b: Builder, array: Array) -> ComplexValue:
+    """A constant of complex numbers."""
+    return made(b.const(np.ascontiguousarray(array.real)), b.const(np.ascontiguousarray(array.imag)))
+
+
+def _part(b: Builder, operand: Any, imaginary: bool, among: bool) -> Any:
+    """One part of an operand; of a real one among complex ones, zeros."""
+    if isinstance(operand, tuple):
+        inside = holds_complex(operand)
+        return tuple(_part(b, item, imaginary, inside) for item in operand)
+    if isinstance(operand, ComplexValue):
+        return operand.imaginary if imaginary else operand.real
+    if among and imaginary and isinstance(operand, Value):
+        return full_like(b, operand, 0)
+    return 0.0 if among and imaginary and isinstance(operand, (int, float)) else operand
+
+
+def parts_of(b: Builder, operand: Operand) -> tuple[Value, Value]:
+    """The real and the imaginary parts, of real numbers too."""
+    if isinstance(operand, ComplexValue):
+        return operand.real, operand.imaginary
+    real = floating(b, b.value(operand))
+    return real, full_like(b, real, 0)
+
+
+@primitive("Complex")
+def complex_(b: Builder, node: Node, real: Value, imaginary: Value) -> Value:
+    """Of its parts."""
+    one, other = (floating(b, item) for item in promoted(b, real, imaginary))
+    shape = b.op("Shape", [b.op("Add", [one, other])]) if one.shape != other.shape else None
+    if shape is not None:
+        one, other = (b.op("Expand", [item, shape]) for item in (one, other))
+    return made(one, other)
+
+
+@primitive("Polar")
+def polar(b: Builder, node: Node, size: Value, angle: Value) -> Value:
+    """Of a distance from 0 and an angle."""
+    one, other = (floating(b, item) for item in promoted(b, size, angle))
+    return made(*(b.op("Mul", [one, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
+
+
+@primitive("Real", of_complex=True)
+def real(b: Builder, node: Node, x: Value) -> Value:
+    """The real part."""
+    return x.real if isinstance(x, ComplexValue) else x
+
+
+@primitive("Imag", of_complex=True)
+def imaginary_part(b: Builder, node: Node, x: Value) -> Value:
+    """The imaginary part."""
+    return x.imaginary if isinstance(x, ComplexValue) else full_like(b, x, 0)
+
+
+@primitive("Conj", of_complex=True)
+def conjugate(b: Builder, node: Node, x: Value) -> Value:
+    """With the other sign of the imaginary part."""
+    return made(x.real, b.op("Neg", [x.imaginary])) if isinstance(x, ComplexValue) else x
+
+
+@primitive("Angle", of_complex=True)
+def angle(b: Builder, node: Node, x: Value) -> Value:
+    """The angle to the positive numbers."""
+    from sharding.importers.mindir.primitives.arithmetic import atan2
+
+    if isinstance(x, ComplexValue):
+        found = atan2(b, node, x.imaginary, x.real)
+        assert isinstance(found, Value)
+        return found
+    wide = computable(b, x)
+    return b.op("Where", [b.op("Less", [wide, scalar(b, 0, wide)]), scalar(b, np.pi, floating(b, x)),
+                          scalar(b, 0, floating(b, x))])  # fmt: skip
+
+
+@primitive("ComplexAbs", of_complex=True)
+def complex_abs(b: Builder, node: Node, x: Value) -> Value:
+    """The distance from 0."""
+    return _size(b, x)
+
+
+def _size(b: Builder, x: Operand) -> Value:
+    one, other = parts_of(b, x)
+    squares = [b.op("Mul", [item, item]) for item in (one, other)]
+    return b.op("Sqrt", [b.op("Add", squares)])
+
+
+@primitive("ViewAsReal", "AsReal", of_complex=True)
+def view_as_real(b: Builder, node: Node, x: Value) -> Value:
+    """Both parts along a last axis."""
+    last = b.ints((-1,))
+    return b.op("Concat", [b.op("Unsqueeze", [part, last]) for part in parts_of(b, x)], {"axis": -1})
+
+
+def _product(b: Builder, x: Operand, y: Operand) -> Value:
+    (a, c), (d, e) = parts_of(b, x), parts_of(b, y)
+    one = b.op("Sub", [b.op("Mul", [a, d]), b.op("Mul", [c, e])])
+    other = b.op("Add", [b.op("Mul", [a, e]), b.op("Mul", [c, d])])
+    return made(one, other)
+
+
+def _quotient(b: Builder, x: Operand, y: Operand) -> Value:
+    (a, c), (d, e) = parts_of(b, x), parts_of(b, y)
+    below = b.op("Add", [b.op("Mul", [d, d]), b.op("Mul", [e, e])])
+    one = b.op("Add", [b.op("Mul", [a, d]), b.op("Mul", [c, e])])
+    other = b.op("Sub", [b.op("Mul", [c, d]), b.op("Mul", [a, e])])
+    return made(b.op("Div", [one, below]), b.op("Div", [other, below]))
+
+
+def _matrix_product(b: Builder, x: Operand, y: Operand) -> Value:
+    (a, c), (d, e) = parts_of(b, x), parts_of(b, y)
+    one = b.op("Sub", [b.op("MatMul", [a, d]), b.op("MatMul", [c, e])])
+    return made(one, b.op("Add", [b.op("MatMul", [a, e]), b.op("MatMul", [c, d])]))
+
+
+def _exponential(b: Builder, x: Operand) -> Value:
+    one, other = parts_of(b, x)
+    size = b.op("Exp", [one])
+    return made(*(b.op("Mul", [size, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
+
+
+def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
+    from sharding.importers.mindir.primitives.base import element_type
+
+    wanted = element_type(dtype)
+    if not isinstance(x, ComplexValue):
+        return made(*parts_of(b, x)) if wanted.kind == "c" else b.cast(b.value(x), wanted)
+    if wanted.kind != "c":
+        return b.cast(x.real, wanted)
+    half = np.float64 if wanted == np.complex128 else np.float32
+    return made(b.cast(x.real, half), b.cast(x.imaginary, half))
+
+
+_FORMS: dict[str, Callable[..., Operand]] = {
+    "Abs": _size,
+    "Mul": _product,
+    "Square": lambda b, x: _product(b, x, x),
+    "Div": _quotient,
+    "RealDiv": _quotient,
+    "Reciprocal": lambda b, x: _quotient(b, 1.0, x),
+    "MatMulExt": _matrix_product,
+    "BatchMatMulExt": _matrix_product,
+    "Exp": _exponential,
+    "Cast": _cast,
+}
+"""Primitives of complex operands that have a form of their own."""

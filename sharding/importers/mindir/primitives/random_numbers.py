@@ -1,0 +1,78 @@
+"""Random numbers. What a run draws is not what MindSpore draws; how it is distributed is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import (
+    FLOAT32,
+    INT64,
+    filled,
+    floating,
+    integer,
+    result_type,
+)
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.builder import Builder
+
+
+def _seed(node: Node) -> float | None:
+    """The seed that a file gives; None draws anew in every session."""
+    found = [node.attributes.get(name) for name in ("seed", "seed2")]
+    numbers = [float(item) for item in found if isinstance(item, int) and item > 0]
+    return numbers[0] if numbers else None
+
+
+def _drawn(b: Builder, node: Node, kind: str, shape: Operand) -> Value:
+    like = filled(b, shape, 0, FLOAT32)
+    return b.op(kind, [like], {"dtype": 1, "seed": _seed(node)})
+
+
+@primitive("StandardNormal")
+def standard_normal(b: Builder, node: Node, shape: Operand) -> Value:
+    """Of the normal distribution about 0 with the deviation 1."""
+    return _drawn(b, node, "RandomNormalLike", shape)
+
+
+@primitive("UniformReal")
+def uniform(b: Builder, node: Node, shape: Operand) -> Value:
+    """From 0 up to before 1."""
+    return _drawn(b, node, "RandomUniformLike", shape)
+
+
+@primitive("UniformInt")
+def uniform_integers(b: Builder, node: Node, shape: Operand, least: Operand, end: Operand) -> Value:
+    """Integers from one up to before another."""
+    low, high = (b.cast(b.value(item), FLOAT32) for item in (least, end))
+    low, high = (item if not item.rank else b.reshape(item, ()) for item in (low, high))
+    width = b.op("Sub", [high, low])
+    drawn = b.op("Floor", [b.op("Mul", [_drawn(b, node, "RandomUniformLike", shape), width])])
+    # A product may be rounded up to the width.
+    return b.cast(
+        b.op("Add", [b.op("Min", [drawn, b.op("Sub", [width, b.const(np.float32(1))])]), low]), INT64
+    )
+
+
+@primitive("Bernoulli")
+def bernoulli(b: Builder, node: Node, x: Value, chance: Operand = 0.5, *rest: Operand) -> Value:
+    """1 with a chance, else 0, in the shape of another tensor."""
+    drawn = _drawn(b, node, "RandomUniformLike", b.shape_of(x))
+    hit = b.op("Less", [drawn, b.cast(b.value(chance), FLOAT32)])
+    return b.cast(hit, result_type(node, x.dtype))
+
+
+@primitive("Multinomial")
+def multinomial(b: Builder, node: Node, x: Value, count: Operand) -> Value:
+    """Places along the last axis, drawn by their shares, each again and again."""
+    if x.rank not in {1, 2}:
+        raise RefusedError("it needs an operand with one or two axes")
+    shares = floating(b, x)
+    rows = b.unsqueeze(shares, [0]) if x.rank == 1 else shares
+    found = b.op("Multinomial", [b.op("Log", [rows])], {
+        "sample_size": integer(b, count, "the number of samples"), "dtype": 7, "seed": _seed(node),
+    })  # fmt: skip
+    return b.squeeze(found, [0]) if x.rank == 1 else found
