@@ -145,7 +145,8 @@ class _Completion:
             if not dtype.is_integer():
                 return False
             tensor = ir.tensor(np.asarray(elements.tolist(), dtype.numpy()))
-        replace_by_constant(self.graph, node.outputs[0], tensor)
+        # The bounds of a slice, say: what is cut with them can be inferred now, and could not before.
+        self.changed.add(replace_by_constant(self.graph, node.outputs[0], tensor))
         return True
 
     def _elements(self, node: ir.Node) -> Known | None:
