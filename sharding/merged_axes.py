@@ -15,7 +15,7 @@ import numpy as np
 
 from sharding.fold import small_constant
 from sharding.lifting import Form, Lift, View, lift
-from sharding.merged_writer import Source, Writer
+from sharding.merged_writer import Source, Writer, same
 from sharding.products import product, quotient
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
@@ -50,14 +50,15 @@ class _Analysis:
         self.forms: dict[ir.Value, Form] = {}
         self.plans: dict[ir.Node, Lift | Source] = {}
         self.groups: dict[ir.Value, ir.Value] = {}
-        self.products: list[ir.Value] = []
+        self.wanted_values: list[ir.Value] = []
         for node in graph:
             self._node(node)
 
     def wanted(self) -> dict[ir.Node, Lift | Source]:
-        """The nodes to write anew: those connected to a product, if nothing in between is an output."""
+        """The nodes to write anew: those connected to a product, or to a Reshape that takes the axes apart
+        again, if nothing in between is an output."""
         outputs = {self._group(value) for value in self.graph.outputs if value in self.forms}
-        groups = {self._group(value) for value in self.products} - outputs
+        groups = {self._group(value) for value in self.wanted_values} - outputs
         return {node: plan for node, plan in self.plans.items() if self._group(node.outputs[0]) in groups}
 
     def _node(self, node: ir.Node) -> None:
@@ -66,6 +67,10 @@ class _Analysis:
         if any(value.dtype is None and value.name for value in node.outputs):
             return
         plan = self._source(node) if node.op_type in {"Reshape", "Tile"} else self._lift(node)
+        if node.op_type == "Reshape" and node.inputs[0] in self.forms:
+            base = node.inputs[0]
+            if base is not None and same(self._apart(base), shape_of(node.outputs[0])):
+                self.wanted_values.append(base)  # apart again, as it was
         if plan is None:
             return
         self.plans[node] = plan
@@ -74,7 +79,7 @@ class _Analysis:
             self._join(*node.outputs, *(v for v in node.inputs if v in self.forms and v is not None))
             ranks = {len(shape_of(value) or ()) for value in (*node.inputs, *node.outputs)}
             if node.op_type == "MatMul" and ranks == {PRODUCT_AXES}:
-                self.products.append(node.outputs[0])
+                self.wanted_values.append(node.outputs[0])
         elif plan.base in self.forms:
             self._join(node.outputs[0], plan.base)
 
@@ -169,6 +174,8 @@ def _merged(source: Sequence[Dim], target: Sequence[Dim]) -> Form | None:
         for boundary in range(len(source) - 1, 0, -1):
             inner = quotient(below[boundary], rest)
             outer = quotient(product(source[:boundary]), above)
+            if outer is None and inner is not None:  # traced exports have some lengths as numbers, some not
+                outer = quotient(product((whole,)), product((inner,)))
             if inner in {1, None} or outer == 1 or whole in (inner, outer):
                 continue
             if outer is None and axis:

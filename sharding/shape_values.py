@@ -69,6 +69,34 @@ def tile_target(shape: Sequence[Dim], repeats: Known) -> tuple[Dim, ...]:
     return tuple(_multiply(length, count) for length, count in zip(shape, times, strict=True))
 
 
+def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None]) -> tuple[Dim, ...] | None:
+    """The output shape of Slice with ``count`` starts: axes that are not cut stay as long as they are.
+
+    ``bounds``: what is known of the starts, ends, axes and steps.
+    """
+    starts, ends, named, steps = [*bounds, None, None, None, None][:4]
+    if len(bounds) > 2 and named is None:
+        return None
+    axes = list(range(count)) if named is None else named.reshape(-1).tolist()
+    if len(axes) != count or not all(type(axis) is int and -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    lengths = list(shape)
+    for place, axis in enumerate(axes):
+        first, last = (None if bound is None else bound.reshape(-1)[place] for bound in (starts, ends))
+        step = 1 if len(bounds) < 4 else None if steps is None else steps.reshape(-1)[place]
+        length = lengths[axis]
+        if all(type(item) is int for item in (first, last, step, length)) and step:
+            lengths[axis] = len(range(*slice(first, last, step).indices(length)))
+        elif not (first == 0 and step == 1 and last is not None and (last == length or _is_end(last))):
+            lengths[axis] = None
+    return tuple(lengths)
+
+
+def _is_end(bound: Any) -> bool:
+    """Whether exporters write this where they mean the end."""
+    return isinstance(bound, int) and bound >= 2**31 - 1
+
+
 def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:
     """What remains of a shape's elements for one axis."""
     return None if shape is None else quotient(product(shape), product(taken))
@@ -180,6 +208,10 @@ def _divide(x: Any, y: Any) -> Any:
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 
+def _modulo(x: Any, y: Any) -> Any:
+    return x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
+
+
 def _equal(x: Any, y: Any) -> Any:
     if isinstance(x, int) and isinstance(y, int):
         return x == y
@@ -221,6 +253,7 @@ _OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any
     "Equal": _elementwise(_equal),
     "Gather": _gather,
     "Identity": _same,
+    "Mod": _elementwise(_modulo),
     "Mul": _elementwise(_multiply),
     "Reshape": _reshape,
     "Slice": _slice,

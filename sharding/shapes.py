@@ -105,7 +105,7 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
 
 _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
-_SHAPED = {"Reshape", "Expand", "Range", "Tile"}
+_SHAPED = {"Reshape", "Expand", "Range", "Slice", "Tile"}
 
 
 class _Completion:
@@ -244,6 +244,13 @@ class _Completion:
             start, step = self.known_elements(source), self.known_elements(node.inputs[2])
             counts = target is not None and target.ndim == 0 and start == 0 and step == 1
             axes = [target.item()] if counts and target is not None else [None]
+            return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+        if node.op_type == "Slice":
+            shape, bounds = shape_of(source), [self.known_elements(value) for value in node.inputs[1:]]
+            count = _vector_length(node.inputs[1])
+            axes = None if shape is None or count is None else shape_values.slice_target(shape, count, bounds)
+            if axes is None:
+                return None
             return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
         if target is None or target.ndim != 1:
             rank = _vector_length(node.inputs[1])
