@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
+from sharding.products import MARK
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 @lru_cache(maxsize=1024)
 def symbol_length(symbol: str | None) -> int:
     """An estimate of a length that is a symbol, or a formula of symbols as torch's exporter writes them."""
+    symbol = symbol and symbol.replace(MARK, "*")
     if symbol is None or symbol.isidentifier() or "**" in symbol or not _FORMULA.fullmatch(symbol):
         return SYMBOL_LENGTH
     try:

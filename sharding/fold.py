@@ -33,7 +33,7 @@ _FOLDED = frozenset(
             "Floor",
         ),
         *("Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less"),
-        *("LessOrEqual", "Max", "Min", "Mul", "Neg", "NonZero", "Not", "Or", "Pad", "Pow", "Range"),
+        *("LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Pad", "Pow", "Range"),
         *("Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements"),
         *("ScatterND", "Shape", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose"),
         *("Trilu", "Unsqueeze", "Where", "Xor"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sharding.constants import constants_to_initializers, load_inner_weights, loaded
 from sharding.control_flow import fold_branches, lift_weights
 from sharding.errors import ModelError
+from sharding.folded_weights import fold_weights
 from sharding.functions import inline_functions
 from sharding.importers import import_model, is_imported
 from sharding.manifest import FileEntry, sha256_of
@@ -59,6 +60,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
+    fold_weights(model, path)
     recurrent_weights_to_initializers(model, path)
     take_apart(model, path)
     weights = {

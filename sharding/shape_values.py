@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sharding.products import length_of, product, quotient
 from sharding.rules.base import Dim
 
 Known = np.ndarray[Any, Any]
@@ -62,25 +63,43 @@ def expand_target(shape: Sequence[Dim], target: Known) -> tuple[Dim, ...]:
     return tuple(b if a == 1 else a if b == 1 or isinstance(a, int) or a == b else None for a, b in pairs)
 
 
-def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:
-    """What remains of a shape's elements for one axis: a number, a symbol alone, or unknown."""
-    if shape is None or None in taken:
+def tile_target(shape: Sequence[Dim], repeats: Known) -> tuple[Dim, ...]:
+    """The output shape of Tile: each axis as often as its repeats say."""
+    times = repeats.tolist() if repeats.size == len(shape) else [None] * len(shape)
+    return tuple(_multiply(length, count) for length, count in zip(shape, times, strict=True))
+
+
+def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None]) -> tuple[Dim, ...] | None:
+    """The output shape of Slice with ``count`` starts: axes that are not cut stay as long as they are.
+
+    ``bounds``: what is known of the starts, ends, axes and steps.
+    """
+    starts, ends, named, steps = [*bounds, None, None, None, None][:4]
+    if len(bounds) > 2 and named is None:
         return None
-    rest = list(shape)
-    for symbol in [length for length in taken if isinstance(length, str)]:
-        if symbol not in rest:
-            return None
-        rest.remove(symbol)
-    count = 1
-    for length in taken:
-        count *= length if isinstance(length, int) else 1
-    symbols = [length for length in rest if not isinstance(length, int)]
-    total = 1
-    for length in rest:
-        total *= length if isinstance(length, int) else 1
-    if not symbols and count and total % count == 0:
-        return total // count
-    return symbols[0] if len(symbols) == 1 and total == count else None
+    axes = list(range(count)) if named is None else named.reshape(-1).tolist()
+    if len(axes) != count or not all(type(axis) is int and -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    lengths = list(shape)
+    for place, axis in enumerate(axes):
+        first, last = (None if bound is None else bound.reshape(-1)[place] for bound in (starts, ends))
+        step = 1 if len(bounds) < 4 else None if steps is None else steps.reshape(-1)[place]
+        length = lengths[axis]
+        if all(type(item) is int for item in (first, last, step, length)) and step:
+            lengths[axis] = len(range(*slice(first, last, step).indices(length)))
+        elif not (first == 0 and step == 1 and last is not None and (last == length or _is_end(last))):
+            lengths[axis] = None
+    return tuple(lengths)
+
+
+def _is_end(bound: Any) -> bool:
+    """Whether exporters write this where they mean the end."""
+    return isinstance(bound, int) and bound >= 2**31 - 1
+
+
+def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:
+    """What remains of a shape's elements for one axis."""
+    return None if shape is None else quotient(product(shape), product(taken))
 
 
 def _gather(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
@@ -170,14 +189,27 @@ def _subtract(x: Any, y: Any) -> Any:
 def _multiply(x: Any, y: Any) -> Any:
     if x == 1 or y == 1:
         return y if x == 1 else x
-    return x * y if isinstance(x, int) and isinstance(y, int) else None
+    if isinstance(x, int) and isinstance(y, int):
+        return x * y
+    found = product((x, y)) if _is_length(x) and _is_length(y) else None
+    return None if found is None else length_of(found)
+
+
+def _is_length(x: Any) -> bool:
+    return isinstance(x, str) or (isinstance(x, int) and x > 0)
 
 
 def _divide(x: Any, y: Any) -> Any:
     if y == 1:
         return x
     # ONNX divides integers towards zero; Python's // agrees where both are positive.
-    return x // y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
+    if isinstance(x, int) and isinstance(y, int):
+        return x // y if x >= 0 and y > 0 else None
+    return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
+
+
+def _modulo(x: Any, y: Any) -> Any:
+    return x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
 
 
 def _equal(x: Any, y: Any) -> Any:
@@ -221,6 +253,7 @@ _OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any
     "Equal": _elementwise(_equal),
     "Gather": _gather,
     "Identity": _same,
+    "Mod": _elementwise(_modulo),
     "Mul": _elementwise(_multiply),
     "Reshape": _reshape,
     "Slice": _slice,

@@ -8,6 +8,7 @@ follows partly known shape arithmetic (`sharding.shape_values`) and infers again
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sharding import contrib_shapes, shape_values
 from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
 from sharding.lowering import lower
+from sharding.merged_axes import take_apart
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
 from sharding.simplify import simplify
@@ -36,7 +38,12 @@ def infer(model: ir.Model, path: Path) -> None:
     """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
     lower(model)
     _infer_all(model, path)
-    _Completion(model).run()
+    completion = _Completion(model)
+    completion.run()
+    opset = model.opset_imports.get("", 1)
+    better = take_apart(model.graph, opset, completion.known_elements)
+    if better:
+        _Completion(model, better).run()
 
 
 def _infer_all(model: ir.Model, path: Path) -> None:
@@ -98,18 +105,18 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
 
 _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
-_SHAPED = {"Reshape", "Expand", "Range"}
+_SHAPED = {"Reshape", "Expand", "Range", "Slice", "Tile"}
 
 
 class _Completion:
     """The second pass over the nodes."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, changed: Iterable[ir.Value] = ()) -> None:
         self.model, self.graph = model, model.graph
         self.outputs = set(self.graph.outputs)
         self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
-        self.changed: set[ir.Value] = set()
+        self.changed = set(changed)
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -145,7 +152,8 @@ class _Completion:
             if not dtype.is_integer():
                 return False
             tensor = ir.tensor(np.asarray(elements.tolist(), dtype.numpy()))
-        replace_by_constant(self.graph, node.outputs[0], tensor)
+        # The bounds of a slice, say: what is cut with them can be inferred now, and could not before.
+        self.changed.add(replace_by_constant(self.graph, node.outputs[0], tensor))
         return True
 
     def _elements(self, node: ir.Node) -> Known | None:
@@ -170,9 +178,12 @@ class _Completion:
             return None if part is None else shape_values.known(part)
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
-        return shape_values.evaluate(node.op_type, attributes, [self._known(value) for value in node.inputs])
+        return shape_values.evaluate(
+            node.op_type, attributes, [self.known_elements(value) for value in node.inputs]
+        )
 
-    def _known(self, value: ir.Value | None) -> Known | None:
+    def known_elements(self, value: ir.Value | None) -> Known | None:
+        """What is known of a small vector or scalar of whole numbers."""
         if value is None:
             return None
         if value in self.known:
@@ -228,11 +239,18 @@ class _Completion:
         if node.op_type not in _SHAPED or len(node.inputs) < 2 or node.outputs[0].name is None:
             return None
         axes: Any = None
-        target = self._known(node.inputs[1])
+        target = self.known_elements(node.inputs[1])
         if node.op_type == "Range":
-            start, step = self._known(source), self._known(node.inputs[2])
+            start, step = self.known_elements(source), self.known_elements(node.inputs[2])
             counts = target is not None and target.ndim == 0 and start == 0 and step == 1
             axes = [target.item()] if counts and target is not None else [None]
+            return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+        if node.op_type == "Slice":
+            shape, bounds = shape_of(source), [self.known_elements(value) for value in node.inputs[1:]]
+            count = _vector_length(node.inputs[1])
+            axes = None if shape is None or count is None else shape_values.slice_target(shape, count, bounds)
+            if axes is None:
+                return None
             return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
         if target is None or target.ndim != 1:
             rank = _vector_length(node.inputs[1])
@@ -243,7 +261,8 @@ class _Completion:
             allow_zero = "allowzero" in node.attributes and bool(node.attributes["allowzero"].value)
             axes = shape_values.reshape_target(shape_of(source), target, allow_zero=allow_zero)
         elif (shape := shape_of(source)) is not None:
-            axes = shape_values.expand_target(shape, target)
+            ways = {"Expand": shape_values.expand_target, "Tile": shape_values.tile_target}
+            axes = ways[node.op_type](shape, target)
         if axes is None:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}

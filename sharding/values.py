@@ -77,10 +77,12 @@ def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     return constant
 
 
-def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Turns the only output of a node into an initializer of the same name and removes the node."""
+def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """Turns the only output of a node into an initializer of the same name, which is returned, and removes
+    the node."""
     node = value.producer()
     assert node is not None
     constant = used_instead(value, tensor)
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
+    return constant

@@ -31,6 +31,9 @@ from sharding.rules.common import (
 MAX_BLOCKS = 64
 """Blocks of an axis that pieces of unequal length are made of, at most."""
 
+Bounds = tuple[list[int], list[int]]
+"""The starts and the ends of a slice."""
+
 
 def _units(node: NodeView, lengths: list[int]) -> list[int] | None:
     """Each piece's number of blocks, the blocks as long as they can be; None if a block does not divide."""
@@ -136,11 +139,13 @@ def slice_(node: NodeView) -> list[Option]:
         and len(starts) == len(ends) == len(axes)
     ):
         for position, axis in enumerate(axes):
-            length = shape[axis]
-            if (steps and steps[position] != 1) or not isinstance(length, int):
+            length, step = shape[axis], steps[position] if steps else 1
+            if step < 1 or not isinstance(length, int):
                 continue
             start, end, _ = slice(starts[position], ends[position]).indices(length)
-            if (start, end) == (0, length):
+            if step > 1:
+                options += _interleaved(node, position, (axis, start, end, step), (starts, ends))
+            elif (start, end) == (0, length):
                 cut.discard(axis)
             elif 0 <= start < end and (
                 found := _block_slice(node, position, (axis, start, end), starts, ends)
@@ -148,6 +153,23 @@ def slice_(node: NodeView) -> list[Option]:
                 options.append(found)
     options += [option(node, {0: part}, part) for part in splits(node, shape) if part.axis not in cut]
     return options + partial_option(node)
+
+
+def _interleaved(
+    node: NodeView, position: int, piece: tuple[int, int, int, int], bounds: Bounds
+) -> list[Option]:
+    """One of every ``step`` elements, of columns that alternate: each rank takes its own of whole groups."""
+    axis, start, end, step = piece
+    length = dim(node.shapes[0], axis)
+    assert isinstance(length, int)
+    if length % step or start >= step or end <= length - step + start:
+        return []
+    options = []
+    for blocks in node.blocks(length):
+        if node.divisible(length, blocks * step):
+            emit = partial(_emit_slice, node, _moved(bounds, position, (start, length // node.world)))
+            options.append(option(node, {0: Split(axis, blocks)}, Split(axis, blocks), emit))
+    return options
 
 
 def _block_slice(
@@ -160,14 +182,21 @@ def _block_slice(
     if units is None:
         return None
     unit = length // sum(units)
-    local_starts, local_ends = list(starts), list(ends)
-    local_starts[position], local_ends[position] = start // node.world, end // node.world
-
-    def emit(e: Emitter, values: Values) -> list[Any]:
-        if node.version < 10:
-            return e.copy(values, starts=local_starts, ends=local_ends)
-        kind = node.dtypes[1] or np.dtype(np.int64)
-        bounds = [e.constant(np.asarray(bound, dtype=kind)) for bound in (local_starts, local_ends)]
-        return e.copy([values[0], *bounds, *values[3:]])
-
+    local = _moved((starts, ends), position, (start // node.world, end // node.world))
+    emit = partial(_emit_slice, node, local)
     return option(node, {0: Split(axis, sum(units))}, Split(axis, (end - start) // unit), emit)
+
+
+def _moved(bounds: Bounds, position: int, own: tuple[int, int]) -> Bounds:
+    """Starts and ends with others at one position."""
+    starts, ends = list(bounds[0]), list(bounds[1])
+    starts[position], ends[position] = own
+    return starts, ends
+
+
+def _emit_slice(node: NodeView, bounds: Bounds, e: Emitter, values: Values) -> list[Any]:
+    starts, ends = bounds
+    if node.version < 10:
+        return e.copy(values, starts=starts, ends=ends)
+    kind = node.dtypes[1] or np.dtype(np.int64)
+    return e.copy([values[0], *(e.constant(np.asarray(bound, dtype=kind)) for bound in bounds), *values[3:]])

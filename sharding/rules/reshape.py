@@ -9,11 +9,11 @@ blocks with the same ``outer`` (or the same ``inner``: enough where a symbolic l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from sharding.placement import Split
+from sharding.products import product, quotient, whole_quotient
 from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Shape,
@@ -31,43 +31,21 @@ MAX_BLOCKS = 4
 """A reshape offers more blocks only where the graph has them already: heads merged into one axis and cut
 inside the head would be 12 or more blocks that nothing else wants, and each is an option in many nodes."""
 
-Product = tuple[int, tuple[str, ...]]
-"""A product of lengths: the known ones multiplied, the symbols sorted."""
-
-
-def _product(lengths: Iterable[Dim]) -> Product | None:
-    number, symbols = 1, []
-    for length in lengths:
-        if length is None or length == 0:
-            return None
-        if isinstance(length, int):
-            number *= length
-        else:
-            symbols.append(length)
-    return number, tuple(sorted(symbols))
-
-
-def _quotient(a: Product | None, b: Product | None) -> int | None:
-    """a / b where it is surely a whole number, else None."""
-    if a is None or b is None or a[1] != b[1] or a[0] % b[0]:
-        return None
-    return a[0] // b[0]
-
 
 def follow(node: NodeView, split: Split, source: Shape, target: Shape) -> Split | None:
     """Where a split of ``source`` lies in ``target``, a shape with the same elements in the same order."""
     length = source[split.axis]
     assert isinstance(length, int)  # the caller's splits are of known lengths
     world = node.world
-    outer = _product([*source[: split.axis], split.blocks])
-    inner = _product([*source[split.axis + 1 :], length // (world * split.blocks)])
+    outer = product([*source[: split.axis], split.blocks])
+    inner = product([*source[split.axis + 1 :], length // (world * split.blocks)])
     for axis, own in enumerate(target):
         if not isinstance(own, int):
             continue
-        blocks = _quotient(outer, _product(target[:axis]))
+        blocks = whole_quotient(outer, product(target[:axis]))
         if blocks is None:
-            whole, below = _product(target[axis:]), inner and (inner[0] * world, inner[1])
-            blocks = _quotient(whole, below)
+            whole, below = product(target[axis:]), inner and (inner[0] * world, inner[1])
+            blocks = whole_quotient(whole, below)
         if blocks and node.divisible(own, blocks):
             return Split(axis, blocks)
     return None
@@ -125,7 +103,7 @@ def _target(node: NodeView, source: Shape) -> list[Dim] | None:
     if declared is not None and len(declared) == len(target):
         target = [theirs if mine is None else mine for mine, theirs in zip(target, declared, strict=True)]
     if target.count(None) == 1:
-        rest = _quotient(_product(source), _product(length for length in target if length is not None))
+        rest = quotient(product(source), product(length for length in target if length is not None))
         target = [rest if length is None else length for length in target]
     return target
 

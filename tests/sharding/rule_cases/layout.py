@@ -97,6 +97,15 @@ def _slice() -> list[Case]:
         Case("Slice", [x, vector(MAX), vector(-25), vector(1), vector(-1)], opset=13),
         Case("Slice", [x, vector(0), vector(24), vector(1), vector(2)], opset=13),
         Case("Slice", [x, vector(9), vector(9), vector(1)], opset=13),
+        # Every second or third: from within the first group to the last one, or some groups left out.
+        Case("Slice", [x, vector(1), vector(MAX), vector(1), vector(2)], opset=13),
+        Case("Slice", [x, vector(0, 1), vector(MAX, 4), vector(1, 2), vector(2, 1)], opset=13),
+        Case("Slice", [f32(2, 96), vector(0), vector(95), vector(1), vector(2)], block_counts=BLOCKS),
+        Case("Slice", [f32(2, 72), vector(2), vector(MAX), vector(-1), vector(3)], opset=13),
+        Case("Slice", [f32(2, 72), vector(0), vector(70), vector(1), vector(3)], opset=13),
+        Case("Slice", [f32(2, 72), vector(3), vector(MAX), vector(1), vector(3)], opset=13),
+        Case("Slice", [f32(2, 72), vector(0), vector(69), vector(1), vector(3)], opset=13),
+        Case("Slice", [f32(2, 28), vector(0), vector(MAX), vector(1), vector(3)], opset=13),
     ]
 
 
