@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from sharding.annotations import is_annotated
 from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import OptionError, SliceError
+from sharding.expected import expected_sizes
 from sharding.fold import SMALL_ELEMENTS
 from sharding.importers.mindir.encryption import Key
 from sharding.manifest import BatchAxes
@@ -62,6 +63,11 @@ class Plan:
     """The axes that data groups and micro-batches cut; empty where nothing is cut."""
     reason: str = ""
     """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """What open lengths count as that are neither a batch nor of the usual `SYMBOL_LENGTH`."""
+        return self.source.sizes.lengths
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -158,6 +164,9 @@ class Plan:
             ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
             *reason_rows(self.reason),
         ]
+        if self.lengths:
+            lengths = ", ".join(f"{name}={length}" for name, length in self.lengths.items())
+            rows.append(("planned for", lengths))
         if self.whole:
             rows.append(
                 ("whole operators", ", ".join(f"{count} {op}" for op, count in sorted(self.whole.items())))
@@ -191,6 +200,7 @@ class Plan:
             "strategy": self.strategy,
             "mesh": dict(self.mesh.axes),
             "micro_batches": self.micro_batches,
+            "lengths": dict(self.lengths),
             "batch": {"inputs": dict(self.batch.inputs), "outputs": dict(self.batch.outputs)},
             "reason": self.reason,
             "stages": [
@@ -269,7 +279,8 @@ class Planner:
     """Plans one model for meshes; what several of them need is found once."""
 
     def __init__(self, source: Source, options: SliceOptions) -> None:
-        self.source, self.options = source, options
+        self.source = replace(source, sizes=expected_sizes(source, options.dims))
+        self.options = options
         self.measured = read_profile(options.profile) if options.profile else {}
         self._solved: dict[tuple[int, int], tuple[list[Step], list[int]]] = {}
 
