@@ -11,6 +11,7 @@ from launcher.layers import Used, by_layer, scope_of
 from sharding.cost import Sizes
 from sharding.mesh import Mesh
 from sharding.placement import REPLICATED, Placement, held_bytes, parse_placement
+from sharding.unsplit import hardly_splits_slices
 
 if TYPE_CHECKING:
     import onnx
@@ -94,6 +95,8 @@ class Inspection:
     whole: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     """Lengths that symbols stand for in figures of bytes."""
+    warning: str = ""
+    """What to know of a plan of which almost nothing is split."""
 
     @property
     def stages(self) -> int:
@@ -150,6 +153,7 @@ class Inspection:
                 for layer in self.layers
             ],
             "whole": dict(self.whole),
+            "warning": self.warning,
         }
 
 
@@ -195,6 +199,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         tuple(layers),
         manifest.whole,
         dims,
+        hardly_splits_slices(manifest),
     )
 
 
@@ -248,6 +253,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
         tuple(layers),
         plan.whole,
         dims,
+        plan.warning,
     )
 
 

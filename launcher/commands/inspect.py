@@ -100,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
 
         check_target("--html", args.html, "page")
     inspection = _inspection(args, dims, key)
+    from launcher.report import warn_of
+
+    warn_of(inspection.warning, args.model)
     if args.html is not None:
         _write_page(args.html, inspection)
     if args.json:
@@ -231,6 +234,8 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     print_table(["stage", "weights of each rank", "sent by each rank"], totals, "rrr")
     if x.whole:
         print(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
+    if x.warning:
+        print(f"warning: {x.warning.partition(':')[0]}")
 
 
 def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     check_sliceable(args.model)
     key = key_of(args)
     check_key(key, args.model)
-    from launcher.report import counted, progress
+    from launcher.report import counted, progress, warn_of
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None and args.rank >= ranks:
         raise ConfigError(f"slice: --rank {args.rank} is none of the ranks 0..{ranks - 1}")
     plan = plan_model(args.model, ranks, options=slicing.options(), key=key)
+    warn_of(plan.warning, args.model)
     written = []
     if args.output is not None:
         with progress(f"slicing {args.model.name}") as update:
