@@ -36,21 +36,24 @@ def expected_sizes(source: Source, given: Mapping[str, int]) -> Sizes:
 
     Raises `OptionError` for a name that no input has.
     """
-    inputs, caches = list(source.model.graph.inputs), _caches(source)
+    inputs = list(source.model.graph.inputs)
     _check(source, inputs, given)
     later = _symbols(inputs)
     first = {axes[0] for value in inputs if (axes := shape_of(value)) and isinstance(axes[0], str)}
+    rows = frozenset(name for name in first - later if name.isidentifier())
+    caches, longer = _caches(source)
+    if not caches:
+        return Sizes({name: max(1, length) for name, length in given.items()}, rows)
     past = _symbols(caches)
-    new = _new_tokens(source, caches) - past if caches else set()
+    new = _new_tokens(source, caches, longer) - past
     lengths = dict.fromkeys(sorted(new), 1)
     lengths |= {name: max(1, length) for name, length in given.items()}
-    if caches:  # a mask covers both
-        held = max((lengths.get(name, SYMBOL_LENGTH) for name in past), default=SYMBOL_LENGTH)
-        total = held + max((lengths[name] for name in new), default=1)
-        outputs = [value for value in source.model.graph.outputs if _is_like_a_cache(value, caches)]
-        for name in sorted((_symbols(outputs) & later) - past - new):
-            lengths.setdefault(name, total)
-    return Sizes(lengths, frozenset(name for name in first - later if name.isidentifier()))
+    # A mask covers both.
+    total = max((lengths.get(name, SYMBOL_LENGTH) for name in past), default=SYMBOL_LENGTH)
+    total += max((lengths[name] for name in new), default=1)
+    for name in sorted((_symbols(longer) & later) - past - new):
+        lengths.setdefault(name, total)
+    return Sizes(lengths, rows)
 
 
 def _check(source: Source, inputs: Sequence[ir.Value], given: Mapping[str, int]) -> None:
@@ -73,16 +76,20 @@ def _symbols(values: Iterable[ir.Value]) -> set[str]:
     return {axis for value in values for axis in (shape_of(value) or ())[1:] if isinstance(axis, str)}
 
 
-def _caches(source: Source) -> list[ir.Value]:
-    """The inputs that are keys and values, or states, of earlier tokens: so named, read as such by an
-    attention operator, or lengthened by what is new and then given out."""
-    outputs = set(source.model.graph.outputs)
-    return [
-        value
-        for value in source.model.graph.inputs
-        if len(shape_of(value) or ()) > 2
-        and ("past" in (value.name or "").lower() or any(_lengthens(use, outputs) for use in _uses(value)))
-    ]
+def _caches(source: Source) -> tuple[list[ir.Value], set[ir.Value]]:
+    """The inputs that are keys and values, or states, of earlier tokens, and the outputs that they are with
+    what is new: so named, read as such by an attention operator, or lengthened and then given out."""
+    graph = source.model.graph
+    caches, longer = [], {value for value in graph.outputs if "present" in (value.name or "").lower()}
+    for value in graph.inputs:
+        uses = list(_uses(value))
+        found = {output for node, index in uses for output in _lengthened(node, index)}
+        given = found.intersection(graph.outputs)
+        read = any(index in _PAST.get(node.op_identifier()[:2], ()) for node, index in uses)
+        if len(shape_of(value) or ()) > 2 and (given or read or "past" in (value.name or "").lower()):
+            caches.append(value)
+            longer |= given
+    return caches, longer
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -96,35 +103,24 @@ def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
                 yield node, index
 
 
-def _lengthens(use: tuple[ir.Node, int], outputs: set[ir.Value]) -> bool:
-    node, index = use
-    if index in _PAST.get((node.domain, node.op_type), ()):
-        return True
-    if node.op_type != "Concat" or node.domain or sum(not v.is_initializer() for v in node.inputs if v) < 2:
-        return False
-    waiting = [node.outputs[0]]
+def _lengthened(node: ir.Node, index: int) -> Iterator[ir.Value]:
+    """What a node makes of a cache that is its input of this number, also behind nodes that only pass it."""
+    if index in _PAST.get(node.op_identifier()[:2], ()):
+        waiting = list(node.outputs[1:])
+    elif node.op_type == "Concat" and sum(not v.is_initializer() for v in node.inputs if v is not None) > 1:
+        waiting = [node.outputs[0]]
+    else:
+        waiting = []
     while waiting:
         value = waiting.pop()
-        if value in outputs:
-            return True
-        waiting += [n.outputs[0] for n, _ in value.uses() if n.op_type in _PASSED and not n.domain]
-    return False
+        yield value
+        waiting += [user.outputs[0] for user, _ in value.uses() if user.op_type in _PASSED]
 
 
-def _new_tokens(source: Source, caches: Sequence[ir.Value]) -> set[str]:
+def _new_tokens(source: Source, caches: Sequence[ir.Value], longer: set[ir.Value]) -> set[str]:
     """The symbols of how many tokens are new: of the inputs that are tokens by name, or of those lengths that
     what is computed for each of them has too."""
     others = [value for value in source.model.graph.inputs if value not in caches]
     named = _symbols(value for value in others if _TOKENS.search(value.name or ""))
-    results = (value for value in source.model.graph.outputs if not _is_like_a_cache(value, caches))
+    results = (value for value in source.model.graph.outputs if value not in longer)
     return named or (_symbols(others) & _symbols(results))
-
-
-def _is_like_a_cache(value: ir.Value, caches: Sequence[ir.Value]) -> bool:
-    """Whether an output is a cache with the new tokens: of as many axes, and longer or so named."""
-    axes = shape_of(value)
-    return "present" in (value.name or "") or any(
-        axes is not None and len(axes) == len(own) and axes[1:] != own[1:] and axes[-1] == own[-1]
-        for cache in caches
-        if (own := shape_of(cache))
-    )
