@@ -115,7 +115,8 @@ class Problem:
         self.outputs = [tuple(self.numbers[value] for value in step.node.outputs) for step in graph]
         self.choices = [self._choices(step, source.sizes.seconds(step)) for step in graph]
         self.rows = [_rows(step, source.sizes) for step in graph]
-        """Of each step how many rows of its largest input belong to one of a batch."""
+        """Of each step how many rows it has for one of a batch, that it multiplies with a weight; 0 where it
+        looks up rows of the weight."""
         self.weight_outputs = [
             self.numbers[value] for value in source.model.graph.outputs if value.is_initializer()
         ]
@@ -220,5 +221,7 @@ class Problem:
 
 def _rows(step: Step, sizes: Sizes) -> int:
     """The rows of what a step computes with besides constants: all axes but the first and the last."""
+    if step.node.op_type.startswith("Gather"):
+        return 0
     shapes = [shape_of(value) for value in step.inputs if value is not None and not value.is_initializer()]
     return max((sizes.count((1, *shape[1:-1])) for shape in shapes if shape), default=1)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from sharding.problem import WHOLE, Held, Problem, Value
 
-MANY = 8
+MANY = 4
 """Uses of one weight by a single row from which on its cut must pay: so many collectives, one after the
 other, can take longer than what the ranks save by it."""
+MAX_WISHES = 2
+"""Rounds of uses whose wishes are tried, besides those of most uses."""
 
 Pins = dict[int, int]
 """Number of a constant value -> the number of the placement at which it is wanted."""
@@ -45,12 +47,6 @@ class Reuse:
         self.counts = {root: count for root, count in counts.items() if count > 1 and root not in kept}
         """Weight -> its uses."""
         self.uses = [use for use in uses if not use.roots.isdisjoint(self.counts)]
-
-    @property
-    def matters(self) -> bool:
-        """Whether the search may be misled: not by one weight with two uses, as an embedding that is the
-        head too. Its few placements are all kept apart until both are known."""
-        return len(self.counts) > 1 or any(count > 2 for count in self.counts.values())
 
     def apart(self) -> tuple[Problem, list[int]]:
         """The problem with a weight for each use, and the step of this problem that each of its steps is."""
@@ -113,10 +109,10 @@ class Reuse:
                     rounds[sum(own.values())][number] = places[number]
                     own[places[number]] += 1
         majority = {number: own.most_common(1)[0][0] for number, own in votes.items()}
-        yield majority
         full = Counter(tuple(sorted(pins.items())) for pins in rounds if len(pins) == len(votes))
-        if full and (common := dict(full.most_common(1)[0][0])) != majority:
-            yield common
+        common = [dict(pins) for pins, _ in full.most_common(MAX_WISHES)]
+        yield majority
+        yield from (pins for pins in common if pins != majority)
 
     def pinned(self, pins: Pins) -> Problem:
         """The problem in which constants are used as is wished, by each step that can."""
@@ -133,7 +129,7 @@ class Reuse:
         """The problem in which each weight that many steps use for a single row is held whole, and counts for
         nothing; None where there is none."""
         problem = self.problem
-        wide = {root for use in self.uses if problem.rows[use.step] > 1 for root in use.roots}
+        wide = {root for use in self.uses if problem.rows[use.step] != 1 for root in use.roots}
         free = {root for root, count in self.counts.items() if count >= MANY and root not in wide}
         if not free:
             return None

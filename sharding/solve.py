@@ -77,7 +77,7 @@ class _Found:
 def _best(problem: Problem) -> _Found:
     found = _Search(problem).run()
     reuse = Reuse(problem)
-    if not reuse.matters:
+    if not reuse.counts:
         return found
     apart, steps = reuse.apart()
     ideal = _Search(apart).run()
