@@ -125,9 +125,9 @@ class Reuse:
         ]
         return pinned
 
-    def held_whole(self) -> Problem | None:
+    def held_whole(self, *, by_all: bool) -> Problem | None:
         """The problem in which each weight that many steps use for a single row is held whole, and counts for
-        nothing; None where there is none."""
+        nothing; None where there is none. ``by_all``: every rank does all that is done with them."""
         problem = self.problem
         wide = {root for use in self.uses if problem.rows[use.step] != 1 for root in use.roots}
         free = {root for root, count in self.counts.items() if count >= MANY and root not in wide}
@@ -139,6 +139,11 @@ class Reuse:
             replace(value, counted=False, static=False) if number in made else value
             for number, value in enumerate(problem.values)
         ]
+        if by_all:
+            freed.choices = list(freed.choices)
+            for use in self.uses:
+                if not use.roots.isdisjoint(free):
+                    freed.choices[use.step] = freed.choices[use.step][:1]
         return freed
 
 

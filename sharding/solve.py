@@ -84,11 +84,11 @@ def _best(problem: Problem) -> _Found:
     if ideal.picoseconds < found.picoseconds:
         for pins in reuse.wishes(steps, ideal.choices):
             found = min(found, *_tried(reuse.pinned(pins)), key=lambda item: item.cost)
-    # Where a cut does not pay, the weight is held whole; but something must be cut.
-    freed = reuse.held_whole()
-    for whole in [] if freed is None else _tried(freed):
-        if whole.picoseconds < found.picoseconds and problem.cuts(whole.choices):
-            return whole
+    # Where a cut takes longer than it saves, the weight is held whole; but something must be cut.
+    alone = reuse.held_whole(by_all=True)
+    if alone is not None and any(item.picoseconds < found.picoseconds for item in _tried(alone)):
+        freed = reuse.held_whole(by_all=False)
+        return next((item for item in _tried(freed or alone) if problem.cuts(item.choices)), found)
     return found
 
 
@@ -165,6 +165,8 @@ class _Search:
             and not any(problem.values[number].counted for number in touched)
             and not any(number in state.held for state in states for number in touched)
         ):
+            for state in states:  # searches with other choices are compared with this one
+                state.cost += choices[0].work
             return states
         known: dict[tuple[Held | None, ...], list[_Outcome]] = {}
         reached: dict[int, _State] = {}
