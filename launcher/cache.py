@@ -18,7 +18,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,8 @@ def _told(value: Any) -> Any:
             return hash_file(value)
         except OSError:
             return "missing"  # slicing says so
+    if isinstance(value, Mapping):
+        return sorted(value.items())
     return value if value is None or isinstance(value, bool | int) else str(value)
 
 

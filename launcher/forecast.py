@@ -57,7 +57,7 @@ def forecast(
         str(plan.mesh),
         inspection.bytes,
         plan.rank_weight_bytes(),
-        max(peak_bytes(graph, dims) for graph in graphs),
+        max(peak_bytes(graph, inspection.dims) for graph in graphs),
         len(plan.collectives),
         max(inspection.stage_sent(stage) for stage in stages),
         note,

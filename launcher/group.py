@@ -20,6 +20,7 @@ from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.model_kinds import check_sliceable, check_whole
 from launcher.ports import check_port, free_port
 from launcher.rank_models import count_files, is_rank_models, missing
+from launcher.report import warn_unsplit
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
@@ -214,6 +215,8 @@ def start(
         from launcher import cache
 
         path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
+    if path.is_dir():
+        warn_unsplit(path, Path(model))
     program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]
     job = Job(chosen, program, size, environment=variables, table=table)
     return Group(job, timeout, path)

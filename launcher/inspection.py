@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.layers import Used, by_layer, scope_of
-from sharding.cost import SYMBOL_LENGTH
+from sharding.cost import Sizes
 from sharding.mesh import Mesh
 from sharding.placement import REPLICATED, Placement, held_bytes, parse_placement
+from sharding.unsplit import hardly_splits_slices
 
 if TYPE_CHECKING:
     import onnx
@@ -94,6 +95,8 @@ class Inspection:
     whole: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     """Lengths that symbols stand for in figures of bytes."""
+    warning: str = ""
+    """What to know of a plan of which almost nothing is split."""
 
     @property
     def stages(self) -> int:
@@ -150,16 +153,13 @@ class Inspection:
                 for layer in self.layers
             ],
             "whole": dict(self.whole),
+            "warning": self.warning,
         }
 
 
 def tensor_bytes(dtype: str, shape: Shape, dims: Mapping[str, int]) -> int:
-    """Bytes of a tensor; a symbol that ``dims`` does not name counts as one on axis 0 (a batch), else as
-    `SYMBOL_LENGTH`, as in the solver's cost."""
-    count = 1
-    for axis, length in enumerate(shape):
-        assumed = 1 if axis == 0 else SYMBOL_LENGTH
-        count *= length if isinstance(length, int) else dims.get(length or "", assumed)
+    """Bytes of a tensor; a symbol that ``dims`` does not name counts as in the solver's cost."""
+    count = Sizes(dims).count(shape)
     if dtype in {"int4", "uint4", "float4e2m1"}:
         return (count + 1) // 2
     return count * (1 if dtype.startswith("float8") else ITEM_BYTES.get(dtype, DEFAULT_ITEM_BYTES))
@@ -179,6 +179,7 @@ def sent_bytes(op: str, size: int, ranks: int) -> int:
 def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Inspection:
     """Looks into a slice folder. Raises `ShardrunError` for a rank model that cannot be read."""
     mesh = manifest.mesh
+    dims = {**manifest.lengths, **dims}
     layers: list[Layer] = []
     for stage in range(mesh.length("pipeline")):
         held = {
@@ -198,6 +199,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         tuple(layers),
         manifest.whole,
         dims,
+        hardly_splits_slices(manifest),
     )
 
 
@@ -222,6 +224,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
     from sharding.plan import model_tensors
 
     layers: list[Layer] = []
+    dims = {**plan.lengths, **dims}
     weights = plan.weights
     for stage, graph in enumerate(stage_graphs(plan) if graphs is None else graphs):
         held = {}
@@ -250,6 +253,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
         tuple(layers),
         plan.whole,
         dims,
+        plan.warning,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from launcher.errors import ConfigError
 from launcher.files import check_target
 from launcher.model_kinds import check_sliceable
 from launcher.rank_models import is_rank_models, missing
-from launcher.slicing import Slicing, slicing_of
+from launcher.slicing import Slicing, parse_dims, slicing_of
 from sharding.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ TARGETS = ("cpu", "gpu", "ascend")
 COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
 MAX_RANKS = 4096
 MAX_THREADS = 1024
-MAX_DIM = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -139,18 +138,3 @@ def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
 
         job = replace(job, key=read_key(job.dec_key_file, job.dec_mode))
     return job.check()
-
-
-def parse_dims(texts: Iterable[str]) -> dict[str, int]:
-    """Lengths of symbolic dimensions from ``NAME=SIZE`` texts."""
-    dims: dict[str, int] = {}
-    for text in texts:
-        name, equals, size = text.rpartition("=")
-        if not (
-            equals and name and size.isascii() and size.isdigit() and len(size) < 11 and int(size) <= MAX_DIM
-        ):
-            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_DIM}")
-        if name in dims:
-            raise ConfigError(f"--dim {text}: {name!r} is given twice")
-        dims[name] = int(size)
-    return dims

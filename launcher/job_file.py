@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.job import MAX_DIM, MAX_RANKS, MAX_THREADS
-from launcher.slicing import FILES, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from launcher.job import MAX_RANKS, MAX_THREADS
+from launcher.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 
 MAX_TEXT = 4096
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]

@@ -103,6 +103,8 @@ def _page(x: Inspection) -> Iterator[str]:
     for kind, tensors in (("input", x.inputs), ("output", x.outputs)):
         yield from (_tensor_row(kind, tensor) for tensor in tensors)
     yield "</table></div>"
+    if x.warning:
+        yield f"<p><strong>Warning:</strong> {escape(x.warning)}.</p>"
     if x.whole:
         yield "<h2>Operators that hold a large weight whole</h2><ul>"
         yield from (f"<li>{count} {escape(name)}</li>" for name, count in sorted(x.whole.items()))

@@ -5,8 +5,10 @@ Tables and progress bars use rich on a terminal only; elsewhere tables are plain
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ranks.progress import is_terminal, progress
@@ -14,7 +16,7 @@ from sharding.text import counted, human_bytes, one_line
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
-    "progress",
+    "progress", "warn_of", "warn_unsplit",
 ]  # fmt: skip
 
 FIRST_VALUES = 50
@@ -56,6 +58,20 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))  # Text: names of tensors are not rich's markup
     Console().print(table)
+
+
+def warn_of(warning: str, model: Path) -> None:
+    """Says a plan's warning on standard error, if there is one."""
+    if warning:
+        logging.getLogger(__name__).warning("%s: %s; see `shardrun inspect -v`", model, warning)
+
+
+def warn_unsplit(folder: Path, model: Path) -> None:
+    """Says it on standard error where a slice folder, made of this model, splits almost nothing."""
+    from sharding.manifest import read_manifest
+    from sharding.unsplit import hardly_splits_slices
+
+    warn_of(hardly_splits_slices(read_manifest(folder)), model)
 
 
 def print_outputs(outputs: Mapping[str, Any]) -> None:

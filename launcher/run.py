@@ -16,6 +16,7 @@ from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import Opened, check_reference, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
+from launcher.report import warn_unsplit
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
@@ -109,6 +110,8 @@ def run_rank(job: Job, identity: Identity) -> int:
             feeds = read_inputs(job, made.manifest) if identity.rank == 0 else None
             if source is not None:
                 check_reference(source, made.manifest, reference_key(job, source))
+            if identity.rank == 0 and made.path.is_dir():
+                warn_unsplit(made.path, job.model or made.path)
             joined = True
             _run_joined(job, identity, made, feeds, source)
     except BaseException as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sharding.options import SliceOptions
 from sharding.text import counted
 
 MAX_MICRO_BATCHES = 1 << 20
+MAX_DIM = 2**31 - 1
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})? ?([A-Za-z]{0,3})", re.ASCII)
@@ -66,6 +67,8 @@ class Slicing:
     steer: Path | None = None
     plan: Path | None = None
     ignore_annotations: bool = False
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Of a run they are also the lengths of inputs that are made."""
 
     @property
     def given(self) -> list[str]:
@@ -113,9 +116,27 @@ class Slicing:
             steering=self.steer,
             plan=self.plan,
             annotations=not self.ignore_annotations,
+            dims=self.dims,
         )
 
 
 def slicing_of(values: Mapping[str, Any]) -> Slicing:
-    """The options among parsed flags; those that are absent or None were not given."""
-    return Slicing(**{name: values[name] for name in FLAGS if values.get(name) is not None})
+    """The options among parsed flags, or a job's; those that are absent or None were not given."""
+    given = {name: values[name] for name in FLAGS if values.get(name) is not None}
+    dims = values.get("dims") or {}
+    return Slicing(**given, dims=dims if isinstance(dims, Mapping) else parse_dims(dims))
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int]:
+    """Lengths of symbolic dimensions from ``NAME=SIZE`` texts; raises `ConfigError`."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not (
+            equals and name and size.isascii() and size.isdigit() and len(size) < 11 and int(size) <= MAX_DIM
+        ):
+            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_DIM}")
+        if name in dims:
+            raise ConfigError(f"--dim {text}: {name!r} is given twice")
+        dims[name] = int(size)
+    return dims

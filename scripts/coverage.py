@@ -1,7 +1,7 @@
 """Slices real architectures, runs the slices against ONNX Runtime, and writes docs/coverage.md.
 
-    python scripts/coverage.py                   # all of it, about five minutes: writes docs/coverage.md
-    python scripts/coverage.py bert llama        # only these: prints their rows
+    python scripts/coverage.py                   # all of it, about eight minutes: writes docs/coverage.md
+    python scripts/coverage.py bert llama        # only these: the other rows of the page stay
 
 Needs what exports the models (the extra `demo`: torch, transformers, onnxscript); they are cached as the
 tests' models are. Every slicing runs in one process, in lockstep; those for two ranks also as two processes.
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
 import tempfile
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from math import isinf
 from pathlib import Path
@@ -23,8 +25,9 @@ sys.path.insert(0, str(ROOT))
 from launcher.errors import ShardrunError  # noqa: E402  # the path above is needed first
 from tests.architectures import zoo  # noqa: E402
 from tests.architectures.measure import Measured, measure, own_spread, processes_error  # noqa: E402
+from tests.architectures.table import HEAD as TABLE_HEAD  # noqa: E402
+from tests.architectures.table import PAGE, read, row  # noqa: E402
 
-PAGE = ROOT / "docs" / "coverage.md"
 TENSOR_RANKS = (2, 4, 8)
 OTHER_STRATEGIES = ("bert", "gpt2", "resnet50", "unet")
 PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy")
@@ -77,34 +80,6 @@ def error_of_processes(model: zoo.Model, slices: Path) -> float:
         return float("inf")
 
 
-def row(name: str, result: Measured) -> str:
-    """One line of the table."""
-    counts = ", ".join(f"{count} {op}" for op, count in sorted(result.counts.items())) or "none"
-    cells = [
-        name,
-        result.strategy,
-        str(result.ranks),
-        f"{100 * result.split_share:.1f} %" if result.strategy == "tensor" else "",
-        f"{100 * result.rank_share:.1f} %",
-        counts,
-        per_layer(name, result),
-        f"{sum(result.sent.values()):,}",
-        f"{result.error:.0e}",
-        f"{result.planning_seconds:.2f}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def per_layer(name: str, result: Measured) -> str:
-    """Collectives of each transformer layer, and those outside of layers and for caches."""
-    layers = zoo.layers(name)
-    if layers is None or result.strategy != "tensor":
-        return ""
-    inside, outside = divmod(result.total - result.cache_outputs, layers)
-    caches = f" + {result.cache_outputs} caches" if result.cache_outputs else ""
-    return f"{inside}" + (f" + {outside}" if outside else "") + caches
-
-
 def misses(name: str, result: Measured) -> list[str]:
     """The goals that a slicing does not reach."""
     found = []
@@ -120,9 +95,15 @@ def misses(name: str, result: Measured) -> list[str]:
     return found
 
 
-def page(results: dict[str, list[Measured]]) -> str:
+def spread(name: str, measured_now: Collection[str]) -> float:
+    """How far plain ONNX Runtime is from itself, measured or as the page says."""
+    said = re.search(rf"{name} ([0-9]e[+-][0-9]+)[,.]", PAGE.read_text(encoding="utf-8"))
+    return float(said[1]) if said and name not in measured_now else own_spread(zoo.get(name))
+
+
+def page(results: dict[str, list[Measured]], measured_now: Collection[str]) -> str:
     """The whole of docs/coverage.md."""
-    spreads = [f"{name} {own_spread(zoo.get(name)):.0e}" for name in results if "int8" in name]
+    spreads = [f"{name} {spread(name, measured_now):.0e}" for name in results if "int8" in name]
     lines = [*HEAD, f"{', '.join(spreads)}.", "", "## What is not at its goal", ""]
     for name, slicings in results.items():
         by_miss: dict[str, list[str]] = {}
@@ -149,6 +130,10 @@ def versions() -> str:
     return ", ".join(found)
 
 
+_OTHER_LAYERS = ", ".join(
+    f"{count} in {' and '.join(name for name in zoo.LAYERS if zoo.LAYERS[name] == count)}"
+    for count in sorted(set(zoo.LAYERS.values()))
+)
 HEAD = f"""# Architectures
 
 What `shardrun slice` makes of models as people export them: real configurations with their structure
@@ -164,8 +149,8 @@ collectives. Outputs are whole by contract, so key and value caches that are out
 
 - *split*: the part of the weight bytes of which no rank holds all; *a rank holds*: of all weight bytes, the
   rank that holds most.
-- *a layer*: collectives of each of the {zoo.TRANSFORMER_LAYERS} transformer layers + those outside of layers
-  (embedding, head).
+- *a layer*: collectives of each transformer layer + those outside of layers (embedding, head). There are
+  {zoo.TRANSFORMER_LAYERS} layers, {_OTHER_LAYERS}.
 - *bytes*: what a rank puts into the collectives of one inference, for a batch of 2 or 3 rows of 2 to 16
   tokens (images of 32 to 96).
 - *error*: the largest relative error (largest difference over largest value) of any output of any rank
@@ -179,11 +164,6 @@ Models in int8 are accepted up to an error of {zoo.INT8_TOLERANCE}: a value besi
 by a whole step where sums are added in another order. Plain ONNX Runtime with and without its own
 optimisations differs from itself as much:""".splitlines()
 
-TABLE_HEAD = [
-    "| model | strategy | ranks | split | a rank holds | collectives | a layer | bytes | error | planning |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-]
-
 
 def main() -> int:
     """The command."""
@@ -195,9 +175,9 @@ def main() -> int:
         parser.error(f"no architecture is called {unknown[0]!r}; there are {', '.join(zoo.NAMES)}")
     zoo.build(names or zoo.NAMES)
     print("\n".join(TABLE_HEAD))
-    results = {name: measured(name) for name in names or zoo.NAMES}
-    if not names:
-        PAGE.write_text(page(results))
+    now = {name: measured(name) for name in names or zoo.NAMES}
+    known = {**(read() if PAGE.is_file() else {}), **now}
+    PAGE.write_text(page({name: known[name] for name in zoo.NAMES if name in known}, now))
     return 0
 
 

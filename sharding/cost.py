@@ -1,8 +1,7 @@
 """What a plan costs: the bytes of weights that a rank holds, then the estimated seconds of one inference.
 
 The constants describe a CPU core and ranks of one host over shared memory, rounded: only their proportions
-matter, for they choose between plans. Lengths that are symbols count as `SYMBOL_LENGTH`, within formulas too;
-the first axis, a batch, counts as one.
+matter, for they choose between plans. `Sizes` says what lengths count as that are symbols.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import ast
 import math
 import re
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
@@ -37,29 +37,80 @@ NODE_SECONDS = 5e-7
 IMPOSSIBLE = math.inf
 
 
-def elements(value: ir.Value | None) -> int:
-    """Estimated elements of a value; 1 where nothing is known."""
-    count = 1
-    for axis, length in enumerate(shape_of(value) or ()):
-        count *= length if isinstance(length, int) else (1 if axis == 0 else symbol_length(length))
-    return count
-
-
 _FORMULA = re.compile(r"[\w\s()+*/-]{1,200}")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
-@lru_cache(maxsize=1024)
-def symbol_length(symbol: str | None) -> int:
-    """An estimate of a length that is a symbol, or a formula of symbols as torch's exporter writes them."""
-    symbol = symbol and symbol.replace(MARK, "*")
-    if symbol is None or symbol.isidentifier() or "**" in symbol or not _FORMULA.fullmatch(symbol):
-        return SYMBOL_LENGTH
-    try:
-        length = _value(ast.parse(_NAME.sub(str(SYMBOL_LENGTH), symbol), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-        return SYMBOL_LENGTH
-    return min(max(length, 1), SYMBOL_LENGTH**2)
+@dataclass(frozen=True)
+class Sizes:
+    """What the open lengths of a model count as in estimates.
+
+    A symbol that ``lengths`` does not name, or an unknown length, counts as one on the first axis, that of a
+    batch, and else as `SYMBOL_LENGTH`; also within formulas, as torch's exporter writes them.
+    """
+
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Symbol -> length, from 1 up."""
+    rows: frozenset[str] = frozenset()
+    """Symbols of batches: they count as one on other axes too."""
+    _known: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def length(self, axis: int | str | None, *, first: bool = False) -> int:
+        """The length of an axis, ``first`` or another one."""
+        if isinstance(axis, int):
+            return axis
+        axis = axis and axis.replace(MARK, "*")
+        if axis is not None and axis in self.lengths:
+            return self.lengths[axis]
+        if axis is None or axis.isidentifier():
+            return 1 if first or axis in self.rows else SYMBOL_LENGTH
+        if first and not self.lengths.keys() | self.rows >= set(_NAME.findall(axis)):
+            return 1
+        if axis not in self._known:
+            self._known[axis] = self._formula(axis)
+        return self._known[axis]
+
+    def _formula(self, text: str) -> int:
+        if "**" in text or not _FORMULA.fullmatch(text):
+            return SYMBOL_LENGTH
+        most = max(SYMBOL_LENGTH, *self.lengths.values(), 1) ** 2
+        numbers = _NAME.sub(lambda name: str(self.length(name[0])), text)
+        try:
+            length = _value(ast.parse(numbers, mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return SYMBOL_LENGTH
+        return min(max(length, 1), most)
+
+    def count(self, shape: Sequence[int | str | None]) -> int:
+        """The elements of a whole shape."""
+        return math.prod(self.length(axis, first=number == 0) for number, axis in enumerate(shape))
+
+    def elements(self, value: ir.Value | None) -> int:
+        """Estimated elements of a value; 1 where nothing is known."""
+        return self.count(shape_of(value) or ())
+
+    def bytes(self, value: ir.Value) -> int:
+        """Estimated bytes of a value."""
+        size = 4 if value.dtype is None or value.dtype.name == "STRING" else value.dtype.itemsize
+        return int(self.elements(value) * size)
+
+    def seconds(self, step: Step) -> float:
+        """Estimated seconds of a node on one rank that computes all of it."""
+        output = max((self.elements(value) for value in step.node.outputs), default=1)
+        shapes = step.view.shapes
+        if step.node.op_type in _PRODUCTS and shapes[0]:
+            axis = 0 if step.view.attributes.get("transA") else -1
+            return 2.0 * output * self.length(shapes[0][axis]) / FLOPS_PER_SECOND
+        if step.node.op_type in _CONVOLUTIONS:
+            kernel = shapes[3] if step.node.op_type == "QLinearConv" else shapes[1]
+            if kernel:
+                inner = math.prod(self.length(axis) for axis in kernel[1:])
+                return 2.0 * output * inner / FLOPS_PER_SECOND
+        return output / ELEMENTS_PER_SECOND
+
+
+_PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "FusedMatMul"}
+_CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"}
 
 
 def _value(formula: ast.expr) -> int:
@@ -83,27 +134,6 @@ def _value(formula: ast.expr) -> int:
     raise ValueError
 
 
-def value_bytes(value: ir.Value) -> int:
-    """Estimated bytes of a value."""
-    size = 4 if value.dtype is None or value.dtype.name == "STRING" else value.dtype.itemsize
-    return int(elements(value) * size)
-
-
-def node_seconds(step: Step) -> float:
-    """Estimated seconds of a node on one rank that computes all of it."""
-    output = max((elements(value) for value in step.node.outputs), default=1)
-    shapes = step.view.shapes
-    if step.node.op_type in {"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "FusedMatMul"} and shapes[0]:
-        axis = 0 if step.view.attributes.get("transA") else -1
-        inner = _length(shapes[0][axis])
-        return 2.0 * output * inner / FLOPS_PER_SECOND
-    if step.node.op_type in {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"}:
-        kernel = shapes[3] if step.node.op_type == "QLinearConv" else shapes[1]
-        if kernel:
-            return 2.0 * output * math.prod(_length(axis) for axis in kernel[1:]) / FLOPS_PER_SECOND
-    return output / ELEMENTS_PER_SECOND
-
-
 def weight_cost(size: int, placement: Placement, world: int) -> tuple[int, float]:
     """(bytes, seconds) that count for a weight of ``size`` bytes held at a placement.
 
@@ -113,10 +143,6 @@ def weight_cost(size: int, placement: Placement, world: int) -> tuple[int, float
     if not isinstance(placement, Split):
         return size, 0.0
     return size // world, 0.0 if placement.copies == 1 else NODE_SECONDS
-
-
-def _length(axis: int | str | None) -> int:
-    return axis if isinstance(axis, int) else symbol_length(axis)
 
 
 def reshard_seconds(source: Placement, target: Placement, size: int, world: int) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.cost import reshard_seconds, value_bytes
+from sharding.cost import reshard_seconds
 from sharding.names import Names, all_names
 from sharding.placement import REPLICATED, Partial, Placement
 from sharding.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
@@ -220,7 +220,7 @@ class RankEmitter:
             return self._weight(value, placement)
         held = self.held[value]
         if placement not in held:
-            size = value_bytes(value)
+            size = self.source.sizes.bytes(value)
             start = min(held, key=lambda there: reshard_seconds(there, placement, size, self.world))
             if isinstance(start, Partial) and placement != REPLICATED:
                 self.get(value, REPLICATED)

@@ -14,7 +14,6 @@ apart (which data parallelism relies on), so they stand here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sharding.cost import COLLECTIVE_SECONDS, ELEMENTS_PER_SECOND, SYMBOL_LENGTH, reshard_seconds
+from sharding.cost import COLLECTIVE_SECONDS, ELEMENTS_PER_SECOND, Sizes, reshard_seconds
 from sharding.placement import PARTIAL, REPLICATED, Partial
 from sharding.rules.base import Dim, NodeView, Option
 from sharding.rules.common import dim, shape_like, shape_of, splits
@@ -32,23 +31,24 @@ TENSOR_FLOAT = 1
 """TensorProto.FLOAT"""
 
 
-def exchanging_options(view: NodeView) -> list[Option]:
+def exchanging_options(view: NodeView, sizes: Sizes | None = None) -> list[Option]:
     """The options of this kind for a node; none for most."""
+    sizes = sizes or Sizes()
     if view.domain or view.world == 1 or not all(view.present):
         return []
     if view.op_type == "DynamicQuantizeLinear" and len(view.shapes) == 1:
-        return _quantize(view)
-    return _product(view) if view.op_type == "QLinearMatMul" and len(view.shapes) == 8 else []
+        return _quantize(view, sizes)
+    return _product(view, sizes) if view.op_type == "QLinearMatMul" and len(view.shapes) == 8 else []
 
 
-def _quantize(view: NodeView) -> list[Option]:
+def _quantize(view: NodeView, sizes: Sizes) -> list[Option]:
     shape = shape_of(view, 0)
     return [
         Option(
             inputs=(split,),
             outputs=(split, REPLICATED, REPLICATED),
             emit=partial(_emit_quantize, len(shape or ())),
-            seconds=COLLECTIVE_SECONDS + _elements(shape) / view.world / ELEMENTS_PER_SECOND,
+            seconds=COLLECTIVE_SECONDS + sizes.count(shape or ()) / view.world / ELEMENTS_PER_SECOND,
         )
         for split in splits(view, shape)
     ]
@@ -63,7 +63,7 @@ def _emit_quantize(rank: int, e: Any, values: Sequence[Any]) -> list[Any]:
     return [e.op("QuantizeLinear", [values[0], scale, zero])[0], scale, zero]
 
 
-def _product(view: NodeView) -> list[Option]:
+def _product(view: NodeView, sizes: Sizes) -> list[Option]:
     a, scales, points = shape_of(view, 0), shape_of(view, 4), shape_of(view, 5)
     bytes_, floats = [view.dtypes[i] for i in (0, 3, 7)], [view.dtypes[i] for i in (1, 4, 6)]
     if any(kind != np.float32 for kind in floats):
@@ -77,7 +77,7 @@ def _product(view: NodeView) -> list[Option]:
     out = shape_like(view)
     if out is None:
         return []
-    sums = 4 * _elements(out)
+    sums = 4 * sizes.count(out)
     seconds = reshard_seconds(PARTIAL, REPLICATED, sums, view.world) + sums / ELEMENTS_PER_SECOND
     return [
         replace(found, outputs=(REPLICATED,), emit=partial(_emit_product, tuple(out)), seconds=seconds)
@@ -99,14 +99,6 @@ def _is_one(view: NodeView, index: int) -> bool:
     """Whether an input is one number."""
     shape = shape_of(view, index)
     return shape is not None and (len(shape) == 0 or (len(shape) == 1 and dim(shape, 0) == 1))
-
-
-def _elements(shape: Sequence[Dim] | None) -> int:
-    """Estimated elements, a first axis of unknown length (a batch) counted as one."""
-    return math.prod(
-        length if isinstance(length, int) else 1 if axis == 0 else SYMBOL_LENGTH
-        for axis, length in enumerate(shape or ())
-    )
 
 
 def _collective(

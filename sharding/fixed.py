@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sharding.cost import IMPOSSIBLE, reshard_seconds, value_bytes
+from sharding.cost import IMPOSSIBLE, Sizes, reshard_seconds
 from sharding.errors import SliceError
 from sharding.placement import PARTIAL, REPLICATED, Placement
 from sharding.reshard import reshard
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def fix(graph: Sequence[Step], fixed: Mapping[ir.Value, Placement], world: int, path: object) -> None:
+def fix(
+    graph: Sequence[Step],
+    fixed: Mapping[ir.Value, Placement],
+    world: int,
+    path: object,
+    sizes: Sizes,
+) -> None:
     """Replaces the options of the nodes that produce ``fixed`` values by ones that end at these placements.
 
     Inputs and weights among them are ignored: of what is whole on every rank, or read from a file, each use
@@ -32,13 +38,15 @@ def fix(graph: Sequence[Step], fixed: Mapping[ir.Value, Placement], world: int, 
     for step in graph:
         wanted = [fixed.get(value) for value in step.node.outputs]
         if any(placement is not None for placement in wanted):
-            step.options = [_ending_at(step, option, wanted, world) for option in step.options]
+            step.options = [_ending_at(step, option, wanted, world, sizes) for option in step.options]
             step.options = [option for option in step.options if option.seconds < IMPOSSIBLE]
             if not step.options:
                 raise SliceError(f"{path}: {_impossible(step, wanted, world)}")
 
 
-def _ending_at(step: Step, option: Option, wanted: Sequence[Placement | None], world: int) -> Option:
+def _ending_at(
+    step: Step, option: Option, wanted: Sequence[Placement | None], world: int, sizes: Sizes
+) -> Option:
     outputs = list(option.outputs)
     moves: list[tuple[int, ir.Value, Placement, Placement]] = []
     seconds = option.seconds
@@ -47,7 +55,7 @@ def _ending_at(step: Step, option: Option, wanted: Sequence[Placement | None], w
             continue
         if not value.name or not (target == REPLICATED or fits(target, value, world)):
             seconds = IMPOSSIBLE
-        seconds += reshard_seconds(outputs[index], target, value_bytes(value), world)
+        seconds += reshard_seconds(outputs[index], target, sizes.bytes(value), world)
         moves.append((index, value, outputs[index], target))
         outputs[index] = target
     if not moves:

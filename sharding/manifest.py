@@ -116,6 +116,8 @@ class Manifest:
     """Why strategy ``auto`` chose this one; the file may leave it out."""
     optional_inputs: tuple[TensorEntry, ...] = ()
     """Inputs that have a default in the model; the file may leave them out."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """The open lengths planned for, by symbol; the file may leave them out."""
 
     def __post_init__(self) -> None:
         if self.mesh is _NO_MESH:
@@ -136,6 +138,7 @@ class Manifest:
             "mesh",
             *(["reason"] if self.reason else []),
             "micro_batches",
+            *(["lengths"] if self.lengths else []),
             "batch",
             "ranks",
             "weights",
@@ -212,6 +215,9 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         optional_inputs=tuple(_tensor(item) for item in root["optional_inputs"].items())
         if "optional_inputs" in root.mapping()
         else (),
+        lengths={name: item.integer(1) for name, item in root["lengths"].entries()}
+        if "lengths" in root.mapping()
+        else {},
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharding.mesh import Mesh
@@ -33,3 +34,6 @@ class SliceOptions:
     """A saved plan to follow."""
     annotations: bool = True
     """Follow the multi-device annotations that the model carries."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Open length -> what it will be most often: the plan is the best for these, and right for all. Left out:
+    one for a batch and for the new tokens of a decoder with a cache, else `sharding.cost.SYMBOL_LENGTH`."""

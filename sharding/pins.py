@@ -44,7 +44,8 @@ def demanded_options(source: Source, ranks: int, options: SliceOptions) -> Slice
             )
         pieces = saved.micro_batches if saved.mesh.length("pipeline") > 1 else None
         pieces = pieces if options.micro_batches is None else options.micro_batches
-        return replace(options, mesh=saved.mesh, micro_batches=pieces)
+        dims = {**saved.lengths, **options.dims}
+        return replace(options, mesh=saved.mesh, micro_batches=pieces, dims=dims)
     if options.annotations and options.mesh is None and options.strategy in {"tensor", "auto"}:
         mesh = annotated_mesh(source, ranks)
         if mesh is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from sharding.annotations import is_annotated
 from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import OptionError, SliceError
+from sharding.expected import expected_sizes
 from sharding.fold import SMALL_ELEMENTS
 from sharding.importers.mindir.encryption import Key
 from sharding.manifest import BatchAxes
@@ -26,8 +27,7 @@ from sharding.solve import counted_weights, solve
 from sharding.stages import Stages, plan_stages
 from sharding.steps import Step, steps
 from sharding.tensors import WeightTensor, dtype_name
-from sharding.text import counted, human_bytes, reason_rows
-from sharding.unsplit import nothing_splits
+from sharding.unsplit import hardly_splits, nothing_splits
 from sharding.values import shape_of
 
 MAX_RANKS = 4096
@@ -62,6 +62,11 @@ class Plan:
     """The axes that data groups and micro-batches cut; empty where nothing is cut."""
     reason: str = ""
     """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """What open lengths count as that are neither a batch nor of the usual `SYMBOL_LENGTH`."""
+        return self.source.sizes.lengths
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -125,6 +130,13 @@ class Plan:
                 largest[name] = max(largest.get(name, 0), here)
         return sum(largest.values()) / total if total else 1.0
 
+    @property
+    def warning(self) -> str:
+        """What to know of a plan of which almost nothing is split; empty for others."""
+        held = [self.stage_weight_bytes(stage) for stage in range(self.pipeline.count)]
+        total = sum(self.source.weights[name].nbytes for stage in self.stage_held for name in stage)
+        return hardly_splits(sum(held), total, self.tensor_size, self.whole)
+
     def seconds(self) -> float:
         """Estimated seconds of one inference of one row: all stages, one after the other."""
         return sum(self.pipeline.seconds)
@@ -135,53 +147,9 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """What the command shows, as (what, value)."""
-        total = sum(self.source.weights[name].nbytes for name in self.held)
-        split = sum(self.source.weights[name].nbytes for name in self.split_weights)
-        counts = self.collective_counts()
-        rows = [
-            ("ranks", str(self.world_size)),
-            *self._mesh_rows(),
-            ("weights", f"{len(self.weights)} of {human_bytes(total)}"),
-            (
-                "split weights",
-                f"{len(self.split_weights)} of {human_bytes(split)} ({_percent(split, total)})",
-            ),
-            (
-                "each rank holds",
-                f"{human_bytes(self.rank_weight_bytes())} ({_percent(self.rank_weight_bytes(), total)})",
-            ),
-            *(
-                [("share of split weights", f"{100 * self.split_share():.1f} %")]
-                if self.split_weights
-                else []
-            ),
-            ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
-            *reason_rows(self.reason),
-        ]
-        if self.whole:
-            rows.append(
-                ("whole operators", ", ".join(f"{count} {op}" for op, count in sorted(self.whole.items())))
-            )
-        if self.whole_weights:
-            rows.append(("whole weights", _listed(self.whole_weights)))
-        return rows
+        from sharding.plan_table import rows
 
-    def _mesh_rows(self) -> list[tuple[str, str]]:
-        if self.strategy == "tensor":
-            return []
-        rows = [("mesh", ", ".join(f"{size} {name}" for name, size in self.mesh.axes if size > 1))]
-        total = sum(self.pipeline.seconds)
-        for stage in range(self.pipeline.count) if self.pipeline.count > 1 else ():
-            members = self.pipeline.members[stage]
-            size = human_bytes(self.stage_weight_bytes(stage))
-            share = f", {_percent(self.pipeline.seconds[stage], total)} of the estimated time"
-            rows.append((f"stage {stage}", f"{counted(len(members), 'node')}, {size} on each rank{share}"))
-        if self.pipeline.count > 1:
-            rows.append(("micro-batches", str(self.micro_batches)))
-        if self.batch.inputs:
-            cut = ", ".join(f"{name} on axis {axis}" for name, axis in self.batch.inputs.items())
-            rows.append(("batch", f"cut: {cut}"))
-        return rows
+        return rows(self)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
@@ -191,6 +159,7 @@ class Plan:
             "strategy": self.strategy,
             "mesh": dict(self.mesh.axes),
             "micro_batches": self.micro_batches,
+            "lengths": dict(self.lengths),
             "batch": {"inputs": dict(self.batch.inputs), "outputs": dict(self.batch.outputs)},
             "reason": self.reason,
             "stages": [
@@ -225,6 +194,7 @@ class Plan:
             ],
             "whole": self.whole,
             "whole_weights": list(self.whole_weights),
+            "warning": self.warning,
         }
 
 
@@ -269,7 +239,8 @@ class Planner:
     """Plans one model for meshes; what several of them need is found once."""
 
     def __init__(self, source: Source, options: SliceOptions) -> None:
-        self.source, self.options = source, options
+        self.source = replace(source, sizes=expected_sizes(source, options.dims))
+        self.options = options
         self.measured = read_profile(options.profile) if options.profile else {}
         self._solved: dict[tuple[int, int], tuple[list[Step], list[int]]] = {}
 
@@ -386,12 +357,3 @@ def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str
 def _is_weight(weight: WeightTensor) -> bool:
     small = weight.tensor.size <= SMALL_ELEMENTS
     return weight.tensor.size > 1 and not weight.is_text and not (small and weight.is_integer)
-
-
-def _percent(part: float, total: float) -> str:
-    return f"{100 * part / total:.1f} %" if total else "0 %"
-
-
-def _listed(names: Sequence[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from sharding.cost import (
     IMPOSSIBLE,
     NODE_SECONDS,
-    node_seconds,
+    Sizes,
     reshard_seconds,
-    value_bytes,
     weight_cost,
 )
 from sharding.placement import PARTIAL, REPLICATED, Placement
 from sharding.steps import Step
 from sharding.tensors import WeightTensor
+from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -93,6 +93,8 @@ class Choice:
     inputs: Held
     outputs: Held
     work: int
+    number: int
+    """Among all options of the step."""
 
 
 class Problem:
@@ -111,7 +113,10 @@ class Problem:
             tuple(None if value is None else self.numbers[value] for value in step.inputs) for step in graph
         ]
         self.outputs = [tuple(self.numbers[value] for value in step.node.outputs) for step in graph]
-        self.choices = [self._choices(step) for step in graph]
+        self.choices = [self._choices(step, source.sizes.seconds(step)) for step in graph]
+        self.rows = [_rows(step, source.sizes) for step in graph]
+        """Of each step how many rows it has for one of a batch, that it multiplies with a weight; 0 where it
+        looks up rows of the weight."""
         self.weight_outputs = [
             self.numbers[value] for value in source.model.graph.outputs if value.is_initializer()
         ]
@@ -129,7 +134,7 @@ class Problem:
         ) -> None:
             self.numbers[value] = len(self.values)
             is_counted = weight and value.name in counted
-            size = source.weights[value.name or ""].nbytes if is_counted else value_bytes(value)
+            size = source.weights[value.name or ""].nbytes if is_counted else source.sizes.bytes(value)
             output = value in outputs and not weight
             self.values.append(Value(size, weight, is_counted, constant, static, output, last.get(value, -1)))
 
@@ -144,15 +149,15 @@ class Problem:
             for value in step.node.outputs:
                 add(value, static=static, constant=constant)
 
-    def _choices(self, step: Step) -> list[Choice]:
-        seconds = node_seconds(step)
+    def _choices(self, step: Step, seconds: float) -> list[Choice]:
         return [
             Choice(
                 tuple(self._number(placement) for placement in option.inputs),
                 tuple(self._number(placement) for placement in option.outputs),
                 picoseconds((seconds / self.world if option.divides_work else seconds) + option.seconds),
+                number,
             )
-            for option in step.options
+            for number, option in enumerate(step.options)
         ]
 
     def _number(self, placement: Placement) -> int:
@@ -161,6 +166,14 @@ class Problem:
             number = self._numbers[placement] = len(self._placements)
             self._placements.append(placement)
         return number
+
+    def cuts(self, choices: Sequence[int]) -> bool:
+        """Whether the chosen options cut a weight whose bytes count."""
+        return any(
+            number is not None and self.values[number].counted and placement != WHOLE
+            for inputs, options, choice in zip(self.inputs, self.choices, choices, strict=True)
+            for number, placement in zip(inputs, options[choice].inputs, strict=True)
+        )
 
     def bring(self, number: int, held: Held | None, wanted: int) -> tuple[int, Held]:
         """The cost of having a value at a placement too, and where it is then held."""
@@ -204,3 +217,11 @@ class Problem:
         # A sum is reduced whole, and from then on every part of it is a local slice.
         whole = wanted == WHOLE or source == SUM
         return cost, WHOLE_ONLY if whole else tuple(sorted((*held, wanted)))
+
+
+def _rows(step: Step, sizes: Sizes) -> int:
+    """The rows of what a step computes with besides constants: all axes but the first and the last."""
+    if step.node.op_type.startswith("Gather"):
+        return 0
+    shapes = [shape_of(value) for value in step.inputs if value is not None and not value.is_initializer()]
+    return max((sizes.count((1, *shape[1:-1])) for shape in shapes if shape), default=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharding.constants import constants_to_initializers, load_inner_weights, loaded
 from sharding.control_flow import fold_branches, lift_weights
+from sharding.cost import Sizes
 from sharding.errors import ModelError
 from sharding.folded_weights import fold_weights
 from sharding.functions import inline_functions
@@ -39,6 +40,8 @@ class Source:
     weights: dict[str, WeightTensor]
     defaults: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     """Values of inputs that need not be fed; each is an ordinary input of the graph, so it is not cut."""
+    sizes: Sizes = field(default_factory=Sizes)
+    """What open lengths count as where a plan is estimated."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:

@@ -9,7 +9,7 @@ JSON with one line a node, so that two plans can be compared line by line::
      "nodes": {"h_1": "MatMul(replicated, split:1) -> split:2"}}
 
 Nodes are named by their first output. ``stages`` names the nodes, in order, where the pipeline stage is not
-that of the node before.
+that of the node before. ``lengths``, left out where there are none, are the open lengths planned for.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FORMAT, VERSION = "shardrun-plan", 1
 MAX_BYTES = 256 << 20
 MAX_MICRO_BATCHES = 1 << 20
 _KEYS = ("format", "version", "source", "ranks", "mesh", "micro_batches", "stages", "nodes")
+_MAY_LACK = "lengths"
 _CHOICE = re.compile(r"([^()]{1,200})\(([^()]*)\) -> ([^()]*)")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -53,6 +54,8 @@ class SavedPlan:
     """First output of a node -> the stage of it and those after it."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """First output of a node -> its operator and placements."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Open lengths that it was planned for."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -70,6 +73,7 @@ def plan_text(plan: Plan) -> str:
         "ranks": plan.mesh.size,
         "mesh": dict(plan.mesh.axes),
         "micro_batches": plan.micro_batches,
+        **({_MAY_LACK: dict(plan.lengths)} if plan.lengths else {}),
         "stages": _beginnings(plan),
     }
     lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
@@ -115,7 +119,7 @@ def read_saved_plan(path: Path) -> SavedPlan:
         raise wrong("$.format", f"{FORMAT!r}, as `shardrun slice --save-plan` writes it", found)
     if data.get("version") != VERSION or data["version"] is True:
         raise wrong("$.version", f"{VERSION}", data.get("version"))
-    if set(data) != set(_KEYS):
+    if set(data) - {_MAY_LACK} != set(_KEYS):
         raise wrong("$", f"the keys {', '.join(_KEYS)}", sorted(data))
     source = data["source"]
     if (
@@ -144,7 +148,12 @@ def read_saved_plan(path: Path) -> SavedPlan:
     for name, text in data["nodes"].items():
         if not isinstance(text, str) or not _CHOICE.fullmatch(text):
             raise wrong(f"$.nodes.{name}", "OPERATOR(PLACEMENT, ...) -> PLACEMENT, ...", text)
-    return SavedPlan(source["file"], source["sha256"], found_mesh, pieces, data["stages"], data["nodes"])
+    lengths = data.get(_MAY_LACK, {})
+    if not isinstance(lengths, dict) or not all(type(n) is int and n > 0 for n in lengths.values()):
+        raise wrong(f"$.{_MAY_LACK}", "a mapping of open lengths to whole numbers from 1 up", lengths)
+    return SavedPlan(
+        source["file"], source["sha256"], found_mesh, pieces, data["stages"], data["nodes"], lengths
+    )
 
 
 def _is_size(value: object) -> bool:

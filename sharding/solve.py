@@ -6,7 +6,9 @@ is dropped too where the best state could be turned into it by collectives and s
 `WIDTH` are kept: those that cost least so far and, by the estimate of `sharding.lookahead`, from then on.
 Layers that repeat meet in few states, so the work grows with the number of nodes.
 
-Costs are compared as (bytes of weights held, seconds): weights are cut wherever that is possible.
+Costs are compared as (bytes of weights held, seconds): weights are cut wherever that is possible. Where many
+steps use the same weights (`sharding.reuse`) further searches, in which their placements are pinned, may find
+a cheaper plan.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from sharding.errors import SliceError
 from sharding.fixed import fix
 from sharding.lookahead import Lookahead
 from sharding.placement import Placement
-from sharding.problem import NEVER, WHOLE, WHOLE_ONLY, Held, Problem, counted_weights
+from sharding.problem import BYTE, NEVER, WHOLE, WHOLE_ONLY, Held, Problem, counted_weights
+from sharding.reuse import Reuse
 from sharding.steps import Step
 from sharding.text import counted
 
@@ -47,16 +50,54 @@ def solve(
     steps that produce them are replaced accordingly (see `sharding.fixed`).
     """
     if fixed:
-        fix(graph, fixed, world, source.path)
-    search = _Search(Problem(source, graph, world))
+        fix(graph, fixed, world, source.path, source.sizes)
+    problem = Problem(source, graph, world)
     try:
-        return search.run()
+        return _best(problem).choices
     except _NoWayError as error:
         node = graph[error.step].node
         raise SliceError(
             f"{source.path}: {node.op_type} {node.name!r} cannot run on {counted(world, 'rank')} with its "
             f"inputs held as is demanded: demand other placements there, or none."
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search found: its cost, and the number of the chosen option for each step."""
+
+    cost: int
+    choices: list[int]
+
+    @property
+    def picoseconds(self) -> int:
+        return self.cost % BYTE
+
+
+def _best(problem: Problem) -> _Found:
+    found = _Search(problem).run()
+    reuse = Reuse(problem)
+    if not reuse.counts:
+        return found
+    apart, steps = reuse.apart()
+    ideal = _Search(apart).run()
+    if ideal.picoseconds < found.picoseconds:
+        for pins in reuse.wishes(steps, ideal.choices):
+            found = min(found, *_tried(reuse.pinned(pins)), key=lambda item: item.cost)
+    # Where a cut takes longer than it saves, the weight is held whole; but something must be cut.
+    alone = reuse.held_whole(by_all=True)
+    if alone is not None and any(item.picoseconds < found.picoseconds for item in _tried(alone)):
+        freed = reuse.held_whole(by_all=False)
+        return next((item for item in _tried(freed or alone) if problem.cuts(item.choices)), found)
+    return found
+
+
+def _tried(problem: Problem) -> list[_Found]:
+    """What a search finds; nothing where demands leave no way."""
+    try:
+        return [_Search(problem).run()]
+    except _NoWayError:
+        return []
 
 
 class _NoWayError(Exception):
@@ -99,18 +140,19 @@ class _Search:
         self.settled: dict[int, Held] = {}
         """What all states hold alike and no longer list."""
 
-    def run(self) -> list[int]:
+    def run(self) -> _Found:
         states = [_State(0, 0, {}, 0, None, -1, 0)]
         for index in range(len(self.problem.choices)):
             states = self._advance(states, index)
         self._unsettle(states, self.problem.weight_outputs)
-        choices = [0] * len(self.problem.choices)
-        state: _State | None = min(states, key=self._final_cost)
+        choices = [options[0].number for options in self.problem.choices]
+        best = min(states, key=self._final_cost)
+        state: _State | None = best
         while state is not None:
             if state.step >= 0:
                 choices[state.step] = state.choice
             state = state.parent
-        return choices
+        return _Found(self._final_cost(best), choices)
 
     def _advance(self, states: list[_State], index: int) -> list[_State]:
         problem = self.problem
@@ -123,6 +165,8 @@ class _Search:
             and not any(problem.values[number].counted for number in touched)
             and not any(number in state.held for state in states for number in touched)
         ):
+            for state in states:  # searches with other choices are compared with this one
+                state.cost += choices[0].work
             return states
         known: dict[tuple[Held | None, ...], list[_Outcome]] = {}
         reached: dict[int, _State] = {}
@@ -182,7 +226,7 @@ class _Search:
         held = dict(zip(touched, places, strict=True))
         before = self._regret(self.lookahead.before[index], held)
         best: dict[int, _Outcome] = {}
-        for choice, option in enumerate(problem.choices[index]):
+        for option in problem.choices[index]:
             now = dict(held)
             cost = option.work
             for number, wanted in zip(inputs, option.inputs, strict=True):
@@ -210,7 +254,7 @@ class _Search:
                     key ^= _part_of_key(number, old) ^ _part_of_key(number, where)
             if key not in best or cost < best[key].cost:
                 regret = self._regret(self.lookahead.after[index], now, index) - before
-                best[key] = _Outcome(choice, cost, regret, changes, key)
+                best[key] = _Outcome(option.number, cost, regret, changes, key)
         return list(best.values())
 
     def _regret(

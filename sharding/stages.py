@@ -17,9 +17,8 @@ from sharding.cost import (
     BYTES_PER_SECOND,
     COLLECTIVE_SECONDS,
     NODE_SECONDS,
-    node_seconds,
+    Sizes,
     reshard_seconds,
-    value_bytes,
 )
 from sharding.errors import SliceError
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes
@@ -110,7 +109,7 @@ class _Cutter:
         self.source, self.graph, self.world = source, graph, world
         self.options = [step.options[choice] for step, choice in zip(graph, choices, strict=True)]
         self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
-        self.estimates = _seconds(graph, measured)
+        self.estimates = _seconds(graph, measured, source.sizes)
         self.counted = counted_weights(source)
         self.cones = self._cones()
         self.main = [index for index, cone in enumerate(self.cones) if cone is None]
@@ -203,7 +202,7 @@ class _Cutter:
     def _cheap(self, step: Step, cone: frozenset[int]) -> bool:
         """Whether computing it again takes no longer than receiving it."""
         again = sum(self.estimates[number] + NODE_SECONDS for number in cone)
-        size = sum(value_bytes(value) for value in step.node.outputs)
+        size = sum(self.source.sizes.bytes(value) for value in step.node.outputs)
         return again <= COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
 
     # What the cuts cost.
@@ -243,18 +242,20 @@ class _Cutter:
                     ends[value] = number
                     there = held[value]
                     if placement not in there:
-                        size = value_bytes(value)
+                        size = self.source.sizes.bytes(value)
                         seconds += min(reshard_seconds(start, placement, size, self.world) for start in there)
                         there.add(placement)
             for value, placement in zip(self.graph[index].node.outputs, option.outputs, strict=True):
                 held[value] = {placement}
                 if value in outputs:  # what the model returns is needed whole
                     held[value].add(REPLICATED)
-                    seconds += reshard_seconds(placement, REPLICATED, value_bytes(value), self.world)
+                    seconds += reshard_seconds(
+                        placement, REPLICATED, self.source.sizes.bytes(value), self.world
+                    )
             costs.seconds[number] = seconds
         for value, end in ends.items():
             start = place[self.produced[value]]
-            size = value_bytes(value)
+            size = self.source.sizes.bytes(value)
             if any(isinstance(where, Split) for where in held[value]):
                 size //= self.world
             seconds = COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
@@ -313,9 +314,9 @@ def _can_cross(value: ir.Value) -> bool:
     return known and value.dtype != ir.DataType.STRING and shape_of(value) is not None
 
 
-def _seconds(graph: Sequence[Step], measured: Mapping[str, float]) -> list[float]:
+def _seconds(graph: Sequence[Step], measured: Mapping[str, float], sizes: Sizes) -> list[float]:
     """Seconds of each step on one rank that does all of it: measured, else estimated, in proportion."""
-    estimates = [node_seconds(step) for step in graph]
+    estimates = [sizes.seconds(step) for step in graph]
     if not measured:
         return estimates
     pairs = [

@@ -60,7 +60,7 @@ def steps(source: Source, world: int) -> list[Step]:
             options = [drawn_once(node, inputs, source.path, can_write=can_write)]
         elif world > 1 and (node.domain, node.op_type) not in functions:
             step_values = (*node.inputs, *node.outputs)
-            offered = exchanging_options(view)
+            offered = exchanging_options(view, source.sizes)
             if has_rule:
                 offered += [*RULES[view.domain, view.op_type](view), *copied_options(view, lengths)]
             options += [

@@ -142,6 +142,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         batch=plan.batch,
         created_by=CREATED_BY,
         reason=plan.reason,
+        lengths=dict(plan.lengths),
     )
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from launcher.commands.options import (
     ABSENT,
+    PLANNED,
     add_decryption,
+    add_dims,
     add_launching,
     add_precision,
     add_ranks,
@@ -80,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     add_precision(parser)
     add_slicing(parser)
+    add_dims(parser, f"a likely length of a symbolic dimension: the plan is {PLANNED}")
     add_decryption(parser)
     parser.add_argument(
         "--config",

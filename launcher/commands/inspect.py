@@ -8,13 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import ABSENT, add_decryption, add_slicing, key_of, whole
+from launcher.commands.options import (
+    ABSENT,
+    PLANNED,
+    add_decryption,
+    add_dims,
+    add_slicing,
+    key_of,
+    whole,
+)
 from launcher.decryption import check_key
 from launcher.errors import ConfigError
-from launcher.job import MAX_RANKS, parse_dims
+from launcher.job import MAX_RANKS
 from launcher.model_kinds import check_sliceable
 from launcher.rank_models import is_rank_models
-from launcher.slicing import Slicing, slicing_of
+from launcher.slicing import Slicing, parse_dims, slicing_of
 
 if TYPE_CHECKING:
     from launcher.forecast import Forecast
@@ -50,10 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_worlds,
         help="predict bytes per rank and per inference for these many ranks",
     )
-    parser.add_argument(
-        "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=[],
-        help="length of a symbolic dimension in figures of bytes (default: 1 for a batch, 64 for others)",
-    )  # fmt: skip
+    add_dims(
+        parser, f"length of a symbolic dimension, in figures of bytes and for the plan, which is {PLANNED}"
+    )
     parser.add_argument("--html", metavar="FILE", type=Path, help="draw the plan on one self-contained page")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     add_slicing(parser)
@@ -67,7 +74,7 @@ def _worlds(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, predicts, draws, prints."""
-    dims = parse_dims(args.dims)
+    dims = parse_dims(getattr(args, "dims", ()))
     slicing = slicing_of(vars(args))
     slicing.check(getattr(args, "ranks", None))
     key = key_of(args)
@@ -93,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
 
         check_target("--html", args.html, "page")
     inspection = _inspection(args, dims, key)
+    from launcher.report import warn_of
+
+    warn_of(inspection.warning, args.model)
     if args.html is not None:
         _write_page(args.html, inspection)
     if args.json:
@@ -224,6 +234,8 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     print_table(["stage", "weights of each rank", "sent by each rank"], totals, "rrr")
     if x.whole:
         print(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
+    if x.warning:
+        print(f"warning: {x.warning.partition(':')[0]}")
 
 
 def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
 ABSENT = argparse.SUPPRESS
+PLANNED = "best for this one (default: 1 for a batch and for new tokens beside a cache, 64 for others)"
 PRECISION_MODES = tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes))
 
 
@@ -145,6 +146,14 @@ def add_slicing(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_dims(parser: argparse.ArgumentParser, what: str) -> None:
+    """Lengths of symbolic dimensions, which every command that slices plans for; ``what`` else they do."""
+    parser.add_argument(
+        "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=ABSENT,
+        help=f"{what}; repeatable",
+    )  # fmt: skip
+
+
 def add_decryption(parser: argparse.ArgumentParser) -> None:
     """The key of an encrypted model."""
     parser.add_argument(
@@ -180,10 +189,7 @@ def add_data(parser: argparse.ArgumentParser, output: str) -> None:
         help="arrays by name in an .npz, or one input from .npy or raw little-endian data; repeatable "
         "(default: ones)",
     )  # fmt: skip
-    parser.add_argument(
-        "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=ABSENT,
-        help="length of a symbolic dimension of inputs without a file (default: 1); repeatable",
-    )  # fmt: skip
+    add_dims(parser, "length of a symbolic dimension, for which is planned and inputs are made (default: 1)")
     parser.add_argument(
         "--seed", metavar="S", type=whole(0, 2**63 - 1), default=ABSENT, help="random inputs instead of ones"
     )

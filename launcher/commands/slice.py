@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import ABSENT, add_decryption, add_slicing, key_of, whole
+from launcher.commands.options import (
+    ABSENT,
+    PLANNED,
+    add_decryption,
+    add_dims,
+    add_slicing,
+    key_of,
+    whole,
+)
 from launcher.decryption import check_key
 from launcher.errors import ConfigError
 from launcher.files import check_folder, check_target, write_file
@@ -48,6 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rank", metavar="R", type=whole(0, MAX_RANKS - 1),
         help="write only what rank R runs, beside what other ranks wrote of the same plan",
     )  # fmt: skip
+    add_dims(
+        parser, f"a likely length of a symbolic dimension: the plan is right for all lengths and {PLANNED}"
+    )
     parser.add_argument("--plan-only", action="store_true", help="show the plan and write no slices")
     parser.add_argument(
         "--save-plan", metavar="FILE.json", type=Path, help="write the plan to a file, for --plan"
@@ -76,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     check_sliceable(args.model)
     key = key_of(args)
     check_key(key, args.model)
-    from launcher.report import counted, progress
+    from launcher.report import counted, progress, warn_of
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
@@ -85,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None and args.rank >= ranks:
         raise ConfigError(f"slice: --rank {args.rank} is none of the ranks 0..{ranks - 1}")
     plan = plan_model(args.model, ranks, options=slicing.options(), key=key)
+    warn_of(plan.warning, args.model)
     written = []
     if args.output is not None:
         with progress(f"slicing {args.model.name}") as update:

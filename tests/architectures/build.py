@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
-from tests.architectures import fused, language, variants, vision
+from tests.architectures import decoders, encoders, fused, language, variants, vision
 
-EXPORTED = {**language.BUILDERS, **fused.BUILDERS, **vision.BUILDERS}
+MODULES = (language, fused, vision, encoders, decoders)
+EXPORTED = {name: builder for module in MODULES for name, builder in module.BUILDERS.items()}
 
 
 def main(targets: dict[str, Path]) -> None:

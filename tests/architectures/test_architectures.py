@@ -4,38 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.architectures import zoo
+from tests.architectures import table, zoo
 from tests.architectures.measure import measure, processes_error
 
-# Collectives of one inference that today's plans need; a plan that needs more is worse.
-COLLECTIVES = {
-    "bert": {2: 7, 4: 7},
-    "gpt2": {2: 8, 4: 8},
-    "llama": {2: 8, 4: 8},
-    "llama_opset23": {2: 8, 4: 8},
-    "llama_cache": {2: 14, 4: 14},
-    "qwen2": {2: 8},
-    "t5_encoder": {2: 7},
-    "t5_decoder": {2: 11},
-    "mixtral": {2: 8, 4: 8},
-    "moe": {2: 4},
-    "lstm": {2: 3},
-    "bert_fused": {2: 7},
-    "gpt2_fused": {2: 8},
-    "llama_fused": {2: 14},
-    "vit": {2: 8},
-    "whisper_encoder": {2: 7},
-    "resnet50": {2: 28},
-    "mobilenet_v2": {2: 18},
-    "unet": {2: 15, 4: 16},
-    "bert_int8_dynamic": {2: 13},
-    "bert_int8_static": {2: 7},
-    "bert_4bit": {2: 7, 4: 7},
-    "llama_int8_dynamic": {2: 14},
-    "llama_int8_static": {2: 8},
-    "llama_4bit": {2: 8, 4: 8},
-    "resnet50_int8": {2: 31},
+MORE_RANKS = dict.fromkeys(
+    (
+        *("bert", "gpt2", "llama", "llama_opset23", "llama_cache", "mixtral", "unet", "bert_4bit"),
+        *("llama_4bit", "albert", "falcon", "gpt_oss"),
+    ),
+    4,
+)
+"""Besides two."""
+EXPECTED = {
+    (name, result.ranks): result
+    for name, slicings in table.read().items()
+    for result in slicings
+    if result.strategy == "tensor"
 }
+"""What docs/coverage.md says, which `scripts/coverage.py` writes: a plan that needs more is worse."""
+PRINTED = 0.0006
+"""A share in the page is rounded."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,18 +31,23 @@ def _built() -> None:
     zoo.build(zoo.NAMES)
 
 
-def test_every_architecture_has_its_number_of_collectives() -> None:
-    assert set(COLLECTIVES) == set(zoo.NAMES)
+def test_every_architecture_is_in_the_page() -> None:
+    assert set(EXPECTED) == {(name, ranks) for name in zoo.NAMES for ranks in (2, 4, 8)}
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), [(name, ranks) for name, counts in COLLECTIVES.items() for ranks in counts]
-)
+def test_rows_of_the_page_are_read_as_they_were_written() -> None:
+    lines = table.PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [table.row(name, result) for name, slicings in table.read().items() for result in slicings]
+    assert rows == lines[lines.index(table.HEAD[0]) + 2 :][: len(rows)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [(name, 2) for name in zoo.NAMES] + list(MORE_RANKS.items()))
 def test_slices_give_the_unsliced_outputs(name: str, ranks: int, tmp_path: Path) -> None:
     found = measure(zoo.get(name), ranks, tmp_path)
     assert found.error <= zoo.tolerance(name)
-    assert found.rank_share <= 1 / ranks + zoo.WEIGHT_SLACK
-    assert found.total <= COLLECTIVES[name][ranks], dict(found.counts)
+    expected = EXPECTED[name, ranks]
+    assert found.rank_share <= max(1 / ranks + zoo.WEIGHT_SLACK, expected.rank_share + PRINTED)
+    assert found.total <= expected.total, dict(found.counts)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("bert", 2), ("gpt2", 3), ("resnet50", 3), ("unet", 2)])

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.architectures import fused, language, variants, vision
-from tests.architectures.build import EXPORTED
+from tests.architectures import decoders, encoders, language, variants
+from tests.architectures.build import EXPORTED, MODULES
 from tests.architectures.exporting import Feeds
 from tests.models import BUILD_SECONDS, ROOT, cache_folder
 
@@ -29,6 +29,14 @@ BASES = variants.BASES
 NAMES = (*EXPORTED, *BASES)
 
 TRANSFORMER_LAYERS = language.LAYERS
+LAYERS = {
+    **dict.fromkeys(encoders.BUILDERS, encoders.LAYERS),
+    **dict.fromkeys(decoders.BUILDERS, decoders.LAYERS),
+    "albert": encoders.SHARED_LAYERS,
+    "swin": sum(encoders.SWIN_DEPTHS),
+    "clip": 2 * encoders.LAYERS,
+}
+"""Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together."""
 LAYER_COLLECTIVES = 2
 """The goal for each transformer layer: one sum after attention and one after the feed-forward."""
 WEIGHT_SLACK = 0.03
@@ -50,7 +58,9 @@ class Model:
 
 def layers(name: str) -> int | None:
     """Transformer layers, of an architecture that has them."""
-    return None if name.startswith(("resnet", "mobilenet", "unet", "lstm")) else TRANSFORMER_LAYERS
+    if name.startswith(("resnet", "mobilenet", "unet", "lstm")):
+        return None
+    return LAYERS.get(name, TRANSFORMER_LAYERS)
 
 
 def tolerance(name: str) -> float:
@@ -109,7 +119,7 @@ def _path(name: str) -> Path:
     """Where a model is kept; the folder is another one for other builders, exporters or quantisers."""
     sources = [Path(__file__).with_name("exporting.py")]
     base = BASES.get(name, name)
-    for module in (language, fused, vision, variants):
+    for module in (*MODULES, variants):
         names = BASES if module is variants else module.BUILDERS
         sources += [Path(str(module.__file__))] if base in names or name in names else []
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))

@@ -220,12 +220,14 @@ def test_every_option_and_the_content_of_files_is_in_the_key(folder: Path, slici
         SliceOptions(annotations=False),
         SliceOptions(micro_batches=1),
         SliceOptions(steering=steer),
+        SliceOptions(dims={"batch": 8}),
+        SliceOptions(dims={"batch": 9}),
     ):
         places.add(cache.sliced(model, 2, options=options))
-    assert len(places) == len(slicings) == 6
+    assert len(places) == len(slicings) == 8
     steer.rename(folder / "other.yaml")
     cache.sliced(model, 2, options=SliceOptions(steering=folder / "other.yaml"))
-    assert len(slicings) == 6
+    assert len(slicings) == 8
     (folder / "other.yaml").write_text("w0: row")
     assert cache.sliced(model, 2, options=SliceOptions(steering=folder / "other.yaml")) not in places
     with pytest.raises(SliceError, match=r"plan\.json: cannot read this saved plan"):

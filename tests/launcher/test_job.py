@@ -70,13 +70,16 @@ def test_options_of_slicing(folder: Path) -> None:
     config = write(folder, {
         "model": "model.onnx", "mesh": "data=2,tensor=3", "micro_batches": 4, "memory": "1.5 GiB",
         "steer": "steer.yaml", "ignore_annotations": True, "allow_replicated": True,
+        "dims": {"batch": 8, "sequence": 1},
     })  # fmt: skip
     job = merge({}, config)
     assert (job.mesh, job.slicing.ranks()) == (parse_mesh("data=2,tensor=3"), 6)
     assert job.slicing.options() == SliceOptions(
         allow_replicated=True, mesh=job.mesh, micro_batches=4, memory=3 * 2**29, steering=folder / "steer.yaml",
-        annotations=False,
+        annotations=False, dims={"batch": 8, "sequence": 1},
     )  # fmt: skip
+    dims = merge({"dims": ["sequence=5"]}, config).slicing.options().dims
+    assert dims == {"batch": 8, "sequence": 5}
     assert job.slicing.given == [
         "--allow-replicated", "--mesh", "--micro-batches", "--memory", "--steer", "--ignore-annotations",
     ]  # fmt: skip

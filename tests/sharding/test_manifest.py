@@ -43,6 +43,7 @@ def example() -> manifests.Manifest:
         batch=manifests.BatchAxes({"x": 0}, {"y": 0}),
         created_by="shardrun 0.1.0",
         reason="data: all 96 B on each rank",
+        lengths={"sequence": 1},
     )
 
 
@@ -74,7 +75,17 @@ def test_the_file_has_the_documented_keys() -> None:
     data = json.loads(example().to_json())
     assert list(data) == [
         *("format", "version", "created_by", "source", "world_size", "strategy", "mesh", "reason"),
-        *("micro_batches", "batch", "ranks", "weights", "collectives", "inputs", "outputs", "whole"),
+        *(
+            "micro_batches",
+            "lengths",
+            "batch",
+            "ranks",
+            "weights",
+            "collectives",
+            "inputs",
+            "outputs",
+            "whole",
+        ),
     ]
     assert data["weights"]["w"] == {
         "placement": "split:1/3",
@@ -83,6 +94,14 @@ def test_the_file_has_the_documented_keys() -> None:
         "bytes": 96,
         "stages": [0],
     }
+
+
+def test_lengths_may_be_left_out() -> None:
+    data = json.loads(example().to_json())
+    del data["lengths"]
+    without = manifests.parse_manifest(json.dumps(data))
+    assert without == dataclasses.replace(example(), lengths={})
+    assert "lengths" not in json.loads(without.to_json())
 
 
 def test_the_reason_may_be_left_out() -> None:
@@ -115,6 +134,7 @@ CHANGES: list[tuple[list[Any], Any, str]] = [
     (["mesh", "data"], 3, "$.mesh must be a mesh of 2 ranks, the world size"),
     (["mesh", "tensor"], 0, '$.mesh["tensor"] must be a whole number of at least 1'),
     (["reason"], 3, "$.reason must be a string, but is 3"),
+    (["lengths", "sequence"], 0, '$.lengths["sequence"] must be a whole number of at least 1, but is 0'),
     (["micro_batches"], 0, "$.micro_batches must be a whole number of at least 1"),
     (
         ["batch", "inputs", "x"],
@@ -160,7 +180,9 @@ def test_a_wrong_value_is_named_with_its_place(path: list[Any], value: Any, sent
     assert "DIR/manifest.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [key for key in json.loads(example().to_json()) if key != "reason"])
+@pytest.mark.parametrize(
+    "key", [key for key in json.loads(example().to_json()) if key not in {"reason", "lengths"}]
+)
 def test_a_missing_key_is_named(key: str) -> None:
     data = json.loads(example().to_json())
     del data[key]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import sharding
-from sharding.cost import SYMBOL_LENGTH, symbol_length
+from sharding.cost import SYMBOL_LENGTH, Sizes
 from sharding.plan import Plan
 from sharding.solve import counted_weights
 from tests.sharding import graphs, lockstep
@@ -82,7 +82,7 @@ def test_repeated_layers_get_the_same_answer(tmp_path: Path) -> None:
     ],
 )
 def test_lengths_of_symbols(symbol: str | None, length: int) -> None:
-    assert symbol_length(symbol) == length
+    assert Sizes().length(symbol) == length
 
 
 def test_small_weights_are_no_reason_for_a_collective(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""The rows of docs/coverage.md: written from what was measured, and read again."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from tests.architectures import zoo
+from tests.architectures.measure import Measured
+from tests.models import ROOT
+
+PAGE = ROOT / "docs" / "coverage.md"
+HEAD = [
+    "| model | strategy | ranks | split | a rank holds | collectives | a layer | bytes | error | planning |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+]
+_CACHES = re.compile(r"([0-9]+) caches")
+
+
+def row(name: str, result: Measured) -> str:
+    """One line of the table."""
+    counts = ", ".join(f"{count} {op}" for op, count in sorted(result.counts.items())) or "none"
+    cells = [
+        name,
+        result.strategy,
+        str(result.ranks),
+        f"{100 * result.split_share:.1f} %" if result.strategy == "tensor" else "",
+        f"{100 * result.rank_share:.1f} %",
+        counts,
+        per_layer(name, result),
+        f"{sum(result.sent.values()):,}",
+        f"{result.error:.0e}",
+        f"{result.planning_seconds:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def per_layer(name: str, result: Measured) -> str:
+    """Collectives of each transformer layer, and those outside of layers and for caches."""
+    layers = zoo.layers(name)
+    if layers is None or result.strategy != "tensor":
+        return ""
+    inside, outside = divmod(result.total - result.cache_outputs, layers)
+    caches = f" + {result.cache_outputs} caches" if result.cache_outputs else ""
+    return f"{inside}" + (f" + {outside}" if outside else "") + caches
+
+
+def read(page: Path = PAGE) -> dict[str, list[Measured]]:
+    """The rows of the page by architecture, as exact as they are printed."""
+    found: dict[str, list[Measured]] = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 10 and cells[2].isdigit():
+            found.setdefault(cells[0], []).append(_measured(cells))
+    return found
+
+
+def _measured(cells: list[str]) -> Measured:
+    counts = Counter[str]()
+    for item in cells[5].split(", ") if cells[5] != "none" else ():
+        number, _, op = item.partition(" ")
+        counts[op] = int(number)
+    caches = _CACHES.search(cells[6])
+    return Measured(
+        ranks=int(cells[2]),
+        strategy=cells[1],
+        split_share=float(cells[3].partition(" ")[0] or 0) / 100,
+        rank_share=float(cells[4].partition(" ")[0]) / 100,
+        planning_seconds=float(cells[9]),
+        error=float(cells[8]),
+        counts=counts,
+        cache_outputs=int(caches[1]) if caches else 0,
+        sent=Counter({"all": int(cells[7].replace(",", ""))}),
+    )
