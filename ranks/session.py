@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices
+from ranks import arena, devices, forks
 from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def create_plain(
         if config.providers[0] != CPU and devices.is_device_failure(error):
             raise devices.failure(config.providers[0], config.device_id, reason(error)) from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
+    forks.never_freed(session, session._sess)
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")
     return session
