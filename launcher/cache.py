@@ -27,6 +27,7 @@ from launcher.errors import ConfigError, ShardrunError
 from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.pins import hold
+from ranks.waiting import HeldError
 from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ def sliced(
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
+    timeout: float | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
     as long as this process lives.
 
-    ``allow_replicated`` is a short form of the option of that name. Raises what slicing raises, and
-    `ConfigError` if the cache cannot be written.
+    ``allow_replicated`` is a short form of the option of that name. ``timeout``: seconds to wait for another
+    process that slices the same (default: ``SHARDRUN_TIMEOUT``). Raises what slicing raises, `HeldError` if
+    that process takes longer, and `ConfigError` if the cache cannot be written.
     """
     model = Path(model)
     options = options or SliceOptions()
@@ -59,17 +62,19 @@ def sliced(
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(model, ranks, options)
-        if hold(place) and _is_complete(place):
+        if hold(place, timeout) and _is_complete(place):
             return place
         limit = limit_of(folder)
-        with locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock"), timeout):
             # Whoever held the lock before may have made it.
-            if hold(place) and _is_complete(place):
+            if hold(place, timeout) and _is_complete(place):
                 return place
             _slice_into(place, model, ranks, options, progress)
-            hold(place)
+            hold(place, timeout)
         bound(folder.parent, limit)
         return place
+    except HeldError:
+        raise
     except OSError as problem:
         raise ConfigError(
             f"the cache of sliced models at {folder} cannot be used: {problem.strerror or problem}; "

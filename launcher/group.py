@@ -213,7 +213,7 @@ def start(
     if path.is_file() and size > 1:
         from launcher import cache
 
-        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
+        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated, timeout=timeout)
     program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]
     job = Job(chosen, program, size, environment=variables, table=table)
     return Group(job, timeout, path)

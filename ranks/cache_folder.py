@@ -12,7 +12,6 @@ Everything in it may be deleted at any time; `ranks.cache_limit` does so to keep
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -25,9 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ranks import regular
+from ranks import pins, regular
 from ranks.errors import ModelError, ShardrunError
-from ranks.pins import is_at
 from sharding.manifest import sha256_of
 
 if TYPE_CHECKING:
@@ -64,24 +62,18 @@ def is_cached(path: Path, kind: str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
-    """Holds the lock file ``path``, made if need be; waits for whoever holds it, at most ``seconds``.
+    """Holds the lock file ``path``, made if need be; waits aloud for who holds it, at most ``seconds``, by
+    default ``SHARDRUN_TIMEOUT`` (`ranks.waiting`).
 
-    Raises `OSError`, `TimeoutError` among them.
+    Raises `OSError`, `HeldError` among them.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     descriptor = _open_lock(path)
     try:
         while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
-            except BlockingIOError:
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, f"locked for {seconds} seconds", str(path)) from None
-                time.sleep(0.02)
-                continue
-            except OSError as problem:  # some network file systems have no locks: then two may work at once
-                log.info("cannot lock %s: %s", path, problem)
-            if is_at(descriptor, path):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pins.lock(descriptor, fcntl.LOCK_EX, path, left)  # without locks two may work at once
+            if pins.is_at(descriptor, path):
                 break
             there = _open_lock(path)  # whoever held it has removed it
             os.close(descriptor)

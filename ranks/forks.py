@@ -25,8 +25,8 @@ def in_child(owner: Owner, renew: Callable[[Owner], None]) -> None:
 def never_freed(owner: Any, *parts: Any) -> None:
     """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its interpreter.
 
-    For objects of native libraries with threads of their own, such as ONNX Runtime's sessions. A child can run
-    a session, for the caller's thread does all work where no other comes. But the destructor waits until
+    For objects of native libraries with threads of their own, such as ONNX Runtime's sessions. A child can
+    run a session, for the caller's thread does all work where no other comes. But the destructor waits until
     threads that sleep have woken up, and the child has none that would.
     """
     _threaded[owner] = parts

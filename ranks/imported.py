@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 _COMPLETE = "complete.json"
 
 
-def as_onnx(path: str | Path) -> Path:
+def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
     """The model as an ONNX file: the path itself, or of another format a conversion in the cache.
 
-    Raises `ModelError` where it cannot be converted, or the cache folder not be written.
+    ``timeout``: seconds to wait for another process that converts the same (default: ``SHARDRUN_TIMEOUT``).
+    Raises `ModelError` where it cannot be converted, or the cache folder not be written; `HeldError` where
+    that process takes longer.
     """
     path = Path(path)
     if not is_imported(path):
@@ -40,13 +42,14 @@ def as_onnx(path: str | Path) -> Path:
     from ranks.cache_folder import cache_folder, locked
     from ranks.cache_limit import bound, limit_of
     from ranks.pins import hold
+    from ranks.waiting import HeldError
 
     folder = cache_folder() / "converted"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(path)
         limit = limit_of(folder)
-        with locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock"), timeout):
             found = _complete(place, path)
             if found is not None:
                 hold(place)
@@ -55,6 +58,8 @@ def as_onnx(path: str | Path) -> Path:
             hold(place)
         bound(folder.parent, limit)
         return found
+    except HeldError:
+        raise
     except OSError as problem:
         raise ModelError(
             f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "

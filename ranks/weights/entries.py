@@ -110,7 +110,7 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     if descriptor is None:
         return None
     pin = Pin(descriptor)
-    pins.lock(descriptor, fcntl.LOCK_SH)
+    pins.lock(descriptor, fcntl.LOCK_SH, folder / f"{key}.json")
     entry = _read(descriptor, key)
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
@@ -243,7 +243,7 @@ def _remove_unused(folder: Path, key: str) -> bool:
         remove(folder, key)
         return True
     try:
-        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder / f"{key}.json"):
             return False
         remove(folder, key)
     finally:
@@ -385,6 +385,6 @@ def _folder_lock(folder: Path, how: int) -> Iterator[bool]:
     """Locks a folder; gives whether that worked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield pins.lock(descriptor, how)
+        yield pins.lock(descriptor, how, folder)
     finally:
         os.close(descriptor)

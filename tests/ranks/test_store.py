@@ -382,7 +382,7 @@ def test_threads_prepare_once(store: Store, big: Path, monkeypatch: pytest.Monke
 
 
 def test_a_process_does_not_wait_for_ever(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.weights.store.WAIT_SECONDS", 0.1)
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.1")
     lock = store.folder / entries.LOCKS / store.key(big, CONFIG)[:2]
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
