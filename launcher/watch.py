@@ -314,7 +314,8 @@ class Job:
         if os.getpid() != self._owner:
             return
         with self.changed:
-            polite = self.failure is None and not self._closing and not self._all_ended
+            idle = self.failure is None and not self.answers.expected
+            polite = idle and not self._closing and not self._all_ended
             self._closing = True
             self._suspicious.set()
             self.changed.notify_all()
