@@ -119,7 +119,7 @@ class Store:
             yield
 
     def _open_entry(self, key: str, config: SessionConfig, what: str) -> ort.InferenceSession | None:
-        taken = entries.take(self.folder, key)
+        taken = entries.take(self.folder, key, check=not self.read_only)
         if taken is None:
             return None
         entry, pin = taken
@@ -143,13 +143,17 @@ class Store:
         if opened is None:
             pin.close()
             if not self.read_only:
-                log.info("the prepared weights of %s (%s) are damaged and are made again", what, key)
+                self._say_damaged(what)
                 entries.remove(self.folder, key)
             return None
         weakref.finalize(opened, pin.close)
         give_back_memory()
         populate([blob.name for blob in entry.blobs])
         return opened
+
+    @staticmethod
+    def _say_damaged(what: str) -> None:
+        log.warning("the prepared weights of %s were damaged and are made again", what)
 
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
@@ -158,6 +162,8 @@ class Store:
         with locked(self.folder / entries.LOCKS / key[:2]):
             if entries.take(self.folder, key) is not None:
                 return
+            if entries.is_there(self.folder, key):
+                self._say_damaged(what)
             with entries.workplace(self.folder) as work:
                 try:
                     made = prepare(model, config, what, work)
