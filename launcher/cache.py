@@ -28,7 +28,7 @@ from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.pins import hold
 from ranks.waiting import HeldError
-from ranks.whole import is_sealed, say_damaged, seal
+from ranks.whole import is_sealed, note, say_damaged, seal
 from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def _slice_into(
     try:
         made = slice_model(model, ranks, work / "slices", options=options, progress=progress)
         # All but the manifest were hashed while they were written.
-        seal(
+        files = seal(
             work / "slices", {one.file: (one.bytes, one.sha256) for rank in made.ranks for one in rank.files}
         )
         if place.exists():  # else we would not be here
@@ -103,6 +103,7 @@ def _slice_into(
             shutil.rmtree(place)
         try:
             (work / "slices").rename(place)
+            note(place, files)
         except OSError:
             # On file systems without locks another process may have been faster.
             if not is_sealed(place):

@@ -149,7 +149,7 @@ def _name(path: Path) -> str:
 
 def _convert(path: Path, place: Path) -> Path:
     from ranks.weights.durable import flush
-    from ranks.whole import seal
+    from ranks.whole import note, seal
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
@@ -159,9 +159,10 @@ def _convert(path: Path, place: Path) -> Path:
         files = write_onnx(model, path, work / _name(path))
         for file in files:  # a crash of the machine must not leave it whole by its size alone
             flush(file)
-        seal(work)
+        sealed = seal(work)
         shutil.rmtree(place, ignore_errors=True)
         work.rename(place)
+        note(place, sealed)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return place / _name(path)

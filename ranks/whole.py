@@ -9,6 +9,7 @@ Who finds it damaged makes it again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -53,8 +54,9 @@ def note(folder: Path, files: Files) -> None:
         remember(folder / _KIND, _kind(files), list(files), _KIND)
 
 
-def seal(folder: Path, known: Files | None = None) -> None:
-    """Writes down what files a folder holds now; ``known``: of those that need not be read for it.
+def seal(folder: Path, known: Files | None = None) -> Files:
+    """Writes down what files a folder holds now, and gives it, for `note`, once the folder is in its place;
+    ``known``: of those that need not be read for it.
 
     Raises `OSError`.
     """
@@ -64,6 +66,7 @@ def seal(folder: Path, known: Files | None = None) -> None:
             size = path.stat().st_size
             told[path.name] = (size, regular.sha256_of(path, size) or "")
     (folder / SEAL).write_text(json.dumps(told))
+    return told
 
 
 def is_sealed(folder: Path) -> bool:
@@ -74,6 +77,12 @@ def is_sealed(folder: Path) -> bool:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return False
     return bool(files) and is_whole(folder, files)
+
+
+def unseal(folder: Path) -> None:
+    """Has the next who uses a folder make it again: its bytes changed, and nothing else shows it."""
+    with contextlib.suppress(OSError):
+        regular.remove(folder / SEAL)
 
 
 def say_damaged(what: Path) -> None:

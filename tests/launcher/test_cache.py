@@ -16,8 +16,8 @@ import pytest
 import sharding
 from launcher import cache
 from launcher.errors import ConfigError
-from ranks import cache_folder
-from sharding.errors import ModelError, SliceError
+from ranks import cache_folder, model_file, whole
+from sharding.errors import ModelError, ShardError, SliceError
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -145,6 +145,20 @@ def test_what_is_damaged_is_sliced_again(
     assert cache.sliced(model, 2) == place and len(slicings) == 2
     assert caplog.messages == [f"{place} was damaged and is made again"]
     assert {name: (place / name).read_bytes() for name in before} == before
+    assert cache.sliced(model, 2) == place and len(slicings) == 2
+
+
+def test_bytes_that_changed_alone_are_made_again_by_the_next_run(
+    folder: Path, slicings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a failing disk: no time of the file tells. The rank, which hashes its shard, finds it."""
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    flipped(place / "rank_1.onnx")
+    monkeypatch.setattr(whole, "is_known", lambda *_: True)
+    assert cache.sliced(model, 2) == place and len(slicings) == 1
+    with pytest.raises(ShardError, match=r"SHA-256 .* It lies in the cache: the next run makes it anew\."):
+        model_file.find(place).verify(1, 2)
     assert cache.sliced(model, 2) == place and len(slicings) == 2
 
 
