@@ -64,6 +64,10 @@ def report(error: BaseException, where: str = "") -> int:
         drop_output()
         return _say(f"error: {where}standard output cannot be written: {error.strerror}", EXIT_FAILED)
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    from ranks.limits import is_short, memory_advice
+
+    if is_short(error):
+        return _say(f"error: {where}{text.rstrip(': ')}: {memory_advice()}", EXIT_FAILED)
     return _say(f"internal error: {where}{text} (run with --debug for the traceback)", EXIT_FAILED)
 
 

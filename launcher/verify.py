@@ -166,12 +166,12 @@ def run_reference(
 
     import onnxruntime  # isort: skip
 
+    from ranks import limits
     from ranks.imported import as_onnx, decrypted, naming
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = limits.cores() if threads is None else threads
     with (
         decrypted(model, key) if key is not None else nullcontext(as_onnx(model, timeout)) as file,
         naming(file, model),
