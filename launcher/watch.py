@@ -24,7 +24,7 @@ from launcher.control import Listener, Peer
 from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import remote_hosts
 from launcher.output import Output
-from ranks import wire
+from ranks import heap, wire
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -80,6 +80,7 @@ class Job:
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
+        heap.spare_addresses()
         self._remote = remote_hosts(table)
         self._listener = Listener(
             world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage

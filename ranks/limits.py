@@ -22,6 +22,7 @@ _SHORT = (
     "Cannot allocate memory",
     "out of memory",
     "can't start new thread",
+    "failed to map segment",  # of a library
 )
 
 
