@@ -13,12 +13,24 @@ class Answers:
     """The answers to the request in progress; guarded by the job's ``changed``."""
 
     request: int = 0
+    dropped: bool = False
+    """Whether nobody waits for them any more."""
     result: wire.Message | None = None
     failed: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self, request: int) -> None:
         """A new request: nothing is answered yet."""
-        self.request, self.result, self.failed = request, None, {}
+        self.request, self.result, self.failed, self.dropped = request, None, {}, False
+
+    @property
+    def came(self) -> bool:
+        """Whether there is one, from rank 0 for all or from a rank that could not compute."""
+        return self.result is not None or bool(self.failed)
+
+    @property
+    def expected(self) -> bool:
+        """Whether the ranks are still at work on the request."""
+        return self.request > 0 and not self.came
 
     def take(self, rank: int, message: wire.Message) -> None:
         """An answer; one to an earlier request is dropped."""

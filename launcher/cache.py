@@ -27,6 +27,8 @@ from launcher.errors import ConfigError, ShardrunError
 from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.pins import hold
+from ranks.waiting import HeldError
+from ranks.whole import is_sealed, note, say_damaged, seal
 from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,14 @@ def sliced(
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
+    timeout: float | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
     as long as this process lives.
 
-    ``allow_replicated`` is a short form of the option of that name. Raises what slicing raises, and
-    `ConfigError` if the cache cannot be written.
+    ``allow_replicated`` is a short form of the option of that name. ``timeout``: seconds to wait for another
+    process that slices the same (default: ``SHARDRUN_TIMEOUT``). Raises what slicing raises, `HeldError` if
+    that process takes longer, and `ConfigError` if the cache cannot be written.
     """
     model = Path(model)
     options = options or SliceOptions()
@@ -59,17 +63,19 @@ def sliced(
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(model, ranks, options)
-        if hold(place) and _is_complete(place):
+        if hold(place, timeout) and is_sealed(place):
             return place
         limit = limit_of(folder)
-        with locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock"), timeout):
             # Whoever held the lock before may have made it.
-            if hold(place) and _is_complete(place):
+            if hold(place, timeout) and is_sealed(place):
                 return place
             _slice_into(place, model, ranks, options, progress)
-            hold(place)
+            hold(place, timeout)
         bound(folder.parent, limit)
         return place
+    except HeldError:
+        raise
     except OSError as problem:
         raise ConfigError(
             f"the cache of sliced models at {folder} cannot be used: {problem.strerror or problem}; "
@@ -87,36 +93,23 @@ def _slice_into(
         shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
-        slice_model(model, ranks, work / "slices", options=options, progress=progress)
+        made = slice_model(model, ranks, work / "slices", options=options, progress=progress)
+        # All but the manifest were hashed while they were written.
+        files = seal(
+            work / "slices", {one.file: (one.bytes, one.sha256) for rank in made.ranks for one in rank.files}
+        )
         if place.exists():  # else we would not be here
-            log.warning("%s was damaged and is made again", place)
+            say_damaged(place)
             shutil.rmtree(place)
         try:
             (work / "slices").rename(place)
+            note(place, files)
         except OSError:
             # On file systems without locks another process may have been faster.
-            if not _is_complete(place):
+            if not is_sealed(place):
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _is_complete(place: Path) -> bool:
-    """Whether a slice folder is there with all its files at their sizes (ranks check their hashes)."""
-    from sharding.manifest import read_manifest
-
-    if not place.is_dir():
-        return False
-    try:
-        manifest = read_manifest(place)
-        for rank in manifest.ranks:
-            for entry in rank.files:
-                if (place / entry.file).stat().st_size != entry.bytes:
-                    return False
-    except (ShardrunError, OSError) as problem:
-        log.info("%s is damaged: %s", place, problem)
-        return False
-    return True
 
 
 def _key(model: Path, ranks: int, options: SliceOptions) -> str:

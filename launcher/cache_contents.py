@@ -128,7 +128,7 @@ def _hashes() -> list[Item]:
         return []
     times = [path.stat().st_mtime for path in files if path.exists()]
     size = sum(map(cache_entries.size, files))
-    return [Item("hashes", "hashes", f"of {len(files)} model files", size, max(times, default=0.0))]
+    return [Item("hashes", "hashes", f"of {len(files)} files and folders", size, max(times, default=0.0))]
 
 
 def _sliced(place: Path) -> str:

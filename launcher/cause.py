@@ -9,15 +9,21 @@ from typing import Any
 
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
+from ranks.control import EXIT_ORPHANED
+from ranks.limits import memory_advice
 from sharding.text import one_line
 
 _HINTS = {
-    signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so).",
+    signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so): if so, use "
+    "more ranks, each of which holds less, fewer on one host, or raise the limit of the container or job.",
     signal.SIGTERM: "Someone, or the job system at its time limit, asked it to end.",
     signal.SIGSEGV: "A native library crashed: see its last lines, and try one rank alone.",
     signal.SIGABRT: "A native library gave up: see its last lines.",
     signal.SIGBUS: "A mapped file was cut short, or shared memory (/dev/shm) is full.",
     signal.SIGILL: "A native library was built for another processor.",
+    signal.SIGXCPU: "It used the processor time that `ulimit -t` or the job system allows: raise that limit.",
+    signal.SIGXFSZ: "A file grew beyond what `ulimit -f` allows: raise that limit.",
+    signal.SIGHUP: "Its terminal or the session that it belonged to was closed.",
 }
 
 
@@ -69,9 +75,17 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
             usage=trouble.error.get("usage") is True,
         )
     code = trouble.ended.code if trouble.ended is not None else None
+    if code is not None and 128 < code <= 128 + signal.NSIG and _signal(128 - code) in _HINTS:
+        code = 128 - code  # a shell between says so of a signal, and so do job systems
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:
-        hint = _HINTS.get(_signal(code) or signal.SIGHUP, "")
+        hint = _HINTS.get(_signal(code) or signal.SIGCHLD, "")
+    elif code == EXIT_ORPHANED:
+        sentence = f"{where} lost its connection to the process that started it, and ended itself"
+        hint = (
+            "That process still runs: it, or the rank, may be out of memory, threads or descriptors "
+            "(`ulimit -a`), or the network between them failed."
+        )
     elif code == 0:
         sentence += " before it was done, as os._exit(0) would"
     elif code is None:
@@ -92,10 +106,22 @@ def launcher_error(
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
     if lost is not None:
-        message += f" Rank {lost.rank} on host {lost.host} was gone first, and nothing says why."
+        message += (
+            f" Rank {lost.rank} on host {lost.host} was gone first, and {name} names neither a signal nor a "
+            "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
+            f"someone told {name} to end."
+        )
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def shortage(error: Exception) -> LaunchError:
+    """The error to raise where this process itself has no memory or threads for its ranks."""
+    return LaunchError(
+        f"This process cannot watch its ranks ({error or type(error).__name__}): {memory_advice()}; or raise "
+        "the number of processes and threads (`ulimit -u`, pids.max of a container)."
+    )
 
 
 def how(code: int | None) -> str:

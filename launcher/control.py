@@ -19,6 +19,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from ranks import wire
 from ranks.control import tune_tcp
+from ranks.limits import is_short
 from ranks.stream import Stream
 
 _HELLO_SECONDS = 10
@@ -62,10 +63,14 @@ class Listener:
         on_hello: Callable[[Peer], None],
         on_message: Callable[[Peer, wire.Message], None],
         on_lost: Callable[[Peer], None],
+        *,
+        on_shortage: Callable[[Exception], None],
     ) -> None:
+        """``on_shortage``: this process could not take the connection of a rank, for want of threads."""
         self.secret = secrets.token_hex(16)
         self._world_size = world_size
         self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
+        self._on_shortage = on_shortage
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._strangers = threading.Semaphore(_MAX_STRANGERS)
@@ -89,8 +94,10 @@ class Listener:
             self._open.add(sock)
             try:
                 threading.Thread(target=self._serve, args=(sock,), name="shardrun rank", daemon=True).start()
-            except RuntimeError:  # the interpreter is ending, or there are no more threads
+            except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is ending
                 self._strangers.release()
+                if self._socket.fileno() >= 0 and not sys.is_finalizing():
+                    self._on_shortage(error)
                 sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -108,7 +115,9 @@ class Listener:
         try:
             while True:
                 self._on_message(peer, stream.receive())
-        except (OSError, wire.WireError):
+        except (OSError, wire.WireError) as error:
+            if is_short(error):
+                self._on_shortage(error)
             self._on_lost(peer)
 
     def _admit(self, stream: Stream) -> Peer | None:

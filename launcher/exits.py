@@ -64,7 +64,19 @@ def report(error: BaseException, where: str = "") -> int:
         drop_output()
         return _say(f"error: {where}standard output cannot be written: {error.strerror}", EXIT_FAILED)
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    if (advice := _if_short(error)) is not None:
+        return _say(f"error: {where}{text.rstrip(': ')}: {advice}", EXIT_FAILED)
     return _say(f"internal error: {where}{text} (run with --debug for the traceback)", EXIT_FAILED)
+
+
+def _if_short(error: BaseException) -> str | None:
+    """What to say where memory ran out, be it for another import too; None for other errors."""
+    try:
+        from ranks.limits import is_short, memory_advice
+
+        return memory_advice() if is_short(error) else None
+    except (ImportError, MemoryError):
+        return "memory is short"
 
 
 def exit_code(error: ShardrunError) -> int:

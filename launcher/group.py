@@ -16,6 +16,7 @@ import numpy as np
 from launcher import base
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.hosts import remote_hosts
+from launcher.interrupts import held_back
 from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS, TARGETS
 from launcher.model_kinds import check_sliceable, check_whole
 from launcher.ports import check_port, free_port
@@ -87,6 +88,8 @@ class Group:
 
         Raises `ShardrunError` for inputs that do not fit the model (nothing is sent), `PredictError` where
         the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost.
+        After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it comes, for
+        which the next call waits.
         """
         if not isinstance(feeds, Mapping):
             raise ShardrunError(
@@ -105,27 +108,48 @@ class Group:
 
     def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
         job, answers = self._job, self._answers
-        with job.changed:
-            self._request += 1
-            answers.begin(self._request)
         job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
-        fields = {"request": self._request}
+        self._settle()
+        fields = {"request": self._request + 1}
         try:
-            job.send(0, wire.Kind.PREDICT, fields, tensors)
-            for rank in range(1, job.world_size):
-                job.send(rank, wire.Kind.PREDICT, fields)
-            job.wait_for(lambda: answers.result is not None or bool(answers.failed), None, "")
-        except BaseException as error:
-            # A `WireError` says that a tensor cannot travel, before anything was sent.
-            if not isinstance(error, RankFailedError | LaunchError | wire.WireError):
-                # Ctrl-C: an answer is still to come, and the ranks would be out of step with the next
-                # request.
-                job.fail(LaunchError("This group's last request was interrupted: start another one."))
+            with held_back():  # all ranks get the request, or none
+                with job.changed:
+                    self._request += 1
+                    answers.begin(self._request)
+                job.send(0, wire.Kind.PREDICT, fields, tensors)
+                for rank in range(1, job.world_size):
+                    job.send(rank, wire.Kind.PREDICT, fields)
+            job.wait_for(lambda: answers.came, None, "")
+        except KeyboardInterrupt:
+            answers.dropped = answers.request == fields["request"]  # else nothing was sent yet
+            raise
+        except wire.WireError:  # a tensor cannot travel, and nothing was sent
+            answers.begin(0)
+            raise
+        except (RankFailedError, LaunchError):
+            raise
+        except BaseException:
+            # Another signal's handler, maybe in the middle of a message.
+            job.fail(LaunchError("This group's last request was interrupted: start another one."))
             raise
         if answers.result is not None:
             self.communication_seconds = answers.result.fields["stats"]["communication_seconds"]
             return answers.result.tensors
         raise self._failed()
+
+    def _settle(self) -> None:
+        """Waits until the ranks have answered a request that was interrupted, and drops the answer.
+
+        They cannot be stopped in the middle of a model, and read the inputs of a request where those of the
+        next one are written.
+        """
+        job, answers = self._job, self._answers
+        if not answers.dropped:
+            return
+        job.wait_for(lambda: answers.came, None, "")
+        if answers.result is None and not isinstance(error := self._failed(), PredictError):
+            raise error
+        answers.dropped = False
 
     def _failed(self) -> ShardrunError:
         """Called when a rank could not compute: if none could, they are still in step and the group is
@@ -214,7 +238,7 @@ def start(
     if path.is_file() and size > 1:
         from launcher import cache
 
-        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
+        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated, timeout=timeout)
     if path.is_dir():
         warn_unsplit(path, Path(model))
     program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]

@@ -127,7 +127,8 @@ def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
     from sharding.manifest import read_manifest
 
     with progress(f"slicing {model.name}") as update:
-        folder = sliced(model, ranks, options=job.slicing.options(), progress=update)
+        options = job.slicing.options()
+        folder = sliced(model, ranks, options=options, progress=update, timeout=job.timeout)
     return folder, read_manifest(folder)
 
 

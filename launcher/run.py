@@ -208,7 +208,7 @@ def finish(
         print(f"wrote {job.output}")
     if source is not None:
         short = precision.computed(precision.asked(job), job.target)
-        compare(manifest, feeds, result, source, reference_key(job, source), short)
+        compare(manifest, feeds, result, source, reference_key(job, source), short, job.timeout)
 
 
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
@@ -252,6 +252,7 @@ def compare(  # noqa: PLR0917 - what `finish` was given
     source: Path,
     key: Key | None = None,
     computed: Iterable[str] = (),
+    timeout: float | None = None,
 ) -> None:
     """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance.
 
@@ -260,7 +261,7 @@ def compare(  # noqa: PLR0917 - what `finish` was given
     from launcher.report import print_table
     from launcher.verify import check, compare_outputs, run_reference
 
-    reference = run_reference(source, feeds, key=key)
+    reference = run_reference(source, feeds, key=key, timeout=timeout)
     types = {weight.dtype for weight in manifest.weights.values()} | set(computed)
     comparisons = compare_outputs(result.outputs, reference, types)
     rows = [

@@ -153,8 +153,10 @@ def run_reference(
     feeds: Mapping[str, NDArray[Any]],
     threads: int | None = None,
     key: Key | None = None,
+    timeout: float | None = None,
 ) -> dict[str, NDArray[Any]]:
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
+    ``timeout``: seconds to wait for another process that converts it.
 
     Raises `ConfigError` if it cannot run.
     """
@@ -164,14 +166,14 @@ def run_reference(
 
     import onnxruntime  # isort: skip
 
+    from ranks import limits
     from ranks.imported import as_onnx, decrypted, naming
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = limits.cores() if threads is None else threads
     with (
-        decrypted(model, key) if key is not None else nullcontext(as_onnx(model)) as file,
+        decrypted(model, key) if key is not None else nullcontext(as_onnx(model, timeout)) as file,
         naming(file, model),
     ):
         try:

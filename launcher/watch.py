@@ -24,7 +24,7 @@ from launcher.control import Listener, Peer
 from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import remote_hosts
 from launcher.output import Output
-from ranks import wire
+from ranks import heap, wire
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -80,17 +80,25 @@ class Job:
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
+        heap.spare_addresses()
         self._remote = remote_hosts(table)
-        self._listener = Listener(world_size, self._remote, self._hello, self._message, self._lost)
+        self._listener = Listener(
+            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
+        )
         ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
         try:
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
         except BaseException:
             self._listener.close()
             raise
-        self._output = Output(self._handle, self._ended)
-        for target in (self._wait, self._judge):
-            threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
+        try:
+            self._output = Output(self._handle, self._ended)
+            for target in (self._wait, self._judge):
+                threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            self._listener.close()
+            self._handle.kill()
+            raise cause.shortage(error) from None
 
     # What the ranks and the launching program tell; each in a thread of its own.
 
@@ -121,6 +129,10 @@ class Job:
             if peer.rank not in self._done and not self._hung_up:
                 self._trouble(peer.rank)
             self.changed.notify_all()
+
+    def _shortage(self, error: Exception) -> None:
+        self.fail(cause.shortage(error))
+        self._suspicious.set()
 
     def _ended(self, ended: Ended) -> None:
         with self.changed:
@@ -314,7 +326,8 @@ class Job:
         if os.getpid() != self._owner:
             return
         with self.changed:
-            polite = self.failure is None and not self._closing and not self._all_ended
+            idle = self.failure is None and not self.answers.expected
+            polite = idle and not self._closing and not self._all_ended
             self._closing = True
             self._suspicious.set()
             self.changed.notify_all()

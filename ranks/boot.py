@@ -108,8 +108,10 @@ def _set_up_process() -> None:
     if os.environ.pop("SHARDRUN_SAFE_PATH", None):
         os.environ.pop("PYTHONSAFEPATH", None)
     if os.environ.get("SHARDRUN_CONTROL"):
+        from ranks import heap
         from ranks.control import die_with_parent
 
+        heap.spare_addresses()
         die_with_parent()
         # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

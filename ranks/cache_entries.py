@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ranks import pins
 from ranks.cache_folder import locked
+from ranks.waiting import HeldError
 
 KINDS = ("slices", "converted", "device", "minilm", "benchmarks")
 """``minilm`` and ``benchmarks``: models that the example and the benchmarks exported."""
@@ -65,7 +66,7 @@ def remove(folder: Folder, mapped: Iterable[str] = ()) -> bool:
             if gone:
                 lock.unlink(missing_ok=True)
             return gone
-    except TimeoutError:
+    except HeldError:
         return False
 
 
@@ -75,7 +76,7 @@ def _remove(folder: Folder, mapped: Iterable[str]) -> bool:
     except FileNotFoundError:
         return True
     try:
-        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder.path):
             return False
         if any(Path(name).is_relative_to(folder.path) for name in mapped):
             return False

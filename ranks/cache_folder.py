@@ -12,7 +12,6 @@ Everything in it may be deleted at any time; `ranks.cache_limit` does so to keep
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -25,9 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ranks import regular
+from ranks import pins, regular
 from ranks.errors import ModelError, ShardrunError
-from ranks.pins import is_at
 from sharding.manifest import sha256_of
 
 if TYPE_CHECKING:
@@ -64,24 +62,18 @@ def is_cached(path: Path, kind: str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
-    """Holds the lock file ``path``, made if need be; waits for whoever holds it, at most ``seconds``.
+    """Holds the lock file ``path``, made if need be; waits aloud for who holds it, at most ``seconds``, by
+    default ``SHARDRUN_TIMEOUT`` (`ranks.waiting`).
 
-    Raises `OSError`, `TimeoutError` among them.
+    Raises `OSError`, `HeldError` among them.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     descriptor = _open_lock(path)
     try:
         while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
-            except BlockingIOError:
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, f"locked for {seconds} seconds", str(path)) from None
-                time.sleep(0.02)
-                continue
-            except OSError as problem:  # some network file systems have no locks: then two may work at once
-                log.info("cannot lock %s: %s", path, problem)
-            if is_at(descriptor, path):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pins.lock(descriptor, fcntl.LOCK_EX, path, left)  # without locks two may work at once
+            if pins.is_at(descriptor, path):
                 break
             there = _open_lock(path)  # whoever held it has removed it
             os.close(descriptor)
@@ -102,7 +94,7 @@ def fingerprint(model: Path) -> str:
     Raises `ModelError` where the model cannot be read.
     """
     absolute = Path(os.path.abspath(model))  # noqa: PTH100 - a link stays a link: external data lie beside it
-    remembered = _read_memo(absolute, "model")
+    remembered = recall(absolute, "model")
     if remembered is not None:
         return remembered
     names = [absolute.name, *_external_files(absolute)]
@@ -114,18 +106,18 @@ def fingerprint(model: Path) -> str:
         # The model may have any name; those of its external data stand in it.
         shown = "" if name == absolute.name else name
         digest.update(f"{content} {shown}\n".encode(errors="surrogateescape"))
-    _write_memo(absolute, "model", names, before, digest.hexdigest())
+    remember(absolute, "model", names, digest.hexdigest(), before)
     return digest.hexdigest()
 
 
 def remembered_hash(path: Path) -> str:
     """SHA-256 of one file's bytes, remembered as long as it is unchanged. Raises `OSError`."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - as above
-    found = _read_memo(absolute, "file")
+    found = recall(absolute, "file")
     if found is None:
         before = [_stamp(absolute)]
         found = hash_file(absolute)
-        _write_memo(absolute, "file", [absolute.name], before, found)
+        remember(absolute, "file", [absolute.name], found, before)
     return found
 
 
@@ -184,26 +176,39 @@ def _memo(path: Path, kind: str) -> Path:
     return hashes_folder() / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
 
 
-def _read_memo(path: Path, kind: str) -> str | None:
+def recall(path: Path, kind: str) -> str | None:
+    """What `remember` noted of a path; None where a file has changed since, or the note is damaged."""
     try:
         data: Any = json.loads(regular.read(_memo(path, kind), _MOST_MEMO))
-        if data["files"] and all(_stamp(path.parent / name) == found for name, found in data["files"]):
+        if data["check"] != _check(data["files"], data["sha256"]) or not data["files"]:
+            return None
+        if all(_stamp(path.parent / name) == found for name, found in data["files"]):
             return str(data["sha256"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError, ShardrunError):
         pass
     return None
 
 
-def _write_memo(
-    path: Path, kind: str, names: Sequence[str], before: Sequence[list[int] | None], found: str
+def remember(
+    path: Path, kind: str, names: Sequence[str], found: str, before: Sequence[list[int] | None] | None = None
 ) -> None:
-    if None in before or list(before) != [_stamp(path.parent / name) for name in names]:
+    """Notes ``found``, a hash of a path, for as long as the files ``names`` beside it stay unchanged.
+
+    ``before``: what they were before they were read; where one is not so any more, nothing is noted.
+    """
+    now = [_stamp(path.parent / name) for name in names]
+    if None in now or before not in (None, now):
         return  # changed meanwhile: the hash may be of neither state
-    data = {"files": list(zip(names, before, strict=True)), "sha256": found}
+    files = [list(item) for item in zip(names, now, strict=True)]
+    data = {"files": files, "sha256": found, "check": _check(files, found)}
     with contextlib.suppress(OSError, ShardrunError):  # only a shortcut: without it the next run hashes again
         memo = _memo(path, kind)
         memo.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(memo, json.dumps(data).encode())
+
+
+def _check(files: Any, found: Any) -> str:
+    return hashlib.sha256(json.dumps([files, found]).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> list[int] | None:

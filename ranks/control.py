@@ -15,6 +15,7 @@ from typing import Any
 
 from ranks import wire
 from ranks.errors import PeerLostError, ShardrunError, is_usage
+from ranks.limits import is_short, memory_advice
 from ranks.stream import Stream
 
 CONTROL = "SHARDRUN_CONTROL"
@@ -120,13 +121,16 @@ class Control:
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
         text = str(error) or type(error).__name__
+        short = is_short(error) and (advice := memory_advice()) not in text
+        if short:
+            text = f"{text.rstrip('.')}: {advice}."
         self.send(
             wire.Kind.ERROR,
             {
                 "type": type(error).__name__,
                 "message": text[:_MAX_TEXT],
                 "traceback": trace[-_MAX_TEXT:],
-                "expected": isinstance(error, ShardrunError),
+                "expected": short or isinstance(error, ShardrunError),
                 "secondary": isinstance(error, PeerLostError),
                 "usage": is_usage(error),
             },
@@ -147,8 +151,10 @@ class Control:
                     timer.daemon = True
                     timer.start()
                 self.requests.put(message)
-        except (OSError, wire.WireError):
+        except (OSError, wire.WireError) as error:
             if not self._stopping:
+                if is_short(error):  # the launcher is still there
+                    self.report(error, "")
                 self._end()
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
 """What a forked child must set right: locks that are held by threads which only its parent has.
 
 A child has the thread that forked, and a copy of all memory as it was then. A lock that another thread of the
-parent held stays held in the child for ever.
+parent held stays held in the child for ever, and what ends those threads would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 Owner = TypeVar("Owner")
 
 _renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+_threaded: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def in_child(owner: Owner, renew: Callable[[Owner], None]) -> None:
@@ -21,9 +22,26 @@ def in_child(owner: Owner, renew: Callable[[Owner], None]) -> None:
     _renewals[owner] = renew
 
 
+def never_freed(owner: Any, *parts: Any) -> None:
+    """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its interpreter.
+
+    For objects of native libraries with threads of their own, such as ONNX Runtime's sessions. A child can
+    run a session, for the caller's thread does all work where no other comes. But the destructor waits until
+    threads that sleep have woken up, and the child has none that would.
+    """
+    _threaded[owner] = parts
+
+
 def _renew_all() -> None:
     for owner, renew in list(_renewals.items()):
         renew(owner)
+    if threaded := list(_threaded.items()):
+        import ctypes
+
+        for owner, parts in threaded:
+            # A reference that nobody gives back: a list of ours would be emptied when the interpreter ends.
+            for item in (owner, *parts):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 os.register_at_fork(after_in_child=_renew_all)

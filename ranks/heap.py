@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+
+_M_ARENA_MAX = -8  # <malloc.h>
 
 
 def trim() -> None:
@@ -13,3 +16,15 @@ def trim() -> None:
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own (malloc_trim(3))
     if release is not None:
         release(0)
+
+
+def spare_addresses() -> None:
+    """Where addresses are limited (``ulimit -v``), has all threads share one heap.
+
+    glibc sets 64 MiB aside for each thread's own, until none are left for the stack of the next thread.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's own (mallopt(3))
+    if option is not None:
+        option(_M_ARENA_MAX, 1)

@@ -1,6 +1,6 @@
 """Models of other formats than ONNX, converted into the cache folder: what a rank loads is always ONNX.
 
-    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many
+    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many; sealed (`ranks.whole`)
     converted/KEY.lock       held while KEY is being made (`ranks.cache_entries`)
 
 KEY is a hash of the model's content, its data files' and the importer's code. Everything in it may be deleted
@@ -26,13 +26,13 @@ from sharding.importers.sniff import is_imported
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
-_COMPLETE = "complete.json"
 
-
-def as_onnx(path: str | Path) -> Path:
+def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
     """The model as an ONNX file: the path itself, or of another format a conversion in the cache.
 
-    Raises `ModelError` where it cannot be converted, or the cache folder not be written.
+    ``timeout``: seconds to wait for another process that converts the same (default: ``SHARDRUN_TIMEOUT``).
+    Raises `ModelError` where it cannot be converted, or the cache folder not be written; `HeldError` where
+    that process takes longer.
     """
     path = Path(path)
     if not is_imported(path):
@@ -40,21 +40,26 @@ def as_onnx(path: str | Path) -> Path:
     from ranks.cache_folder import cache_folder, locked
     from ranks.cache_limit import bound, limit_of
     from ranks.pins import hold
+    from ranks.waiting import HeldError
+    from ranks.whole import is_sealed, say_damaged
 
     folder = cache_folder() / "converted"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = folder / _key(path)
         limit = limit_of(folder)
-        with locked(place.with_suffix(".lock")):
-            found = _complete(place, path)
-            if found is not None:
+        with locked(place.with_suffix(".lock"), timeout):
+            if is_sealed(place) and (place / _name(path)).is_file():
                 hold(place)
-                return found
+                return place / _name(path)
+            if place.exists():
+                say_damaged(place)
             found = _convert(path, place)
             hold(place)
         bound(folder.parent, limit)
         return found
+    except HeldError:
+        raise
     except OSError as problem:
         raise ModelError(
             f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
@@ -142,21 +147,9 @@ def _name(path: Path) -> str:
     return f"{path.stem or 'model'}.onnx"
 
 
-def _complete(place: Path, path: Path) -> Path | None:
-    """The conversion in this place, if it is there with all its files at their sizes."""
-    try:
-        sizes = json.loads((place / _COMPLETE).read_bytes())
-        for name, size in sizes.items():
-            if (place / name).stat().st_size != size:
-                return None
-    except (OSError, ValueError, AttributeError):
-        return None
-    found = place / _name(path)
-    return found if found.is_file() else None
-
-
 def _convert(path: Path, place: Path) -> Path:
     from ranks.weights.durable import flush
+    from ranks.whole import note, seal
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
@@ -166,10 +159,10 @@ def _convert(path: Path, place: Path) -> Path:
         files = write_onnx(model, path, work / _name(path))
         for file in files:  # a crash of the machine must not leave it whole by its size alone
             flush(file)
-        sizes = {file.name: file.stat().st_size for file in files}
-        (work / _COMPLETE).write_text(json.dumps(sizes))
+        sealed = seal(work)
         shutil.rmtree(place, ignore_errors=True)
         work.rename(place)
+        note(place, sealed)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return place / _name(path)

@@ -56,12 +56,21 @@ class Shard:
         if self.ranks is not None and rank not in self.ranks and self.manifest.world_size == world_size:
             whose = " and ".join(map(str, self.ranks))
             raise ShardError(f"{self.path} is the shard of rank {whose}, but this process is rank {rank}.")
+        cached = False
         if folder.parent.name == "slices":
             from ranks.cache_folder import is_cached
 
-            if is_cached(folder, "slices"):
+            if cached := is_cached(folder, "slices"):
                 hold(folder)
-        entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
+        try:
+            entry = verify_shard(folder, self.manifest, rank, world_size, hashes=hashes)
+        except ShardError as error:
+            if not cached or self.manifest.world_size != world_size:
+                raise
+            from ranks.whole import unseal
+
+            unseal(folder)
+            raise ShardError(f"{error} It lies in the cache: the next run makes it anew.") from None
         return folder / entry.model
 
     def hashes(self, rank: int) -> dict[str, str]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
+from ranks import waiting
+
 log = logging.getLogger(__name__)
 
 
@@ -49,14 +51,17 @@ _Made = TypeVar("_Made", bound=Keeper)
 _Arguments = ParamSpec("_Arguments")
 
 
-def pin(folder: Path) -> Pin | None:
-    """Holds a folder of the cache, and notes that it is used now; None where there is none."""
+def pin(folder: Path, seconds: float | None = None) -> Pin | None:
+    """Holds a folder of the cache, and notes that it is used now; None where there is none.
+
+    Raises `HeldError` where it is being removed for longer than ``seconds``, by default ``SHARDRUN_TIMEOUT``.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
     held = Pin(descriptor)
-    lock(descriptor, fcntl.LOCK_SH)
+    lock(descriptor, fcntl.LOCK_SH, folder, seconds)
     # Between opening and locking it may have been removed: then the name is gone, or another folder's.
     if not held.is_at(folder):
         return None
@@ -65,10 +70,10 @@ def pin(folder: Path) -> Pin | None:
     return held
 
 
-def hold(folder: Path) -> bool:
+def hold(folder: Path, seconds: float | None = None) -> bool:
     """As `pin`, until this process ends or, within `collected`, as long as its list is there. Gives whether
     the folder is there."""
-    held = pin(folder)
+    held = pin(folder, seconds)
     if held is None:
         return False
     lists = getattr(_collecting, "lists", None)
@@ -104,10 +109,18 @@ def keeping(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
     return made
 
 
-def lock(descriptor: int, how: int) -> bool:
-    """Whether a descriptor could be locked (flock); with ``LOCK_NB`` without waiting for others."""
+def lock(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:
+    """Whether a descriptor of ``path`` could be locked (flock); with ``LOCK_NB`` without waiting for others.
+
+    Else it waits aloud, at most ``seconds`` (`ranks.waiting`). Raises `HeldError` where that is too long.
+    """
     try:
-        fcntl.flock(descriptor, how)
+        if how & fcntl.LOCK_NB:
+            fcntl.flock(descriptor, how)
+        else:
+            waiting.take(descriptor, how, path, seconds)
+    except waiting.HeldError:
+        raise
     except BlockingIOError:
         return False
     except OSError as problem:  # some network file systems have no locks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices
+from ranks import arena, devices, forks, limits
 from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
@@ -51,20 +51,7 @@ def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
             raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 1024, but is {text!r}.")
         return int(text)
-    return max(1, available_cores() // max(1, local_size))
-
-
-def available_cores() -> int:
-    """Cores that this process may run on; the hardware threads of one core count once, as in ONNX Runtime."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            cores.add(str(cpu))
-    return len(cores)
+    return max(1, limits.cores() // max(1, local_size))
 
 
 def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
@@ -102,6 +89,7 @@ def create_plain(
         if config.providers[0] != CPU and devices.is_device_failure(error):
             raise devices.failure(config.providers[0], config.device_id, reason(error)) from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
+    forks.never_freed(session, session._sess)
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")
     return session
@@ -126,7 +114,8 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    return text[:600].rstrip(".") + "."
+    short = f"; {limits.memory_advice()}" if limits.is_short(error) else ""
+    return text[:600].rstrip(".") + f"{short}."
 
 
 def options_for(config: SessionConfig) -> ort.SessionOptions:

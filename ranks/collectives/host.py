@@ -8,6 +8,7 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
+from ranks import forks
 from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator
@@ -18,6 +19,7 @@ _GATHERED = 4 << 20  # bytes of each rank that are held at a time where sums are
 
 What = Callable[[], str]  # says in words what a rank is doing, for an error
 CLOSED = "it was closed."
+FORKED = "it belongs to the process that this one was forked from."
 
 
 class HostCommunicator(Communicator):
@@ -43,6 +45,10 @@ class HostCommunicator(Communicator):
         self._whole: HostCommunicator = self if whole is None else whole
         self.timeout = timeout
         self._broken = ""
+        forks.in_child(self, HostCommunicator._forked)
+
+    def _forked(self) -> None:
+        self._broken = FORKED
 
     def all_reduce(self, buffer: Array) -> None:
         flat = arrays.check_sum(buffer).reshape(-1)

@@ -20,7 +20,7 @@ import numpy as np
 
 from ranks.collectives.arrays import Array, split
 from ranks.collectives.base import Communicator, Groups
-from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
@@ -213,12 +213,20 @@ class MpiCommunicator(HostCommunicator):
 
     def _end(self) -> None:
         """At the interpreter's exit: aborts the job where shutting MPI down in order cannot succeed."""
+        if self._broken == FORKED:
+            return
         failed = getattr(sys, "last_type", None) is not None or self._broken not in {"", CLOSED}
         if failed and self._mpi.Is_initialized() and not self._mpi.Is_finalized():
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()
             self._world.Abort(1)
+
+
+def _finalize(mpi: Any, process: int) -> None:
+    """At the interpreter's exit: ends MPI in order, in the process that began it."""
+    if os.getpid() == process and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def connect(identity: Identity, timeout: float) -> MpiCommunicator:
@@ -240,7 +248,9 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        first = "mpi4py.MPI" not in sys.modules
+        # mpi4py itself would end MPI in forked children too, where that waits for ever.
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise DeviceError(
@@ -255,6 +265,8 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
         if folder and Path(folder).is_dir():
             os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        if first:
+            atexit.register(_finalize, MPI, os.getpid())
     world = MPI.COMM_WORLD
     found, rank = world.Get_size(), world.Get_rank()
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]

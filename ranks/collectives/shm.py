@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ranks import limits
 from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
-from ranks.collectives.shm_area import SLOT, Area, create
+from ranks.collectives.shm_area import SLOT, Area, address_room, arena_bytes, create
 from ranks.collectives.shm_mail import Mailbox
 from ranks.collectives.shm_phases import Phases, say
 from ranks.collectives.shm_reduce import Sums
@@ -66,7 +67,7 @@ class ShmCommunicator(Communicator):
         self._mailbox = Mailbox(area, self._phases, self.members)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A buffer in shared memory, which collectives need not copy; ordinary once 1 GiB is taken."""
+        """A buffer in shared memory, which collectives need not copy; ordinary once its arena is full."""
         return self._area.allocate(tuple(shape), np.dtype(dtype))
 
     def all_reduce(self, buffer: Array) -> None:
@@ -149,7 +150,7 @@ class ShmCommunicator(Communicator):
         members = tuple(self.members[rank] for rank in mine)
         if self._whole is not self:
             raise CollectiveError("split: this group is a part of another one already; split the whole.")
-        made = [create(len(mine))] if first and len(mine) > 1 else []
+        made = [create(len(mine), self._area.arena_bytes)] if first and len(mine) > 1 else []
         given = list(made)
         try:
             items = rendezvous.exchange({"split": zlib.crc32(repr(groups).encode())}, made, self.timeout)
@@ -183,10 +184,20 @@ def connect(identity: Identity, timeout: float) -> ShmCommunicator:
     rendezvous = meet(identity, timeout)
     descriptors: list[int] = []
     try:
-        cpus = sorted(os.sched_getaffinity(0))
+        told = {
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "quota": limits.processors(),
+            "room": address_room(),
+        }
+        items = rendezvous.exchange(told, (), timeout)
+        together = len({cpu for item in items for cpu in item.data["cpus"]})
+        if all(item.data["quota"] < len(item.data["cpus"]) for item in items):  # one, of all of them
+            together = min(together, *(item.data["quota"] for item in items))
+        rooms = [item.data["room"] for item in items if item.data["room"] is not None]
         if identity.rank == 0:
-            descriptors.append(create(identity.world_size))
-        items = rendezvous.exchange({"cpus": cpus}, descriptors, timeout)
+            arena = arena_bytes(identity.world_size, min(rooms, default=None))
+            descriptors.append(create(identity.world_size, arena))
+        items = rendezvous.exchange({}, descriptors, timeout)
         if identity.rank != 0:
             descriptors += [descriptor for item in items for descriptor in item.descriptors]
         if len(descriptors) != 1:
@@ -194,8 +205,7 @@ def connect(identity: Identity, timeout: float) -> ShmCommunicator:
                 f"Rank 0 sent {len(descriptors)} file descriptors instead of its shared memory."
             )
         area = Area(descriptors[0], identity.rank, identity.world_size)
-        together = {cpu for item in items for cpu in item.data["cpus"]}
-        return ShmCommunicator(rendezvous, area, timeout, crowded=identity.world_size > len(together))
+        return ShmCommunicator(rendezvous, area, timeout, crowded=identity.world_size > together)
     except BaseException:
         rendezvous.close()
         raise

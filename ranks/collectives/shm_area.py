@@ -3,8 +3,8 @@
     control   for every rank a line of counters; for every ordered pair of ranks two
     slots     for every rank two halves of `SLOT` bytes, which successive phases use in turn
     mail      for every ordered pair of ranks `PLACES` pieces of `MAIL` bytes
-    arenas    for every rank `ARENA` bytes, from which it allocates buffers that its peers read and write
-    directly
+    arenas    for every rank a number of bytes (`ARENA`, or less where ``ulimit -v`` is tight), from which it
+    allocates buffers that its peers read and write directly
 
 The file is sparse: only pages that were touched cost memory.
 """
@@ -16,8 +16,10 @@ import fcntl
 import math
 import mmap
 import os
+import resource
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,22 +31,44 @@ SLOT = 1 << 20
 MAIL = 1 << 16
 PLACES = 7  # as many as a line has words for, two each
 ARENA = 1 << 30
+_LEAST_ARENA = 1 << 20
+_SHARE = 4  # of the addresses that are left the arenas take one part in so many
 LINE = 16  # words of 8 bytes: two cache lines, since neighbours are fetched in pairs
 _PAGE = 4096
 _ALIGNMENT = 128
 
 
-def area_bytes(size: int) -> int:
-    """Bytes of the shared file of ``size`` ranks."""
-    return _control_bytes(size) + size * 2 * SLOT + size * size * PLACES * MAIL + size * ARENA
+def arena_bytes(size: int, room: int | None) -> int:
+    """Bytes of each arena of ``size`` ranks where the tightest of them has ``room`` bytes of addresses left,
+    None where they have no limit."""
+    if room is None:
+        return ARENA
+    return min(ARENA, max(_LEAST_ARENA, room // _SHARE // size // _PAGE * _PAGE))
 
 
-def create(size: int) -> int:
+def address_room() -> int | None:
+    """Bytes of addresses that this process may still map (``ulimit -v``); None where it has no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        used = 0
+    return max(0, limit - used)
+
+
+def _fixed_bytes(size: int) -> int:
+    """Bytes of the shared file of ``size`` ranks before the arenas."""
+    return _control_bytes(size) + size * 2 * SLOT + size * size * PLACES * MAIL
+
+
+def create(size: int, arena: int = ARENA) -> int:
     """A new memory file for ``size`` ranks, sealed against truncation; its descriptor."""
     try:
         descriptor = os.memfd_create("shardrun-collectives", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, area_bytes(size))
+            os.ftruncate(descriptor, _fixed_bytes(size) + size * arena)
             fcntl.fcntl(
                 descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             )
@@ -61,17 +85,19 @@ class Area:
 
     def __init__(self, descriptor: int, rank: int, size: int) -> None:
         found = os.fstat(descriptor).st_size
-        if found != area_bytes(size):
+        fixed = _fixed_bytes(size)
+        self.arena_bytes, rest = divmod(found - fixed, size)
+        if rest or self.arena_bytes % _PAGE or not _LEAST_ARENA <= self.arena_bytes <= ARENA:
             raise CollectiveError(
-                f"The shared memory of {size} ranks must have {area_bytes(size)} bytes, but has {found}: "
-                "start every rank with the same version of shardrun."
+                f"The shared memory of {size} ranks has {found} bytes, which cannot be: start every rank "
+                "with the same version of shardrun."
             )
         try:
             self._map = mmap.mmap(descriptor, found)
         except OSError as error:
             raise CollectiveError(
                 f"Shared memory of {found >> 20} MiB of addresses cannot be mapped ({error.strerror}): "
-                "raise the limit `ulimit -v`, or use other collectives (SHARDRUN_COLLECTIVES=gloo)."
+                "raise the limit `ulimit -v`."
             ) from error
         with contextlib.suppress(OSError):
             self._map.madvise(mmap.MADV_DONTDUMP)  # a core file would hold every rank's buffers
@@ -85,7 +111,7 @@ class Area:
         self._mail = self._slots + size * 2 * SLOT
         self._arenas = self._mail + size * size * PLACES * MAIL
         self._address: int = self._bytes.__array_interface__["data"][0]
-        self._free: list[tuple[int, int]] = [(0, ARENA)]  # (offset, bytes), sorted
+        self._free: list[tuple[int, int]] = [(0, self.arena_bytes)]  # (offset, bytes), sorted
         self._returned: deque[tuple[int, int]] = deque()
 
     def line(self, rank: int) -> int:
@@ -109,12 +135,14 @@ class Area:
 
     def arena(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """What lies at ``offset`` of a rank's arena."""
-        return self._at(self._arenas + rank * ARENA + offset, shape, dtype)
+        return self._at(self._arenas + rank * self.arena_bytes + offset, shape, dtype)
 
     def offset_of(self, array: Array) -> int | None:
         """Where in this rank's arena ``array`` lies, or None where it is ordinary memory."""
-        start = array.__array_interface__["data"][0] - self._address - self._arenas - self.rank * ARENA
-        return start if start >= 0 and start + array.nbytes <= ARENA else None
+        start = (
+            array.__array_interface__["data"][0] - self._address - self._arenas - self.rank * self.arena_bytes
+        )
+        return start if start >= 0 and start + array.nbytes <= self.arena_bytes else None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array in this rank's arena, or in ordinary memory where the arena is full.
@@ -131,7 +159,7 @@ class Area:
                 break
         else:
             return np.empty(shape, dtype)
-        start = self._arenas + self.rank * ARENA + offset
+        start = self._arenas + self.rank * self.arena_bytes + offset
         # From a slice of the mapping, not of an array: so numpy keeps `owner` alive as the base of all its
         # views.
         owner: Array = np.frombuffer(self._view[start : start + taken], np.uint8)
@@ -140,7 +168,7 @@ class Area:
         return owner[:count].view(dtype).reshape(shape)
 
     def _give_back(self, offset: int, taken: int) -> None:
-        start = self._arenas + self.rank * ARENA + offset
+        start = self._arenas + self.rank * self.arena_bytes + offset
         first, last = -(-start // _PAGE) * _PAGE, (start + taken) // _PAGE * _PAGE
         if last - first >= 1 << 20:
             self._map.madvise(mmap.MADV_REMOVE, first, last - first)

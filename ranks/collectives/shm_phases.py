@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ranks.collectives.arrays import Array
+from ranks.collectives.host import FORKED
 from ranks.collectives.shm_area import Area
 from ranks.collectives.shm_sync import STEP, Waiter, fence
 from ranks.errors import CollectiveError
@@ -135,4 +136,4 @@ def say(operation: str, buffer: Array) -> What:
 
 def _break_in_child(phases: weakref.ref[Phases]) -> None:
     if (parent := phases()) is not None:
-        parent.stop("it belongs to the process that this one was forked from.")
+        parent.stop(FORKED)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from ranks import forks
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
@@ -66,6 +67,11 @@ class Membership:
         except BaseException:
             self.close()
             raise
+        forks.in_child(self, Membership._forked)
+        forks.never_freed(self, self.group, self._store)
+
+    def _forked(self) -> None:
+        self._open = False  # the connections are the parent's
 
     def split(self, groups: Groups, mine: tuple[int, ...], timeout: float, backend: str) -> Any:
         """torch's group of ``mine``, one of ``groups`` of the world's ranks. Every rank makes all of them in
@@ -74,6 +80,7 @@ class Membership:
         patience = timedelta(seconds=timeout if backend == "gloo" else timeout + 60)
         for group in groups:
             made[group] = self.dist.new_group(list(group), backend=backend, timeout=patience)
+        forks.never_freed(made[mine])
         return made[mine]
 
     def lost(self, patience: float = 0.0, among: Sequence[int] | None = None) -> int | None:

@@ -32,6 +32,7 @@ from ranks.weights.cuda_driver import Driver
 from ranks.weights.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.durable import flush
 from ranks.weights.prepare import without_doubles
+from ranks.whole import is_sealed, say_damaged, seal
 
 if TYPE_CHECKING:
     import onnx
@@ -130,7 +131,9 @@ def export_device_weights(
     driver = driver or Driver()
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(folder.with_name(f"{folder.name}.lock")):
-        if not (folder / GRAPH).is_file():
+        if not is_sealed(folder):
+            if folder.exists():
+                say_damaged(folder)
             _prepare(model, config, folder)
         used = pin(folder)
     try:
@@ -212,13 +215,13 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
         for file in (work / GRAPH, work / DATA):
             if file.is_file():
                 flush(file)  # a crash of the machine must not leave the folder without its bytes
-        if not (folder / GRAPH).is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # without a graph it is of no use
+        seal(work)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, it is of no use
         try:
             work.chmod(0o700)
             work.rename(folder)
         except OSError:
-            if not (folder / GRAPH).is_file():  # else another process was quicker, with the same
+            if not is_sealed(folder):  # else another process was quicker, with the same
                 raise
         else:
             work.mkdir()  # for the end of the temporary folder

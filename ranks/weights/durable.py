@@ -6,7 +6,7 @@ hashes its files, which must then come from the disk anyway. A file beside it re
 
     KEY.boot  the run of the system that wrote the entry, after which its files were found whole
 
-Bytes that a disk or another program changes later are not noticed, as with any file.
+What is changed later is for `ranks.whole`, which knows a changed file by its times.
 """
 
 from __future__ import annotations

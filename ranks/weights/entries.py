@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks import pins, regular
+from ranks import pins, regular, whole
 from ranks.pins import Pin
 from ranks.weights import durable
 
@@ -101,16 +101,17 @@ def make_folders(folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True, mode=0o700)
 
 
-def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
+def take(folder: Path, key: str, *, check: bool = True) -> tuple[Entry, Pin] | None:
     """The whole, undamaged entry of a key, pinned and marked as used now; None if there is none.
 
+    Without ``check`` its weights' bytes are taken to be right, as another process has found them.
     Raises `OSError` where it cannot be read.
     """
     descriptor = _opened(folder / f"{key}.json")
     if descriptor is None:
         return None
     pin = Pin(descriptor)
-    pins.lock(descriptor, fcntl.LOCK_SH)
+    pins.lock(descriptor, fcntl.LOCK_SH, folder / f"{key}.json")
     entry = _read(descriptor, key)
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
@@ -119,11 +120,22 @@ def take(folder: Path, key: str) -> tuple[Entry, Pin] | None:
     if not durable.are_whole(blobs, _marker(folder, key), entry.boot):
         log.info("%s was not on the disk when the machine crashed", folder / key)
         return None
+    if check and not whole.is_whole(folder / BLOBS, _files(entry.blobs)):
+        return None
     if entry.refused:
         return None if time.time() - entry.used > REFUSED_SECONDS else (entry, pin)
     with contextlib.suppress(OSError):
         os.utime(descriptor)
     return entry, pin
+
+
+def is_there(folder: Path, key: str) -> bool:
+    """Whether there is an entry, damaged or not, that is more than the note of a refusal."""
+    try:
+        entry = _read_from(folder / f"{key}.json")
+    except OSError:
+        return False
+    return not entry.refused if entry is not None else (folder / f"{key}.json").is_file()
 
 
 def graph_of(folder: Path, entry: Entry) -> bytes | None:
@@ -155,11 +167,12 @@ def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -
     """Puts what was made in ``work`` in place: weights first, the entry last. Raises `OSError`."""
     boot = durable.boot_id()
     with _folder_lock(folder / BLOBS, fcntl.LOCK_SH):
-        whole = _known_blobs(folder)
+        known = _known_blobs(folder)
         for blob in prepared.blobs:
             if not boot:
                 durable.flush(work / blob.name)
-            _place(work / blob.name, folder / BLOBS / blob.name, blob, whole)
+            _place(work / blob.name, folder / BLOBS / blob.name, blob, known)
+        whole.note(folder / BLOBS, _files(prepared.blobs))
         _replace(folder / f"{key}.onnx", prepared.graph, work)
         digest = hashlib.sha256(prepared.graph).hexdigest()
         _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs, boot=boot), work)
@@ -243,7 +256,7 @@ def _remove_unused(folder: Path, key: str) -> bool:
         remove(folder, key)
         return True
     try:
-        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder / f"{key}.json"):
             return False
         remove(folder, key)
     finally:
@@ -270,6 +283,7 @@ def _known_blobs(folder: Path) -> set[str]:
         blob.name
         for entry in listing(folder)
         if durable.is_known(_marker(folder, entry.key), entry.boot)
+        and whole.is_known(folder / BLOBS, _files(entry.blobs))
         for blob in entry.blobs
     }
 
@@ -278,12 +292,17 @@ def _marker(folder: Path, key: str) -> Path:
     return folder / f"{key}.boot"
 
 
-def _place(made: Path, target: Path, blob: Blob, whole: Collection[str]) -> None:
+def _files(blobs: Iterable[Blob]) -> whole.Files:
+    return {blob.name: (blob.bytes, blob.name) for blob in blobs}
+
+
+def _place(made: Path, target: Path, blob: Blob, known: Collection[str]) -> None:
     """Moves a weight into place, unless it is there: then what is there stays, for others have mapped it."""
     try:
         os.link(made, target)
+        made.unlink()  # now, since it changes the file's times, by which it is known to be whole
     except FileExistsError:
-        if not (_has_size(target, blob) and (blob.name in whole or _has_name(target, blob))):
+        if not (_has_size(target, blob) and (blob.name in known or _has_name(target, blob))):
             regular.replace(made, target)
     except OSError:  # a file system without hard links
         regular.replace(made, target)
@@ -385,6 +404,6 @@ def _folder_lock(folder: Path, how: int) -> Iterator[bool]:
     """Locks a folder; gives whether that worked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield pins.lock(descriptor, how)
+        yield pins.lock(descriptor, how, folder)
     finally:
         os.close(descriptor)

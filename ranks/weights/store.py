@@ -26,6 +26,7 @@ from ranks.cache_folder import cache_folder, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.errors import ModelError, WeightsError
 from ranks.session import SessionConfig
+from ranks.waiting import HeldError
 from ranks.weights import entries
 from ranks.weights.automatic import setting
 from ranks.weights.keys import key_of, size_of
@@ -33,9 +34,6 @@ from ranks.weights.pages import give_back_memory, populate
 from ranks.weights.prepare import prepare
 
 log = logging.getLogger(__name__)
-
-WAIT_SECONDS = 300.0
-"""How long a process waits for another one that prepares the same; then it goes on with its own weights."""
 
 
 class Store:
@@ -95,6 +93,9 @@ class Store:
             if found is None and not self.read_only:
                 self._make(key, model, config, what)
                 found = self._open_entry(key, config, what)
+        except HeldError as problem:  # it goes on with weights of its own
+            log.warning("%s is loaded without its prepared weights: %s", what, problem)
+            self._reasons[key], found = str(problem), None
         except OSError as problem:
             log.info("%s: prepared weights in %s cannot be used: %s", what, self.folder, problem)
             self._reasons[key] = in_words(problem)
@@ -118,7 +119,7 @@ class Store:
             yield
 
     def _open_entry(self, key: str, config: SessionConfig, what: str) -> ort.InferenceSession | None:
-        taken = entries.take(self.folder, key)
+        taken = entries.take(self.folder, key, check=not self.read_only)
         if taken is None:
             return None
         entry, pin = taken
@@ -142,7 +143,7 @@ class Store:
         if opened is None:
             pin.close()
             if not self.read_only:
-                log.info("the prepared weights of %s (%s) are damaged and are made again", what, key)
+                self._say_damaged(what)
                 entries.remove(self.folder, key)
             return None
         weakref.finalize(opened, pin.close)
@@ -150,13 +151,19 @@ class Store:
         populate([blob.name for blob in entry.blobs])
         return opened
 
+    @staticmethod
+    def _say_damaged(what: str) -> None:
+        log.warning("the prepared weights of %s were damaged and are made again", what)
+
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
         entries.make_folders(self.folder)
         self._demand_space(model)
-        with locked(self.folder / entries.LOCKS / key[:2], WAIT_SECONDS):
+        with locked(self.folder / entries.LOCKS / key[:2]):
             if entries.take(self.folder, key) is not None:
                 return
+            if entries.is_there(self.folder, key):
+                self._say_damaged(what)
             with entries.workplace(self.folder) as work:
                 try:
                     made = prepare(model, config, what, work)

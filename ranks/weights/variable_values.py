@@ -233,13 +233,14 @@ def transposed(matrix: Array) -> Array:
 def _turner() -> ort.InferenceSession:
     from onnx import helper
 
-    from ranks.session import SessionConfig, available_cores, create_plain
+    from ranks import limits
+    from ranks.session import SessionConfig, create_plain
 
     ends = [helper.make_tensor_value_info(name, 1, axes) for name, axes in (("x", "ab"), ("y", "ba"))]
     graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"])], "turn", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
     quiet = {"session.intra_op.allow_spinning": "0"}
-    config = SessionConfig(threads=available_cores(), entries=quiet)
+    config = SessionConfig(threads=limits.cores(), entries=quiet)
     return create_plain(model.SerializeToString(), config, "a transposition")
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 import sharding
 from launcher import cache
 from launcher.errors import ConfigError
-from ranks import cache_folder
-from sharding.errors import ModelError, SliceError
+from ranks import cache_folder, model_file, whole
+from sharding.errors import ModelError, ShardError, SliceError
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -110,19 +111,81 @@ def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: py
         assert cache.fingerprint(model) == first
 
 
-def test_damage_is_noticed(folder: Path, slicings: list[Any]) -> None:
+def flipped(path: Path) -> None:
+    """One bit is another one, and the file's time of change as before."""
+    times = path.stat().st_mtime_ns
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(times, times))
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "no manifest": lambda place: (place / "manifest.json").unlink(),
+    "manifest": lambda place: (place / "manifest.json").write_text("{"),
+    "bit of the manifest": lambda place: flipped(place / "manifest.json"),
+    "short": lambda place: (place / "rank_1.onnx").write_bytes(b"short"),
+    "bit": lambda place: flipped(place / "rank_1.onnx"),
+    "bit of the graph": lambda place: flipped(place / "rank_0.onnx"),
+    "gone": lambda place: (place / "rank_1.onnx").unlink(),
+    "a folder": lambda place: ((place / "rank_1.onnx").unlink(), (place / "rank_1.onnx").mkdir()),
+    "no seal": lambda place: (place / "complete.json").unlink(),
+    "seal": lambda place: (place / "complete.json").write_text("[" * 100000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_is_sliced_again(
+    folder: Path, slicings: list[Any], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = save_mlp(folder / "m.onnx")
     place = cache.sliced(model, 2)
-    for damage in (
-        lambda: (place / "manifest.json").write_text("{"),
-        lambda: (place / "rank_1.onnx").write_bytes(b"short"),
-        (place / "rank_1.onnx").unlink,
-    ):
-        damage()
-        count = len(slicings)
-        assert cache.sliced(model, 2) == place
-        assert len(slicings) == count + 1
-        read_manifest(place)
+    before = {path.name: path.read_bytes() for path in place.iterdir() if path.name != "complete.json"}
+    DAMAGE[damage](place)
+    assert cache.sliced(model, 2) == place and len(slicings) == 2
+    assert caplog.messages == [f"{place} was damaged and is made again"]
+    assert {name: (place / name).read_bytes() for name in before} == before
+    assert cache.sliced(model, 2) == place and len(slicings) == 2
+
+
+def test_bytes_that_changed_alone_are_made_again_by_the_next_run(
+    folder: Path, slicings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a failing disk: no time of the file tells. The rank, which hashes its shard, finds it."""
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    flipped(place / "rank_1.onnx")
+    monkeypatch.setattr(whole, "is_known", lambda *_: True)
+    assert cache.sliced(model, 2) == place and len(slicings) == 1
+    with pytest.raises(ShardError, match=r"SHA-256 .* It lies in the cache: the next run makes it anew\."):
+        model_file.find(place).verify(1, 2)
+    assert cache.sliced(model, 2) == place and len(slicings) == 2
+
+
+def test_more_files_in_a_folder_are_no_harm(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx")
+    (cache.sliced(model, 2) / "notes.txt").write_text("mine")
+    assert (cache.sliced(model, 2) / "notes.txt").read_text() == "mine" and len(slicings) == 1
+
+
+def test_a_touched_folder_is_read_and_kept(folder: Path, slicings: list[Any]) -> None:
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    for path in place.iterdir():
+        path.touch()
+    assert cache.sliced(model, 2) == place and len(slicings) == 1
+
+
+def test_a_damaged_note_of_a_hash_is_none(folder: Path) -> None:
+    model = save_mlp(folder / "m.onnx")
+    right = cache.fingerprint(model)
+    (memo,) = cache_folder.hashes_folder().iterdir()
+    text = memo.read_text()
+    wrong = text.replace(right, right[:-1] + ("0" if right[-1] != "0" else "1"))
+    for damaged in (wrong, text[:-5], "", text.replace('"check"', '"chuck"')):
+        memo.write_text(damaged)
+        assert cache.fingerprint(model) == right
+        assert right in memo.read_text()
 
 
 def test_what_a_crash_left_is_removed(folder: Path) -> None:

@@ -52,7 +52,7 @@ def test_an_empty_cache(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_is_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, session = fill(folder)
     text = shown(capsys, "list")
-    assert "m.onnx on 2 ranks" in text and place.name in text and "of 1 model files" in text
+    assert "m.onnx on 2 ranks" in text and place.name in text and "of 3 files and folders" in text
     data = json.loads(shown(capsys, "list", "--json"))
     assert [item["kind"] for item in data["items"]] == ["slices", "hashes", "weights"]
     assert data["items"][2]["what"] == str(folder / "m.onnx")

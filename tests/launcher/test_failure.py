@@ -177,6 +177,19 @@ communicator.barrier()
         ("os._exit(3)", "rank 1 on host {host} ended with exit code 3."),
         ("sys.exit(4)", "rank 1 on host {host} ended with exit code 4."),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 1 on host {host} was killed by SIGSEGV."),
+        (
+            "os.kill(os.getpid(), signal.SIGXCPU)",
+            "rank 1 on host {host} was killed by SIGXCPU. It used the processor time that `ulimit -t`",
+        ),
+        (
+            "os._exit(137)",
+            "rank 1 on host {host} was killed by SIGKILL. Someone killed it, or the",
+        ),
+        ("bytearray(1 << 62)", "rank 1 on host {host}: MemoryError: memory is short ("),
+        (
+            "sys.exit(0)",
+            "rank 0 on host {host}: Rank 1 left the group while rank 0 waited for it in",
+        ),
         ("os.abort()", "rank 1 on host {host} was killed by SIGABRT."),
         (
             "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise OSError(28, 'No space left')",
@@ -195,6 +208,20 @@ def test_a_rank_fails(run_script: Runner, launcher: str, tmp_path: Path, deed: s
     own = "\n".join(line for line in errors.splitlines() if not line.startswith("[rank "))
     assert own.startswith("error: RankFailedError: " + expected.format(host=HOST))
     assert "launcher/" not in own and "ranks/" not in own
+
+
+def test_a_rank_that_ends_with_success_before_it_is_done(
+    run_script: Runner, launcher: str, tmp_path: Path
+) -> None:
+    """``os._exit(0)``: mpirun takes it for a good end, and only the other ranks' errors are left to see."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(deed="os._exit(0)"))
+    script = run_script(EXEC, launcher, str(program))
+    script.message()
+    code, _, errors = script.end(within=30)
+    assert code == 1
+    found = next(line for line in errors.splitlines() if line.startswith("error: RankFailedError: "))
+    assert "ank 1 on host" in found and "before it was done, as os._exit(0) would" in found
 
 
 def test_ranks_that_succeed(run_script: Runner, launcher: str, tmp_path: Path) -> None:

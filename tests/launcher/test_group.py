@@ -67,6 +67,63 @@ def test_outputs_belong_to_the_caller(group: Group, two_slices: Path) -> None:
     first[...] = 0
 
 
+def interrupt_soon() -> None:
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_leaves_the_group_usable(group: Group, two_slices: Path, times: int) -> None:
+    """As in a notebook. The answer that nobody waits for any more is not taken for the next one."""
+    before, after = slices.feeds(3000), slices.feeds(7)
+    stopped = group.stats[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        for _ in range(times):  # the second is interrupted while it waits for the first one's answer
+            interrupt_soon()
+            with pytest.raises(KeyboardInterrupt):
+                group.predict(before)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    for feeds in (after, before):
+        assert np.allclose(group.predict(feeds)["y"], expected(two_slices, feeds), atol=1e-4)
+
+
+def test_ctrl_c_while_a_request_is_sent(
+    group: Group, two_slices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks get it or none, so that they stay in step."""
+    send, sent = group._job.send, []
+
+    def interrupted(rank: int, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        sent.append(rank)
+        send(rank, *arguments)
+
+    monkeypatch.setattr(group._job, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.predict(slices.feeds(3000))
+    assert sent == [0, 1]
+    monkeypatch.undo()
+    feeds = slices.feeds(5)
+    assert np.allclose(group.predict(feeds)["y"], expected(two_slices, feeds), atol=1e-4)
+
+
+def test_ctrl_c_before_inputs_that_cannot_be_computed(group: Group, two_slices: Path) -> None:
+    """The interrupted request fails on all ranks, which is nobody's error any more."""
+    bad = slices.feeds(4)
+    bad["index"] = bad["index"] + 1000
+    stopped = group.stats[0].pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            group.predict(bad)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    feeds = slices.feeds(4)
+    assert np.allclose(group.predict(feeds)["y"], expected(two_slices, feeds), atol=1e-4)
+
+
 def test_what_it_says_of_itself(group: Group) -> None:
     assert [(s.name, str(s.dtype), s.shape) for s in group.inputs] == [
         ("x", "float32", ("batch", 4)),

@@ -103,7 +103,9 @@ def test_waiting_burns_nothing(backend: str) -> None:
     assert world.ranks[0].reports["busy"] < 0.05, world.ranks[0].errors
 
 
-def test_a_forked_child_is_no_rank() -> None:
-    world = worlds.run("shm", 2, "forked")
+@pytest.mark.parametrize("backend", ["shm", "mpi", "gloo"])
+def test_a_forked_child_is_no_rank(backend: str) -> None:
+    need(backend)
+    world = worlds.run(backend, 2, "forked", launcher=launcher(backend))
     for ended in world.ranks:
-        assert (ended.reports["child"], ended.reports["sum"]) == (7, 2.0), ended.errors
+        assert (ended.reports["children"], ended.reports["sum"]) == ([7, 5], 2.0), ended.errors

@@ -41,6 +41,7 @@ class Recorder:
             lambda peer: self.events.put(("hello", peer)),
             lambda peer, message: self.events.put(("message", message)),
             lambda peer: self.events.put(("lost", peer.rank)),
+            on_shortage=lambda error: self.events.put(("shortage", error)),
         )
 
     def next(self, kind: str) -> Any:

@@ -22,6 +22,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ranks import whole as whole_folder
 from ranks.errors import DeviceError, WeightsError
 from ranks.weights import cuda_driver, cuda_ipc, device_model, dlpack
 from ranks.weights.cuda_driver import CudaError, Driver
@@ -212,7 +213,7 @@ def test_the_folder_is_made_once(path: Path, tmp_path: Path) -> None:
     driver, folder = FakeDriver(), tmp_path / "cache" / "device"
     export_device_weights(path, CONFIG, folder, driver).close()
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
-    assert set(before) == {device_model.GRAPH, device_model.DATA, device_model.SOURCE}
+    assert set(before) == {device_model.GRAPH, device_model.DATA, device_model.SOURCE, whole_folder.SEAL}
     export_device_weights(path, CONFIG, folder, driver).close()
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     left = {file.name for file in folder.parent.iterdir()}

@@ -34,7 +34,7 @@ def is_held(folder: Path) -> bool:
     """Whether somebody holds a folder, so that it is not thrown out."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
     finally:
         os.close(descriptor)
 

@@ -382,7 +382,7 @@ def test_threads_prepare_once(store: Store, big: Path, monkeypatch: pytest.Monke
 
 
 def test_a_process_does_not_wait_for_ever(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.weights.store.WAIT_SECONDS", 0.1)
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.1")
     lock = store.folder / entries.LOCKS / store.key(big, CONFIG)[:2]
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -402,10 +402,31 @@ def overwrite(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def flip(path: Path, at: int) -> None:
+    """One bit is another one, and the file's time of change as before."""
+    times = path.stat().st_mtime_ns
+    content = bytearray(path.read_bytes())
+    content[at] ^= 64
+    overwrite(path, bytes(content))
+    os.utime(path, ns=(times, times))
+
+
 @pytest.mark.parametrize(
-    "damage", ["blob gone", "blob short", "graph gone", "graph bad", "entry bad", "entry other"]
+    "damage",
+    [
+        "blob gone",
+        "blob short",
+        "blob bit",
+        "graph gone",
+        "graph bad",
+        "graph bit",
+        "entry bad",
+        "entry other",
+    ],
 )
-def test_what_is_damaged_is_made_again(store: Store, tmp_path: Path, damage: str) -> None:
+def test_what_is_damaged_is_made_again(
+    store: Store, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = save(mlp(), tmp_path / "m.onnx")
     same(store, model, X)
     (key,) = made(store)
@@ -414,6 +435,8 @@ def test_what_is_damaged_is_made_again(store: Store, tmp_path: Path, damage: str
     actions: dict[str, Callable[[], object]] = {
         "blob gone": lambda: first_blob(store).unlink(),
         "blob short": lambda: overwrite(first_blob(store), first_blob(store).read_bytes()[:5000]),
+        "blob bit": lambda: flip(first_blob(store), 7),
+        "graph bit": lambda: flip(graph, -20),
         "graph gone": graph.unlink,
         "graph bad": lambda: overwrite(graph, graph.read_bytes()[:-10]),
         "entry bad": lambda: overwrite(entry, b'{"format": 2, "blobs": 3}'),
@@ -421,7 +444,11 @@ def test_what_is_damaged_is_made_again(store: Store, tmp_path: Path, damage: str
     }
     actions[damage]()
     same(store, model, X)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and said[0].endswith("were damaged and are made again")
     assert made(store) == [key]
+    same(store, model, X)
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
     with Store(store.folder, read_only=True).pin([key]):
         pass
 

@@ -1,0 +1,104 @@
+"""Processors and memory that cgroups and own limits leave, read from files of a made-up system."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ranks import limits
+
+V1 = "31 23 0:26 {mounted} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+V1_MEMORY = "32 23 0:27 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+V2 = "29 22 0:25 {mounted} /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n"
+HYBRID = "30 23 0:24 {mounted} /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+
+
+def system(root: Path, mounts: str, cgroup: str, files: Mapping[str, str], mounted: str = "/") -> Path:
+    written = {
+        "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts.replace("{mounted}", mounted),
+        "proc/self/cgroup": cgroup,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }
+    for name, text in written.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"a/b/cpu.max": "150000 100000\n"}, 1.5),
+        ({"a/b/cpu.max": "max 100000\n"}, None),
+        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ({"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n", "cpu.max": "max 100000"}, 2.0),
+        ({"a/b/cpu.max": "20000 10000\n", "a/cpu.max": "300000 100000\n"}, 2.0),
+        ({"a/b/cpu.max": "", "a/b/cgroup.procs": ""}, None),
+        ({"a/b/cpu.max": "-1 0\n"}, None),
+        ({"a/b/cpu.max": "100000 0\n"}, None),
+        ({"a/b/cgroup.procs": ""}, None),
+    ],
+)
+def test_version_2(tmp_path: Path, files: Mapping[str, str], quota: float | None) -> None:
+    assert limits.cpu_quota(system(tmp_path, V2, "0::/a/b\n", files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "quota"),
+    [("150000", "-1", 1.5), ("-1", "-1", None), ("-1", "200000", 2.0), ("300000", "100000", 1.0)],
+)
+def test_version_1(tmp_path: Path, own: str, parent: str, quota: float | None) -> None:
+    files = {
+        "cpu,cpuacct/a/b/cpu.cfs_quota_us": own, "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/a/cpu.cfs_quota_us": parent, "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+        "memory/x/memory.limit_in_bytes": "1", "memory/memory.limit_in_bytes": "9223372036854771712",
+    }  # fmt: skip
+    root = system(tmp_path, V1 + V1_MEMORY + HYBRID, "4:memory:/\n3:cpu,cpuacct:/a/b\n0::/\n", files)
+    assert limits.cpu_quota(root) == quota
+    assert limits.memory_limit(root) is None
+
+
+def test_a_container_sees_its_own_part_of_the_tree(tmp_path: Path) -> None:
+    """What is mounted there begins at its own group, or the path is that of the host."""
+    files = {"cpu.max": "100000 100000\n", "memory.max": "1000000\n"}
+    for number, (cgroup, mounted) in enumerate(
+        (("0::/\n", "/"), ("0::/docker/abc\n", "/docker/abc"), ("0::/../../x\n", "/"), ("0::/gone\n", "/"))
+    ):
+        root = system(tmp_path / str(number), V2, cgroup, files, mounted)
+        assert (limits.cpu_quota(root), limits.memory_limit(root)) == (1.0, 1_000_000), cgroup
+
+
+@pytest.mark.parametrize(("quota", "count"), [("50000", 1), ("100000", 1), ("190000", 1), ("299999", 3)])
+def test_threads_are_counted_within_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, count: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1000, 1016)))  # of none is a core known
+    root = system(tmp_path, V2, "0::/a\n", {"a/cpu.max": f"{quota} 100000"})
+    assert limits.cores(root) == limits.processors(root) == count
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1000})
+    assert limits.cores(root) == limits.processors(root) == 1
+
+
+def test_a_system_without_cgroups(tmp_path: Path) -> None:
+    assert limits.cpu_quota(tmp_path) is None and limits.memory_limit(tmp_path) is None
+    assert limits.processors(tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (ValueError("memory"), False),
+    ],
+)
+def test_what_is_short_of_memory(error: Exception, short: bool) -> None:
+    assert limits.is_short(error) is short
+    assert limits.memory_advice().startswith("memory is short (")

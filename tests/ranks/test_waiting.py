@@ -1,0 +1,138 @@
+"""Every wait for a lock of the cache: it says for whom, and it ends, also where the holder is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import cache
+from ranks import imported, pins, waiting
+from ranks.cache_folder import locked
+from ranks.errors import ShardrunError
+from ranks.waiting import HeldError
+from ranks.weights import entries
+from tests.launcher import cli_tools
+
+MINDIR = Path(__file__).parents[1] / "data" / "mindir" / "mlp" / "model.mindir"
+HOLDER = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[int]:
+    """The id of a process that holds the lock of a file or folder, and is stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.3")
+    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.1)
+    return tmp_path
+
+
+def slicing(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    model = cli_tools.save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    (place / "manifest.json").unlink()  # so that it is to be made again
+    return place.with_suffix(".lock"), lambda: cache.sliced(model, 2, timeout=0.2)
+
+
+def removing(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    model = cli_tools.save_mlp(folder / "m.onnx")
+    return cache.sliced(model, 2), lambda: cache.sliced(model, 2)
+
+
+def converting(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    place = imported.as_onnx(MINDIR).parent
+    return place.with_suffix(".lock"), lambda: imported.as_onnx(MINDIR)
+
+
+def a_lock_file(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    (folder / "lock").touch()
+    return folder / "lock", lambda: locked(folder / "lock").__enter__()
+
+
+def pruning(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    entries.make_folders(folder / "weights")
+    return folder / "weights" / entries.BLOBS, lambda: entries.throw_out(folder / "weights", 0)
+
+
+def preparing(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    entries.make_folders(folder / "weights")
+    return (
+        folder / "weights" / entries.WORK,
+        lambda: entries.workplace(folder / "weights").__enter__(),
+    )
+
+
+@pytest.mark.parametrize("case", [slicing, removing, converting, a_lock_file, pruning, preparing])
+def test_a_stopped_holder_is_named(
+    folder: Path, case: Callable[[Path], tuple[Path, Callable[[], Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, wait = case(folder)
+    pins._held.clear()  # what this process itself holds of it
+    with held(path) as pid, caplog.at_level(logging.WARNING), pytest.raises(HeldError) as raised:
+        wait()
+    told = f"process {pid} ({sys.executable} -c"
+    stopped = f"which is stopped (`kill -CONT {pid}` lets it go on)"
+    for text in (str(raised.value), *(record.getMessage() for record in caplog.records)):
+        assert told in text and stopped in text and str(path) in text
+    assert [record.getMessage().split(" ", 2)[:2] for record in caplog.records] == [["waiting", "for"]]
+
+
+def test_the_wait_goes_on_when_the_holder_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "60")
+    (folder / "lock").touch()
+    with held(folder / "lock") as pid:
+        descriptor = os.open(folder / "lock", os.O_RDONLY)
+        assert not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder / "lock")
+        os.kill(pid, signal.SIGKILL)
+        assert pins.lock(descriptor, fcntl.LOCK_EX, folder / "lock")
+        os.close(descriptor)
+
+
+def test_another_thread_of_this_process_is_named(folder: Path) -> None:
+    with locked(folder / "lock"), pytest.raises(HeldError, match="another thread of this process"):
+        locked(folder / "lock", 0.1).__enter__()
+
+
+def test_the_command_ends_with_its_time_out(folder: Path) -> None:
+    lock, _ = slicing(folder)
+    with held(lock) as pid:
+        done = cli_tools.shardrun("run", folder / "m.onnx", "--ranks", 2, "--timeout", 0.5, cwd=folder)
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"has been held for 0.5 s by process {pid}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_error_is_both_kinds() -> None:
+    """A cache that cannot be used is no error for those who can do without; else it is one sentence."""
+    assert issubclass(HeldError, ShardrunError) and issubclass(HeldError, OSError)
