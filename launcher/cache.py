@@ -26,6 +26,7 @@ from typing import Any
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
+from ranks.cache_place import FORMS, advice, discard, place_of, prepare
 from ranks.pins import hold
 from sharding.options import SliceOptions
 
@@ -53,11 +54,12 @@ def sliced(
     if allow_replicated:
         options = replace(options, allow_replicated=True)
     try:
-        folder = cache_folder() / "slices"
+        root = cache_folder()
     except ShardrunError as problem:
         raise ConfigError(str(problem)) from None
+    folder = place_of(root, "slices")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare(root, "slices")
         place = folder / _key(model, ranks, options)
         if hold(place) and _is_complete(place):
             return place
@@ -72,8 +74,8 @@ def sliced(
         return place
     except OSError as problem:
         raise ConfigError(
-            f"the cache of sliced models at {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+            f"the cache of sliced models at {problem.filename or folder} cannot be used: "
+            f"{problem.strerror or problem}; {advice(problem)}"
         ) from None
 
 
@@ -90,8 +92,9 @@ def _slice_into(
         slice_model(model, ranks, work / "slices", options=options, progress=progress)
         if place.exists():  # else we would not be here
             log.warning("%s was damaged and is made again", place)
-            shutil.rmtree(place)
+            discard(place, FORMS["slices"])
         try:
+            (work / "slices").chmod(0o700)
             (work / "slices").rename(place)
         except OSError:
             # On file systems without locks another process may have been faster.

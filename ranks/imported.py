@@ -39,11 +39,12 @@ def as_onnx(path: str | Path) -> Path:
         return path
     from ranks.cache_folder import cache_folder, locked
     from ranks.cache_limit import bound, limit_of
+    from ranks.cache_place import advice, place_of, prepare
     from ranks.pins import hold
 
-    folder = cache_folder() / "converted"
+    folder = place_of(cache_folder(), "converted")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare(cache_folder(), "converted")
         place = folder / _key(path)
         limit = limit_of(folder)
         with locked(place.with_suffix(".lock")):
@@ -57,8 +58,8 @@ def as_onnx(path: str | Path) -> Path:
         return found
     except OSError as problem:
         raise ModelError(
-            f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written."
+            f"{path} is converted to ONNX first, but {problem.filename or folder} cannot be used: "
+            f"{problem.strerror or problem}; {advice(problem)}."
         ) from None
 
 
@@ -156,6 +157,7 @@ def _complete(place: Path, path: Path) -> Path | None:
 
 
 def _convert(path: Path, place: Path) -> Path:
+    from ranks.cache_place import FORMS, discard
     from ranks.weights.durable import flush
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
@@ -168,7 +170,8 @@ def _convert(path: Path, place: Path) -> Path:
             flush(file)
         sizes = {file.name: file.stat().st_size for file in files}
         (work / _COMPLETE).write_text(json.dumps(sizes))
-        shutil.rmtree(place, ignore_errors=True)
+        if place.is_dir():
+            discard(place, FORMS["converted"])
         work.rename(place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
