@@ -36,7 +36,8 @@ def check_length(length: int, stated: int, where: str) -> None:
     """
     if length > stated:
         raise EvaluationError(
-            f"{where}: cannot read the array: its header says {length} bytes, but there are {stated}: the file is damaged."
+            f"{where}: cannot read the array: its header says {length} bytes, but there are {stated}: the "
+            "file is damaged."
         )
 
 
