@@ -250,10 +250,11 @@ def main() -> None:
         serve(arguments)
         return
     from ranks.cache_folder import cache_folder
+    from ranks.cache_place import make_private, prepare
     from ranks.pins import hold
 
-    cache = cache_folder() / "benchmarks"
-    (cache / "bert_base").mkdir(parents=True, exist_ok=True)
+    cache = prepare(cache_folder(), "benchmarks")
+    make_private(cache / "bert_base")
     hold(cache / "bert_base")
     model = arguments.model or cache / "bert_base" / "bert_base.onnx"
     if not model.exists():

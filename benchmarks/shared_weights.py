@@ -5,9 +5,12 @@
 
 Without ``--model`` it is BERT-base of the tests' models. Each process has one thread.
 
-- Memory: that many processes at once, each with the model loaded and run at the longest sequence; the sum of
-  their PSS (/proc/PID/smaps_rollup), in which a page that several processes hold counts once. "bare" are
-  processes that have imported ONNX Runtime and numpy and made an empty session.
+- Memory: that many processes at once, each with the model loaded and run at the shortest sequence, and after
+  that at the longest; the sum of their PSS (/proc/PID/smaps_rollup), in which a page that several processes
+  hold counts once. "bare" are processes that have imported ONNX Runtime, numpy and what makes sessions, and
+  made a session of one node: what such a process needs without a model. `onnx`, which no process that finds
+  prepared weights imports, is not among it. Then the pages that only a process itself has, of a bare one and
+  a further shared one, by what they are of.
 - Latency: a new process for each measurement, plain and shared in turn, one at a time; the median over the
   processes' medians, and the ratio of neighbours.
 - Loading: from a call to the session, in a new process each time: "cold" prepares the weights and opens them,
@@ -32,6 +35,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 MB = 1 << 20
+EMPTY = bytes.fromhex(
+    "08083a320a0b0a017812017922034e65671201675a0f0a0178120a0a0808"
+    "0112040a020801620f0a0179120a0a08080112040a02080142040a001011"
+)
+"""A model of one node, ``y = -x``, serialized."""
+
+KINDS_OF_PAGES = ("memory", "weights", "other files")
 
 
 class Process:
@@ -64,6 +74,19 @@ class Process:
             found[name] = int(value.split()[0]) << 10
         return found["Pss_Anon"], found["Pss"] - found["Pss_Anon"]
 
+    def own_pages(self) -> dict[str, int]:
+        """Pages of 4 KiB that no other process has (``Private_Dirty`` and ``Private_Clean`` of smaps)."""
+        found = dict.fromkeys(KINDS_OF_PAGES, 0)
+        kind = ""
+        for line in Path(f"/proc/{self._process.pid}/smaps").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if "-" in name.split(" ")[0]:
+                path = line.split(None, 5)[5] if len(line.split(None, 5)) == 6 else ""
+                kind = "weights" if "/blobs/" in path else "other files" if path.startswith("/") else "memory"
+            elif name in {"Private_Dirty", "Private_Clean"}:
+                found[kind] += int(value.split()[0]) // 4
+        return found
+
     def close(self) -> None:
         self._process.communicate("", timeout=60)
 
@@ -85,7 +108,8 @@ def work(kind: str, model: Path) -> None:
 
     config, session = SessionConfig(threads=1), None
     if kind == "bare":
-        create_plain(_empty(), config, "an empty model")
+        session = create_plain(EMPTY, config, "an empty model")
+        session.run(None, {"x": np.ones(1, np.float32)})
     store = default_store() if kind == "shared" else None
     began = time.perf_counter()
     if kind != "bare":
@@ -97,7 +121,7 @@ def work(kind: str, model: Path) -> None:
     for line in sys.stdin:
         length, runs = json.loads(line)
         times = []
-        if session is not None:
+        if session is not None and kind != "bare":
             feeds = {
                 item.name: np.ones(_shape(item, length), _dtype(item.type)) for item in session.get_inputs()
             }
@@ -110,16 +134,6 @@ def work(kind: str, model: Path) -> None:
                 session.run(None, feeds)
                 times.append(time.perf_counter() - began)
         print(json.dumps(times), flush=True)
-
-
-def _empty() -> bytes:
-    from onnx import TensorProto, helper
-
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "empty", value[:1], value[1:])
-    opset = [helper.make_opsetid("", 17)]
-    data: bytes = helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
-    return data
 
 
 def _shape(item: Any, length: int) -> list[int]:
@@ -148,21 +162,29 @@ def measure_loading(model: Path, cache: Path, rounds: int) -> dict[str, float]:
     return {kind: statistics.median(found) for kind, found in times.items()}
 
 
+Memory = dict[int, dict[str, list[tuple[int, int]]]]
+"""By sequence and kind, for each number of processes: bytes private and of files."""
+
+
 def measure_memory(
-    model: Path, cache: Path, counts: Sequence[int], length: int
-) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    model: Path, cache: Path, counts: Sequence[int], lengths: Sequence[int]
+) -> tuple[Memory, dict[str, dict[str, int]]]:
+    """Memory at each of ``lengths``, in this order, and the own pages of the last process after the last."""
+    found: Memory = {length: {} for length in lengths}
+    pages = {}
     for kind in ("bare", "plain", "shared"):
-        found[kind] = []
         for count in counts:
             processes = [Process(kind, model, cache) for _ in range(count)]
-            for process in processes:
-                process.ask(length, 1)
-            parts = [process.memory() for process in processes]
-            found[kind].append((sum(part[0] for part in parts), sum(part[1] for part in parts)))
+            for length in lengths:
+                for process in processes:
+                    process.ask(length, 1)
+                parts = [process.memory() for process in processes]
+                sums = (sum(part[0] for part in parts), sum(part[1] for part in parts))
+                found[length].setdefault(kind, []).append(sums)
+            pages[kind] = processes[-1].own_pages()
             for process in processes:
                 process.close()
-    return found
+    return found, pages
 
 
 def measure_latency(
@@ -204,6 +226,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="few and short measurements, to see that it works"
     )
+    parser.add_argument("--memory", action="store_true", help="memory alone")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", choices=("bare", "plain", "shared"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -218,41 +241,51 @@ def main() -> None:
         options.processes, options.sequences, options.rounds = options.processes[:2], options.sequences[:2], 2
     with tempfile.TemporaryDirectory(prefix="shardrun-shared-weights.") as folder:
         cache = Path(folder)
-        loading = measure_loading(options.model, cache, options.rounds)
-        memory = measure_memory(options.model, cache, options.processes, options.sequences[-1])
+        loading = measure_loading(options.model, cache, 1 if options.memory else options.rounds)
+        lengths = sorted({options.sequences[0], options.sequences[-1]})
+        memory, pages = measure_memory(options.model, cache, options.processes, lengths)
+        if options.memory:
+            report_memory(options.processes, memory, pages)
+            return
         latency = measure_latency(
             options.model, cache, options.sequences, options.rounds, 0.5 if options.quick else 4.0
         )
         kept = sum(path.stat().st_size for path in (cache / "weights").rglob("*") if path.is_file())
-    report(options, loading, memory, latency, kept)
+    report(options, loading, latency, kept)
+    worst = report_memory(options.processes, memory, pages)
+    report_goals(worst, latency, loading)
     if options.json:
         data = {"loading": loading, "memory": memory, "latency": latency, "processes": options.processes}
         options.json.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def report(
-    options: argparse.Namespace,
-    loading: dict[str, float],
-    memory: dict[str, list[tuple[int, int]]],
-    latency: dict[int, dict[str, Any]],
-    kept: int,
-) -> None:
-    """Prints the tables, and the goals beside what was found."""
-    print(f"{options.model.name}: {kept / MB:.0f} MB on the disk when prepared\n")
-    print("memory (MB of PSS, private + files)")
-    print("processes                bare            plain           shared   shared/(one plain + bare)")
-    # What one process's weights take: what a plain session adds to a bare process.
-    one = sum(memory["plain"][0]) - sum(memory["bare"][0])
-    if options.processes[0] != 1:
-        one = one // options.processes[0]
+def report_memory(counts: Sequence[int], memory: Memory, pages: dict[str, dict[str, int]]) -> float:
+    """Prints the tables; gives the largest ratio of all."""
     worst = 0.0
-    for index, count in enumerate(options.processes):
-        row = [memory[kind][index] for kind in ("bare", "plain", "shared")]
-        goal = one + sum(row[0])
-        worst = max(worst, sum(row[2]) / goal)
-        cells = "".join(f"{part[0] / MB:9.0f} + {part[1] / MB:4.0f}" for part in row)
-        print(f"{count:9}  {cells}   {sum(row[2]) / goal:10.3f}")
-    print("\nlatency (ms)\nsequence     plain    shared     ratio   first run's ratio")
+    for length, found in memory.items():
+        print(f"memory at sequence {length} (MB of PSS, private + files)")
+        print("processes                bare            plain           shared   shared/(one plain + bare)")
+        # What one process's weights take: what a plain session adds to a bare process.
+        one = (sum(found["plain"][0]) - sum(found["bare"][0])) // counts[0]
+        for index, count in enumerate(counts):
+            row = [found[kind][index] for kind in ("bare", "plain", "shared")]
+            goal = one + sum(row[0])
+            worst = max(worst, sum(row[2]) / goal)
+            cells = "".join(f"{part[0] / MB:9.0f} + {part[1] / MB:4.0f}" for part in row)
+            print(f"{count:9}  {cells}   {sum(row[2]) / goal:10.3f}")
+        print()
+    print("pages (4 KiB) that only this process has     " + "".join(f"{kind:>13}" for kind in KINDS_OF_PAGES))
+    for kind in ("bare", "shared"):
+        print(f"{kind:43}  " + "".join(f"{pages[kind][name]:13}" for name in KINDS_OF_PAGES))
+    return worst
+
+
+def report(
+    options: argparse.Namespace, loading: dict[str, float], latency: dict[int, dict[str, Any]], kept: int
+) -> None:
+    """Prints the tables of times."""
+    print(f"{options.model.name}: {kept / MB:.0f} MB on the disk when prepared\n")
+    print("latency (ms)\nsequence     plain    shared     ratio   first run's ratio")
     for length, found in latency.items():
         print(
             f"{length:8} {found['plain'] * 1e3:9.2f} {found['shared'] * 1e3:9.2f} {found['ratio']:9.3f} "
@@ -261,6 +294,11 @@ def report(
     print("\nloading (s)")
     for kind, seconds in loading.items():
         print(f"{kind:8} {seconds:9.3f}")
+    print()
+
+
+def report_goals(worst: float, latency: dict[int, dict[str, Any]], loading: dict[str, float]) -> None:
+    """Prints the goals beside what was found."""
     slowest = max(found["ratio"] for found in latency.values())
     print("\ngoal                                           found")
     print(f"memory <= 1.05 x (one process's weights + bare) {worst:6.3f}")

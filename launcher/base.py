@@ -75,6 +75,10 @@ class Handle(ABC):
         """The end of a rank, if this line of the launching program's own completes what it says of one."""
         return None
 
+    def settle(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers leave nothing open
+        """Closes to other hosts what starting has opened: all ranks, given by their process ids, are there
+        and on this host."""
+
     def end_children(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers see each rank's end
         """Ends what ranks, given by their process ids, that have ended themselves left running."""
 

@@ -26,6 +26,7 @@ from typing import Any
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
+from ranks.cache_place import FORMS, advice, discard, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from ranks.whole import is_sealed, note, say_damaged, seal
@@ -57,11 +58,12 @@ def sliced(
     if allow_replicated:
         options = replace(options, allow_replicated=True)
     try:
-        folder = cache_folder() / "slices"
+        root = cache_folder()
     except ShardrunError as problem:
         raise ConfigError(str(problem)) from None
+    folder = place_of(root, "slices")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare(root, "slices")
         place = folder / _key(model, ranks, options)
         if hold(place, timeout) and is_sealed(place):
             return place
@@ -78,8 +80,8 @@ def sliced(
         raise
     except OSError as problem:
         raise ConfigError(
-            f"the cache of sliced models at {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+            f"the cache of sliced models at {problem.filename or folder} cannot be used: "
+            f"{problem.strerror or problem}; {advice(problem)}"
         ) from None
 
 
@@ -100,8 +102,9 @@ def _slice_into(
         )
         if place.exists():  # else we would not be here
             say_damaged(place)
-            shutil.rmtree(place)
+            discard(place, FORMS["slices"])
         try:
+            (work / "slices").chmod(0o700)
             (work / "slices").rename(place)
             note(place, files)
         except OSError:

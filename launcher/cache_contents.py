@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks import cache_entries
-from ranks.cache_folder import cache_folder, hashes_folder
-from ranks.cache_limit import limit_of, occupied
+from ranks import cache_entries, cache_place
+from ranks.cache_folder import cache_folder
+from ranks.cache_limit import limit_of, memos, occupied
 
 KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
@@ -42,13 +42,20 @@ class Contents:
 def contents(kinds: Sequence[str] = KINDS) -> Contents:
     """What is in the cache now, of these kinds.
 
-    Raises `ShardrunError` where its limit is malformed, `ConfigError` where it is no folder.
+    Raises `ShardrunError` where its limit is malformed, `ConfigError` where it is no folder, or one that
+    others may write to.
     """
     folder = cache_folder()
     there = _existing(folder)
-    sizes = occupied(folder)
     chosen = [kind for kind in KINDS if kind in kinds]
-    items = [item for kind in chosen for item in _items(folder, kind)]
+    try:
+        sizes = occupied(folder)
+        items = [item for kind in chosen for item in _items(folder, kind)]
+    except OSError as problem:
+        raise ConfigError(
+            f"the cache at {problem.filename or folder} cannot be used: {problem.strerror or problem}; "
+            f"{cache_place.advice(problem)}"
+        ) from None
     return Contents(folder, items, {kind: sizes[kind] for kind in chosen}, limit_of(there))
 
 
@@ -74,16 +81,17 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
             if kind not in kinds:
                 continue
             if kind == "hashes":
-                removed += _hashes()
-                for path in cache_entries.children(hashes_folder()):
-                    if path.is_file():
-                        path.unlink(missing_ok=True)
+                removed += _hashes(root)
+                for path in memos(root):
+                    path.unlink(missing_ok=True)
             elif kind == "weights":
                 _clear_weights(root, removed, busy)
             else:
                 _clear_folders(root, kind, removed, busy)
     except OSError as problem:
-        raise ConfigError(f"the cache at {root} cannot be cleared: {problem.strerror or problem}") from None
+        raise ConfigError(
+            f"the cache at {problem.filename or root} cannot be cleared: {problem.strerror or problem}"
+        ) from None
     return removed, busy
 
 
@@ -91,11 +99,12 @@ def _items(root: Path, kind: str) -> list[Item]:
     from ranks.weights import entries
 
     if kind == "hashes":
-        return _hashes()
+        return _hashes(root)
     if kind == "weights":
+        folder = cache_place.ours(root, kind)
         return [
             Item(kind, one.key, f"none: {one.refused}" if one.refused else one.what, one.bytes, one.used)
-            for one in entries.listing(root / kind)
+            for one in (entries.listing(folder) if folder else ())
         ]
     return [_folder(found) for found in cache_entries.listing(root, kind)]
 
@@ -109,21 +118,22 @@ def _clear_weights(root: Path, removed: list[Item], busy: list[Item]) -> None:
     from ranks.weights import entries
 
     before = {item.name: item for item in _items(root, "weights")}
-    gone, used = entries.throw_out(root / "weights", 0)
+    folder = cache_place.ours(root, "weights")
+    gone, used = entries.throw_out(folder, 0) if folder else ([], [])
     removed += [before[entry.key] for entry in gone if entry.key in before]
     busy += [before[entry.key] for entry in used if entry.key in before]
 
 
 def _clear_folders(root: Path, kind: str, removed: list[Item], busy: list[Item]) -> None:
     found = cache_entries.listing(root, kind)
-    mapped = cache_entries.mapped_files(root / kind) if found else set()
+    mapped = cache_entries.mapped_files(cache_place.place_of(root, kind)) if found else set()
     for one in found:
         item = _folder(one)
         (removed if cache_entries.remove(one, mapped) else busy).append(item)
 
 
-def _hashes() -> list[Item]:
-    files = [path for path in cache_entries.children(hashes_folder()) if path.suffix == ".json"]
+def _hashes(root: Path) -> list[Item]:
+    files = memos(root)
     if not files:
         return []
     times = [path.stat().st_mtime for path in files if path.exists()]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import LaunchError
+from launcher.lobby import Lobby
 from ranks import wire
 from ranks.control import tune_tcp
 from ranks.limits import is_short
@@ -24,7 +25,7 @@ from ranks.stream import Stream
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
-_MAX_STRANGERS = 256
+_BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
 
@@ -53,7 +54,7 @@ class Listener:
 
     On one host it is an abstract Unix socket, which leaves no file behind however this process ends and
     where the kernel says who connects; for several hosts it is TCP on the address that faces them. Whoever
-    does not say hello with the job's secret within 10 s is dropped and costs nothing more.
+    does not say hello with the job's secret within 10 s is dropped, and earlier where many do not.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Listener:
         self._on_shortage = on_shortage
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
-        self._strangers = threading.Semaphore(_MAX_STRANGERS)
+        self._lobby = Lobby()
         self._socket, self.address = _listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
         _listeners.add(self)
@@ -88,26 +89,32 @@ class Listener:
                     return
                 time.sleep(0.05)  # out of descriptors, for now
                 continue
-            if not self._strangers.acquire(blocking=False):
+            try:
+                pid = _pid_of(sock)
+                origin = sock.getpeername()[0] if pid is None else pid
+            except OSError:  # gone already, or another user's
                 sock.close()
                 continue
             self._open.add(sock)
+            self._lobby.enter(sock, origin)
             try:
-                threading.Thread(target=self._serve, args=(sock,), name="shardrun rank", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(sock, pid), name="shardrun rank", daemon=True
+                ).start()
             except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is ending
-                self._strangers.release()
+                self._lobby.leave(sock)
                 if self._socket.fileno() >= 0 and not sys.is_finalizing():
                     self._on_shortage(error)
                 sock.close()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, pid: int | None) -> None:
         stream = Stream(sock)
         try:
-            peer = self._admit(stream)
+            peer = self._admit(stream, pid)
         except (OSError, wire.WireError):
             peer = None
         finally:
-            self._strangers.release()
+            self._lobby.leave(sock)
         if peer is None:
             stream.close()
             return
@@ -120,17 +127,10 @@ class Listener:
                 self._on_shortage(error)
             self._on_lost(peer)
 
-    def _admit(self, stream: Stream) -> Peer | None:
-        sock = stream.socket
-        pid = None
-        if sock.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
-            pid, uid, _ = _CREDENTIALS.unpack(
-                sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-            if uid != os.getuid():
-                return None
-        elif sock.family != socket.AF_UNIX:
-            tune_tcp(sock)
+    def _admit(self, stream: Stream, pid: int | None) -> Peer | None:
+        """The rank that says hello; None for anybody else. ``pid``: what the kernel says, on one host."""
+        if stream.socket.family != socket.AF_UNIX:
+            tune_tcp(stream.socket)
         stream.deadline = time.monotonic() + _HELLO_SECONDS
         hello = stream.receive(max_header=_MAX_HELLO, max_payload=0)
         stream.deadline = None
@@ -142,6 +142,8 @@ class Listener:
         if not hmac.compare_digest(job.encode(), self.secret.encode()):
             return None
         if type(rank) is not int or not 0 <= rank < self._world_size or not isinstance(host, str):
+            return None
+        if not self._lobby.leave(stream.socket):
             return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
@@ -172,6 +174,18 @@ class Listener:
             sock.close()
 
 
+def _pid_of(sock: socket.socket) -> int | None:
+    """The process that connected, where the kernel says it. Raises `PermissionError` for another user's."""
+    if sock.family != socket.AF_UNIX:
+        return None
+    pid, uid, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if uid != os.getuid():
+        raise PermissionError(f"process {pid} runs as user {uid}")
+    return int(pid)
+
+
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
@@ -189,7 +203,7 @@ def _listen_unix() -> tuple[socket.socket, str]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"@shardrun-{secrets.token_hex(8)}"
     sock.bind("\0" + name[1:])
-    sock.listen(128)
+    sock.listen(_BACKLOG)
     return sock, f"unix:{name}"
 
 
@@ -224,5 +238,5 @@ def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
         raise LaunchError(
             f"The control socket cannot listen on {address}: {error.strerror or error}."
         ) from None
-    sock.listen(128)
+    sock.listen(_BACKLOG)
     return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 def read_arrays(flag: str, path: Path) -> dict[str, Any]:
     """The arrays of an archive by name. Raises `ConfigError`."""
-    from ranks.evaluation.columns import check_memory
+    from ranks.evaluation.compressed import check_member, check_memory
     from ranks.evaluation.errors import EvaluationError
 
     if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
         raise ConfigError(f"{flag} {path}: expected a NumPy archive (.npz), found a folder, device or pipe")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            check_memory(sum(item.file_size for item in archive.zip.infolist()), f"{flag} {path}")
+            members = archive.zip.infolist()
+            check_memory(sum(member.file_size for member in members), f"{flag} {path}")
+            for member in members:
+                check_member(member, f"{flag} {path}: array {member.filename.removesuffix('.npy')!r}")
             return {name: archive[name] for name in archive.files}
     except EvaluationError as error:
         raise ConfigError(str(error)) from None

@@ -178,18 +178,24 @@ def _members(path: Path) -> list[str]:
 
 
 def _read_numpy(spec: Spec, path: Path, member: str | None, known: Mapping[str, int]) -> NDArray[Any]:
+    from ranks.evaluation.compressed import check_member
+    from ranks.evaluation.errors import EvaluationError
+
     what = f"{path}: input {spec.name!r}"
     _refuse_pipe(path, what)
     try:
         if member is None:
             with path.open("rb") as file:
-                return _read_array(spec, file, what, known)
+                return _read_array(spec, file, path.stat().st_size, what, known)
         with zipfile.ZipFile(path) as archive:
             inside = f"{member}.npy" if f"{member}.npy" in archive.namelist() else member
+            check_member(archive.getinfo(inside), what)
             with archive.open(inside) as file:
-                return _read_array(spec, file, what, known)
+                return _read_array(spec, file, archive.getinfo(inside).file_size, what, known)
     except ConfigError:
         raise
+    except EvaluationError as problem:
+        raise ConfigError(str(problem)) from None
     except MemoryError:
         raise ConfigError(f"{what}: the array does not fit into memory") from None
     # Damaged archives raise anything from zlib.error to NotImplementedError; they have no common base.
@@ -200,11 +206,14 @@ def _read_numpy(spec: Spec, path: Path, member: str | None, known: Mapping[str, 
         raise ConfigError(f"{what}: cannot read the array: {reason}") from None
 
 
-def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> NDArray[Any]:
-    """Checks the header first, so that a wrong array is not read at all."""
+def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> NDArray[Any]:
+    """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
+    from ranks.evaluation.compressed import check_length, check_memory
+
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file, MAX_HEADER)
+    start = file.tell()
     file.seek(0)
     expected = numpy_dtype(spec.dtype, what)
     native = dtype.newbyteorder("=")
@@ -217,6 +226,9 @@ def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> N
         raise ConfigError(
             f"{what}: expected shape {show_shape(spec.shape, known)}, found {show_shape(shape)}"
         )
+    nbytes = math.prod(shape) * dtype.itemsize
+    check_length(start + nbytes, size, what)
+    check_memory(nbytes, what)
     array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
     return np.ascontiguousarray(array, expected).reshape(shape)  # ascontiguousarray makes scalars 1-D
 

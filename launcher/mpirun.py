@@ -20,6 +20,7 @@ from launcher import environment as environments
 from launcher.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
+from launcher.loopback import family, move_to_loopback
 from ranks.control import EXIT_ORPHANED, SCRATCH_PREFIX
 
 if TYPE_CHECKING:
@@ -327,6 +328,11 @@ class MpirunHandle(Handle):
 
     def _signal(self, action: Literal["terminate", "kill"]) -> None:
         getattr(self._process, action)()
+
+    def settle(self, ranks: Collection[int]) -> None:
+        """See `Handle.settle`."""
+        for pid in family(self._process.pid, ranks):
+            move_to_loopback(pid)
 
     def end_children(self, ranks: Collection[int]) -> None:
         """See `Handle.end_children`; mpirun would wait for them as long as they hold a rank's output open."""

@@ -74,6 +74,8 @@ class Job:
         self._launcher_ended: Ended | None = None
         self._some_rank: Ended | None = None
         self._all_ended = False
+        self._started = False
+        self._settled = False
         self._closing = False
         self._hung_up = False
         self._ending = threading.Lock()
@@ -91,6 +93,8 @@ class Job:
         except BaseException:
             self._listener.close()
             raise
+        self._started = True
+        self._settle()
         try:
             self._output = Output(self._handle, self._ended)
             for target in (self._wait, self._judge):
@@ -106,6 +110,15 @@ class Job:
         with self.changed:
             self._peers[peer.rank] = peer
             self.changed.notify_all()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once, when all ranks are there: nothing is to be open to other hosts where none takes part."""
+        with self.changed:
+            if self._remote or self._settled or not self._started or len(self._peers) < self.world_size:
+                return
+            self._settled = True
+        self._handle.settle([peer.pid for peer in self._peers.values()])
 
     def _message(self, peer: Peer, message: wire.Message) -> None:
         with self.changed:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranks import pins
+from ranks import cache_place, pins
 from ranks.cache_folder import locked
+from ranks.cache_place import FORMS
 from ranks.waiting import HeldError
 
 KINDS = ("slices", "converted", "device", "minilm", "benchmarks")
@@ -36,7 +35,7 @@ class Folder:
     @property
     def key(self) -> str:
         """What it is, or was to be."""
-        return self.path.name.split(".tmp", 1)[0]
+        return FORMS[self.kind].key(self.path.name) or self.path.name
 
     @property
     def finished(self) -> bool:
@@ -45,10 +44,14 @@ class Folder:
 
 
 def listing(root: Path, kind: str) -> list[Folder]:
-    """All of a kind in the cache folder ``root``, the longest unused first."""
-    found = []
-    for path in children(root / kind):
-        if path.is_dir() and not path.is_symlink():
+    """All of a kind in the cache folder ``root``, the longest unused first; nothing that is not ours.
+
+    Raises `OSError` where another user could have put it there.
+    """
+    found: list[Folder] = []
+    folder = cache_place.ours(root, kind)
+    for path in children(folder) if folder else ():
+        if FORMS[kind].key(path.name) and path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):
                 found.append(Folder(kind, path, sum(map(size, path.rglob("*"))), path.stat().st_mtime))
     return sorted(found, key=lambda folder: folder.used)
@@ -80,9 +83,7 @@ def _remove(folder: Folder, mapped: Iterable[str]) -> bool:
             return False
         if any(Path(name).is_relative_to(folder.path) for name in mapped):
             return False
-        going = folder.path.with_name(f"{folder.key}.tmp{secrets.token_hex(4)}")
-        folder.path.rename(going)  # under its name it is whole, or not there
-        shutil.rmtree(going)
+        cache_place.discard(folder.path, FORMS[folder.kind])
     finally:
         os.close(descriptor)
     return True

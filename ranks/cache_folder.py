@@ -6,7 +6,8 @@
         device/    models optimised for a GPU, whose weights processes share (`ranks.weights.on_device`)
         hashes/NAME.json  the hash of a model file, good while the files' size, time and inode stay the same
 
-Everything in it may be deleted at any time; `ranks.cache_limit` does so to keep it small.
+Everything of ours in it (`ranks.cache_place`) may be deleted at any time; `ranks.cache_limit` does so to keep
+it small.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ranks import pins, regular
+from ranks import cache_place, pins, regular
 from ranks.errors import ModelError, ShardrunError
 from sharding.manifest import sha256_of
 
@@ -55,7 +56,7 @@ def cache_folder() -> Path:
 def is_cached(path: Path, kind: str) -> bool:
     """Whether a path lies in the cache as a thing of this kind, such as ``slices``."""
     try:
-        return path.absolute().parent == cache_folder() / kind
+        return path.absolute().parent == cache_place.place_of(cache_folder(), kind)
     except ShardrunError:
         return False
 
@@ -138,8 +139,9 @@ def hash_file(path: Path) -> str:
 
 
 def hashes_folder() -> Path:
-    """Where remembered hashes lie."""
-    return cache_folder() / "hashes"
+    """Where remembered hashes lie. Raises `OSError` where other users could have put them there."""
+    root = cache_folder()
+    return cache_place.ours(root, "hashes") or cache_place.place_of(root, "hashes")
 
 
 def external_locations(message: onnx.ModelProto) -> list[str]:
@@ -202,8 +204,8 @@ def remember(
     files = [list(item) for item in zip(names, now, strict=True)]
     data = {"files": files, "sha256": found, "check": _check(files, found)}
     with contextlib.suppress(OSError, ShardrunError):  # only a shortcut: without it the next run hashes again
+        cache_place.prepare(cache_folder(), "hashes")
         memo = _memo(path, kind)
-        memo.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(memo, json.dumps(data).encode())
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from ranks import cache_entries
+from ranks import cache_entries, cache_place
 from ranks.errors import SettingError
 
 log = logging.getLogger(__name__)
@@ -36,15 +36,25 @@ def limit_of(folder: Path) -> int:
 
 
 def occupied(root: Path) -> dict[str, int]:
-    """Bytes that the cache folder ``root`` takes on the disk, by kind."""
+    """Bytes that what is ours in the cache folder ``root`` takes on the disk, by kind. Raises `OSError` as
+    `cache_place.ours` does."""
     from ranks.weights import entries
 
     sizes = {
         kind: sum(one.bytes for one in cache_entries.listing(root, kind)) for kind in cache_entries.KINDS
     }
-    sizes["hashes"] = sum(map(cache_entries.size, cache_entries.children(root / "hashes")))
-    sizes["weights"] = entries.occupied(root / "weights")
+    sizes["hashes"] = sum(map(cache_entries.size, memos(root)))
+    weights = cache_place.ours(root, "weights")
+    sizes["weights"] = entries.occupied(weights) if weights else 0
     return sizes
+
+
+def memos(root: Path) -> list[Path]:
+    """The files of remembered hashes in the cache folder ``root``. Raises `OSError` as `occupied` does."""
+    folder = cache_place.ours(root, "hashes")
+    form = cache_place.FORMS["hashes"]
+    found = cache_entries.children(folder) if folder else ()
+    return [path for path in found if form.key(path.name) and path.is_file() and not path.is_symlink()]
 
 
 def bound(root: Path, limit: int, keep: Collection[str] = ()) -> None:
@@ -62,8 +72,9 @@ def bound(root: Path, limit: int, keep: Collection[str] = ()) -> None:
 def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
     from ranks.weights import entries
 
-    weights = root / "weights"
-    entries.throw_out(weights, sys.maxsize)  # weights that no entry refers to
+    weights = cache_place.place_of(root, "weights")
+    if cache_place.ours(root, "weights"):
+        entries.throw_out(weights, sys.maxsize)  # weights that no entry refers to
     sizes = occupied(root)
     if sum(sizes.values()) <= limit:
         return
@@ -73,7 +84,7 @@ def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
         name
         for kind in cache_entries.KINDS
         if sizes[kind]
-        for name in cache_entries.mapped_files(root / kind)
+        for name in cache_entries.mapped_files(cache_place.place_of(root, kind))
     }
     # What crashed processes left goes first.
     oldest: list[cache_entries.Folder | entries.Entry] = sorted(
@@ -88,7 +99,7 @@ def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
             sizes["weights"] = entries.occupied(weights)
         elif cache_entries.remove(one, mapped):
             sizes[one.kind] -= one.bytes
-    for memo in sorted(cache_entries.children(root / "hashes"), key=_time):
+    for memo in sorted(memos(root), key=_time):
         if sum(sizes.values()) <= limit:
             return
         sizes["hashes"] -= cache_entries.size(memo)

@@ -39,13 +39,14 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
         return path
     from ranks.cache_folder import cache_folder, locked
     from ranks.cache_limit import bound, limit_of
+    from ranks.cache_place import advice, place_of, prepare
     from ranks.pins import hold
     from ranks.waiting import HeldError
     from ranks.whole import is_sealed, say_damaged
 
-    folder = cache_folder() / "converted"
+    folder = place_of(cache_folder(), "converted")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare(cache_folder(), "converted")
         place = folder / _key(path)
         limit = limit_of(folder)
         with locked(place.with_suffix(".lock"), timeout):
@@ -62,8 +63,8 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
         raise
     except OSError as problem:
         raise ModelError(
-            f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written."
+            f"{path} is converted to ONNX first, but {problem.filename or folder} cannot be used: "
+            f"{problem.strerror or problem}; {advice(problem)}."
         ) from None
 
 
@@ -148,6 +149,7 @@ def _name(path: Path) -> str:
 
 
 def _convert(path: Path, place: Path) -> Path:
+    from ranks.cache_place import FORMS, discard
     from ranks.weights.durable import flush
     from ranks.whole import note, seal
     from sharding.importers import import_model
@@ -160,7 +162,8 @@ def _convert(path: Path, place: Path) -> Path:
         for file in files:  # a crash of the machine must not leave it whole by its size alone
             flush(file)
         sealed = seal(work)
-        shutil.rmtree(place, ignore_errors=True)
+        if place.is_dir():
+            discard(place, FORMS["converted"])
         work.rename(place)
         note(place, sealed)
     finally:

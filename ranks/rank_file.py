@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,17 +119,15 @@ def _entries(path: Path, raw: bytes) -> list[_Entry]:
 
 
 def _parse(path: Path, raw: bytes) -> Any:
-    try:
-        if path.suffix in {".yaml", ".yml"}:
-            import yaml
+    from sharding.documents import parse
 
-            try:
-                return yaml.safe_load(raw)
-            except yaml.YAMLError as error:
-                raise IdentityError(f"Rank table {path} is not valid YAML: {str(error)[:200]}.") from error
-        return json.loads(raw)
+    yaml = path.suffix in {".yaml", ".yml"}
+    try:
+        return parse(raw.decode("utf-8-sig"), "yaml" if yaml else "json")
     except (ValueError, RecursionError) as error:
-        raise IdentityError(f"Rank table {path} is not valid JSON: {str(error)[:200]}.") from error
+        kind = "YAML" if yaml else "JSON"
+        said = str(error)[:200] or "nested too deeply"
+        raise IdentityError(f"Rank table {path} is not valid {kind}: {said}.") from error
 
 
 def _list(path: Path, parent: Any, key: str, where: str) -> list[Any]:

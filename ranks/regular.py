@@ -5,20 +5,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import stat
 from pathlib import Path
+
+from ranks.cache_place import free_name
 
 _BLOCK = 1 << 20
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read a file by, at once whatever lies there. Raises `OSError`, also for no file."""
+    """A descriptor to read a file by, at once whatever lies there.
+
+    Raises `OSError`, also for what is no file, and for one of another user, who may change it.
+    """
     # Without O_NONBLOCK to open a pipe waits until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file of this user", str(path))
     return descriptor
 
 
@@ -51,9 +56,10 @@ def is_regular(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes whatever lies there; nothing may. Raises `OSError`."""
+    """Removes the file that lies there; nothing may. A folder there is not ours, and is moved aside. Raises
+    `OSError`."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        path.rename(free_name(path))
     else:
         path.unlink(missing_ok=True)
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from ranks import regular
 from ranks.cache_folder import recall, remember
+from ranks.cache_place import SEAL
 
 log = logging.getLogger(__name__)
 
 Files = Mapping[str, tuple[int, str]]
 """Size and SHA-256 of files by name."""
 
-SEAL = "complete.json"
 _KIND = "whole"
 _MOST_SEAL = 16 << 20
 

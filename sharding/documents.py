@@ -1,8 +1,9 @@
 """JSON and YAML files written by people: read strictly, with errors that name the file and the place.
 
 Only plain data comes back (dict, list, str, int, float, bool, None). Refused, each with one sentence: a key
-given twice, YAML anchors (a few lines of which can stand for gigabytes), nesting beyond `MAX_DEPTH`, files
-beyond the size allowed, text that is not UTF-8, and numbers that JSON does not have.
+given twice, YAML anchors (a few lines of which can stand for gigabytes), YAML tags but for those of plain
+data, nesting beyond `MAX_DEPTH`, files beyond the size allowed, text that is not UTF-8, and numbers that JSON
+does not have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from sharding.errors import ShardrunError, SliceError
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
+_YAML = "tag:yaml.org,2002:"
+_TAGS = {"str": "text", "int": "integer", "float": "number", "bool": "truth value", "null": "null"}
+"""Tags of plain values, and what they are called."""
 _QUOTES = "put text that begins with * or & in quotes"
 
 
@@ -35,14 +39,24 @@ def read_document(
     text = _read_text(Path(path), what, error, max_bytes)
     suffix = Path(path).suffix.lower()
     json_text = suffix == ".json" or (suffix not in {".yaml", ".yml"} and text.lstrip()[:1] == "{")
+    kind: Literal["json", "yaml"] = "json" if json_text else "yaml"
     try:
-        data = _parse_json(text) if json_text else _parse_yaml(text)
-        _check_plain(data, "$", 0)
+        return parse(text, kind), kind
     except RecursionError:
         raise error(f"{path}: this {what} is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as problem:
+        raise error(f"{path}: this {what} cannot be read: {problem}") from None
+
+
+def parse(text: str, kind: Literal["json", "yaml"]) -> Any:
+    """The data of a text. Raises `ValueError` with one line that says what is wrong, and `RecursionError` for
+    nesting beyond `MAX_DEPTH`."""
+    try:
+        data = _parse_json(text) if kind == "json" else _parse_yaml(text)
+        _check_plain(data, "$", 0)
     except (ValueError, OverflowError, TypeError) as problem:
-        raise error(f"{path}: this {what} cannot be read: {_one_line(problem)}") from None
-    return data, "json" if json_text else "yaml"
+        raise ValueError(_one_line(problem)) from None
+    return data
 
 
 def quote(value: Any, limit: int = 80) -> str:
@@ -95,6 +109,18 @@ def _parse_yaml(text: str) -> Any:
             for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (LookupError, AttributeError, ValueError, OverflowError) as problem:
+                if not isinstance(node, yaml.ScalarNode):
+                    raise
+                # PyYAML looks at the characters of what the tag says is a number, be there any or not.
+                tag = str(node.tag).rpartition(":")[2]
+                raise ValueError(
+                    f"line {node.start_mark.line + 1}: {quote(node.value)} is no {_TAGS.get(tag, tag)}"
+                ) from problem
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key_node, _ in node.value:
@@ -116,6 +142,7 @@ def _parse_yaml(text: str) -> Any:
             if isinstance(event, yaml.AliasEvent):
                 line = event.start_mark.line + 1 if event.start_mark else "?"
                 raise ValueError(f"line {line}: anchors and aliases are not allowed; {_QUOTES}")
+            _check_tag(event)
             if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
                 depth += 1
                 if depth > MAX_DEPTH:
@@ -125,6 +152,26 @@ def _parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=Loader)  # derived from SafeLoader
     except yaml.YAMLError as problem:
         raise ValueError(_yaml_problem(problem)) from None
+
+
+def _check_tag(event: Any) -> None:
+    """Raises `ValueError` for a tag of a YAML event that is not of plain data, or of another kind of it."""
+    import yaml
+
+    tag = getattr(event, "tag", None)
+    if tag in {None, "!"}:
+        return
+    allowed = (
+        {"map"}
+        if isinstance(event, yaml.MappingStartEvent)
+        else {"seq"}
+        if isinstance(event, yaml.SequenceStartEvent)
+        else _TAGS
+    )
+    if tag.removeprefix(_YAML) not in allowed or not tag.startswith(_YAML):
+        shown = f"!!{tag.removeprefix(_YAML)}" if tag.startswith(_YAML) else tag
+        line = event.start_mark.line + 1 if event.start_mark else "?"
+        raise ValueError(f"line {line}: the tag {quote(shown)} is not allowed here; leave it out")
 
 
 def _yaml_problem(problem: Any) -> str:

@@ -25,8 +25,7 @@ _LOCK_SECONDS = 5.0
 _STALE_SECONDS = 10
 """Between making its folder and locking it, a slicing that runs beside this one looks stale."""
 
-
-_OURS = re.compile(r"rank_\d+\.(onnx|data)|(shared|stage_\d+|(stage_\d+_)?part_\d+_of_\d+)\.data")
+_OURS = re.compile(manifests.SLICE_FILE)
 
 
 @contextmanager
@@ -106,17 +105,19 @@ def _parent_locked(target: Path) -> Iterator[None]:
 
 
 def _remove_stale(target: Path) -> None:
-    """Removes what a killed slicing to this output left beside it: temporary folders whose lock is free."""
+    """Removes what a killed slicing to this output left beside it: temporary folders whose lock is free, and
+    that hold nothing but what slicing writes."""
+    name = re.compile(rf"{re.escape(_prefix(target))}[a-z0-9_]{{8}}(-old)?{re.escape(_SUFFIX)}")
     for path in target.parent.iterdir():
-        if not (path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX)):
+        if not name.fullmatch(path.name):
             continue
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue  # another slicing ended meanwhile
         young = time.time() - os.fstat(descriptor).st_mtime < _STALE_SECONDS
         try:
-            if young:
+            if young or os.fstat(descriptor).st_uid != os.geteuid() or not _is_slicing(path):
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
@@ -124,6 +125,12 @@ def _remove_stale(target: Path) -> None:
             pass
         finally:
             os.close(descriptor)
+
+
+def _is_slicing(folder: Path) -> bool:
+    """Whether all in a folder has the name of something that slicing writes, whole or half."""
+    names = re.compile(rf"({_OURS.pattern}|{re.escape(manifests.FILE_NAME)})|\..*\.[0-9a-f]{{8}}")
+    return all(names.fullmatch(path.name) and not path.is_dir() for path in folder.iterdir())
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -19,6 +19,8 @@ from sharding.mesh import AXES, Mesh
 FORMAT = "shardrun-slices"
 VERSION = 2
 FILE_NAME = "manifest.json"
+SLICE_FILE = r"rank_\d+\.(onnx|data)|(shared|stage_\d+|(stage_\d+_)?part_\d+_of_\d+)\.data"
+"""A regular expression for the names of all other files in a slice folder."""
 MAX_BYTES = 256 << 20
 """A larger manifest is refused unread: a model with a million weights needs about 150 MB."""
 

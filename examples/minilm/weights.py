@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from ranks.cache_folder import cache_folder, locked
+from ranks.cache_place import advice, make_private, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from sharding.errors import ModelError
@@ -46,11 +47,12 @@ def exported_model() -> Path:
     size = (weights / "model.safetensors").stat().st_size
     # Another way of exporting or other weights make another file; an old one is never taken for it.
     key = hashlib.sha256(program.read_bytes() + f"{REQUIREMENT} {size}".encode()).hexdigest()[:12]
-    path = cache_folder() / "minilm" / key / "minilm.onnx"
-    if hold(path.parent) and path.is_file():
-        return path
+    path = place_of(cache_folder(), "minilm") / key / "minilm.onnx"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        prepare(cache_folder(), "minilm")
+        if hold(path.parent) and path.is_file():
+            return path
+        make_private(path.parent)
         hold(path.parent)
         with locked(path.parent / "lock"):
             if not path.is_file():
@@ -59,8 +61,8 @@ def exported_model() -> Path:
         raise
     except OSError as problem:
         raise ConfigError(
-            f"the exported model cannot be kept in {path.parent}: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+            f"the exported model cannot be kept in {problem.filename or path.parent}: "
+            f"{problem.strerror or problem}; {advice(problem)}"
         ) from None
     return path
 
@@ -68,7 +70,8 @@ def exported_model() -> Path:
 def _export(path: Path) -> None:
     """Export beside the final place and rename: an interrupted export leaves no file of that name."""
     print(f"exporting the sentence encoder to {path} (once) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="tmp") as scratch:
+    place = path.parent
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"{place.name}.tmp") as scratch:
         unfinished = Path(scratch) / path.name
         # A program of its own: this process stays free of torch, its memory and its threads.
         done = subprocess.run(

@@ -264,6 +264,8 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
         folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
         if folder and Path(folder).is_dir():
             os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
+        if identity.shares_host:  # or every rank listens on all interfaces, though none uses TCP
+            os.environ.setdefault("OMPI_MCA_btl", "^tcp")
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
         if first:
             atexit.register(_finalize, MPI, os.getpid())

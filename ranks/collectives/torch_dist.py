@@ -1,15 +1,17 @@
 """Collectives of torch.distributed: Gloo on numpy arrays, NCCL and HCCL on tensors of the rank's device.
 
-Ranks of one host find each other through `ranks.rendezvous`; ranks of several through MASTER_ADDR and
-MASTER_PORT.
+Ranks of one host find each other through `ranks.rendezvous`, exchange addresses through a file without a
+name, and connect over the loopback interface: torch's own store would listen on all interfaces, to whoever
+comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -21,10 +23,15 @@ from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
 from ranks.meeting import meet
-from ranks.rendezvous import Rendezvous
+from ranks.rendezvous import Rendezvous, close_all
 from sharding.importers import torch_import
 
-_THIS_HOST = {"", "localhost", "127.0.0.1", "::1"}
+_LOOPBACK = "lo"
+_INTERFACES = {
+    "gloo": "GLOO_SOCKET_IFNAME",
+    "nccl": "NCCL_SOCKET_IFNAME",
+    "hccl": "HCCL_SOCKET_IFNAME",
+}  # each library's variable for the network interface that it listens on
 
 
 class Membership:
@@ -37,30 +44,32 @@ class Membership:
         # The older name is deprecated in newer versions.
         self.gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
         self._rendezvous: Rendezvous | None = None
+        self._file = -1
         self._open = True
         address, port = os.environ.get("MASTER_ADDR", "").strip(), os.environ.get("MASTER_PORT", "").strip()
         try:
-            if identity.shares_host and (address in _THIS_HOST or not port):
+            if identity.shares_host:
                 self._rendezvous = meet(identity, timeout)
                 self._store = self._local_store(self._rendezvous, timeout)
             else:
                 self._store = _remote_store(identity, address, port, timeout)
             # Beyond our own time-out, so that ours speaks first where torch would end the process.
             patience = timedelta(seconds=timeout if backend == "gloo" else timeout + 60)
-            if dist.is_initialized():
-                self.group = dist.new_group(backend=backend, timeout=patience)
-                self._whole = False
-            else:
-                dist.init_process_group(
-                    backend,
-                    store=dist.PrefixStore("shardrun", self._store),
-                    rank=identity.rank,
-                    world_size=identity.world_size,
-                    timeout=patience,
-                    device_id=device,
-                )
-                self.group = dist.group.WORLD
-                self._whole = True
+            with self._on_loopback(backend):
+                if dist.is_initialized():
+                    self.group = dist.new_group(backend=backend, timeout=patience)
+                    self._whole = False
+                else:
+                    dist.init_process_group(
+                        backend,
+                        store=dist.PrefixStore("shardrun", self._store),
+                        rank=identity.rank,
+                        world_size=identity.world_size,
+                        timeout=patience,
+                        device_id=device,
+                    )
+                    self.group = dist.group.WORLD
+                    self._whole = True
         except (RuntimeError, ValueError, OSError) as error:
             self.close()
             raise translate(error, f"joining the {backend} group", identity.rank, timeout, None) from error
@@ -78,8 +87,9 @@ class Membership:
         the same order, as torch wants it."""
         made = {}
         patience = timedelta(seconds=timeout if backend == "gloo" else timeout + 60)
-        for group in groups:
-            made[group] = self.dist.new_group(list(group), backend=backend, timeout=patience)
+        with self._on_loopback(backend):
+            for group in groups:
+                made[group] = self.dist.new_group(list(group), backend=backend, timeout=patience)
         forks.never_freed(made[mine])
         return made[mine]
 
@@ -100,6 +110,9 @@ class Membership:
     def close(self) -> None:
         """Leaves the group, which the others notice. Safe to call twice."""
         self.disband()
+        self._store = None
+        descriptor, self._file = self._file, -1
+        close_all([descriptor] if descriptor >= 0 else [])
         if self._rendezvous is not None:
             self._rendezvous.close()
 
@@ -111,15 +124,35 @@ class Membership:
                 self.dist.destroy_process_group(None if self._whole else self.group)
 
     def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Any:
-        """Rank 0 listens on a free port of this host and tells the others which."""
-        patience = timedelta(seconds=timeout)
-        size, mine = rendezvous.size, None
-        if rendezvous.rank == 0:
-            mine = self.dist.TCPStore("127.0.0.1", 0, size, True, patience, wait_for_workers=False)
-        items = rendezvous.exchange({"port": mine.port if mine is not None else 0}, timeout=timeout)
-        if mine is not None:
-            return mine
-        return self.dist.TCPStore("127.0.0.1", items[0].data["port"], size, False, patience)
+        """A store in a memory file of rank 0, which the others get from it."""
+        file = os.memfd_create("shardrun-store", os.MFD_CLOEXEC) if rendezvous.rank == 0 else -1
+        try:
+            items = rendezvous.exchange({}, [file] if file >= 0 else [], timeout)
+        except BaseException:
+            close_all([file] if file >= 0 else [])
+            raise
+        self._file = items[0].descriptors[0]
+        for item in items[1:]:
+            close_all(item.descriptors)
+        # Not the size: with it the last one to leave would remove the file's name, and it has none.
+        store = self.dist.FileStore(f"/proc/self/fd/{self._file}", -1)
+        store.set_timeout(timedelta(seconds=timeout))
+        return store
+
+    @contextlib.contextmanager
+    def _on_loopback(self, backend: str) -> Iterator[None]:
+        """Where all ranks are on one host, what is made inside listens on the loopback interface alone,
+        unless the user has chosen another one."""
+        name = _INTERFACES[backend]
+        there = _LOOPBACK in (found for _, found in socket.if_nameindex())
+        if self._rendezvous is None or name in os.environ or not there:
+            yield
+            return
+        os.environ[name] = _LOOPBACK  # the libraries have no other way in
+        try:
+            yield
+        finally:
+            os.environ.pop(name, None)
 
 
 class GlooCommunicator(HostCommunicator):

@@ -17,13 +17,11 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
-from sharding.text import human_bytes
 
 Array = NDArray[Any]
 MAX_HEADER = 65536
-LARGE = 256 << 20
-"""Bytes up to which nobody asks whether memory is free."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +31,6 @@ class Header:
     where: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-
-
-def check_memory(nbytes: int, where: str) -> None:
-    """Raises `EvaluationError` where so many bytes are not free: a compressed archive of a few MB may become
-    many GB, and the system would end this process, or another."""
-    free = free_memory() if nbytes >= LARGE else None
-    if free is not None and nbytes > free:
-        raise EvaluationError(
-            f"{where}: {human_bytes(nbytes)} are to be read into memory, "
-            f"of which {human_bytes(free)} are free."
-        )
-
-
-def free_memory() -> int | None:
-    """Bytes that can be had without swapping (``MemAvailable`` of Linux); None where that is not known."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 class Column(Protocol):
@@ -168,6 +146,7 @@ class Archive(Shard):
                     member = stack.enter_context(archive.open(f"{name}.npy"))
                     header, fortran = parse_header(member, where)
                     if fortran or not header.shape:
+                        check_member(archive.getinfo(f"{name}.npy"), where)
                         check_memory(math.prod(header.shape) * header.dtype.itemsize, where)
                         with archive.open(f"{name}.npy") as again:
                             whole = np.lib.format.read_array(

@@ -10,10 +10,10 @@ than on the device, it takes from the file.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +25,7 @@ import onnxruntime as ort
 
 from ranks import session
 from ranks.cache_folder import locked
+from ranks.cache_place import FORMS, discard, make_private
 from ranks.errors import WeightsError
 from ranks.pins import Pin, pin
 from ranks.weights import cuda_ipc, dlpack
@@ -129,7 +130,7 @@ def export_device_weights(
     there is none) and `WeightsError`.
     """
     driver = driver or Driver()
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(folder.parent, shared=True)
     with locked(folder.with_name(f"{folder.name}.lock")):
         if not is_sealed(folder):
             if folder.exists():
@@ -216,7 +217,9 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
             if file.is_file():
                 flush(file)  # a crash of the machine must not leave the folder without its bytes
         seal(work)
-        shutil.rmtree(folder, ignore_errors=True)  # damaged, it is of no use
+        if not is_sealed(folder):
+            with contextlib.suppress(OSError):
+                discard(folder, FORMS["device"])  # damaged, it is of no use
         try:
             work.chmod(0o700)
             work.rename(folder)

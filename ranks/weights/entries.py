@@ -22,6 +22,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks import pins, regular, whole
+from ranks import cache_place, pins, regular, whole
 from ranks.pins import Pin
 from ranks.weights import durable
 
@@ -41,6 +42,10 @@ FORMAT = 2
 BLOBS, LOCKS, WORK = "blobs", "locks", "work"
 REFUSED_SECONDS = 86400.0
 """How long nobody tries again to prepare what could not be prepared: the reason may have been passing."""
+_KEY = re.compile("[0-9a-f]{32}")
+_OURS = re.compile(rf"{_KEY.pattern}\.(json|onnx|boot)|[0-9a-f]{{64}}")
+_WORK_PREFIX = "tmp"
+_IN_WORK = re.compile(rf"{_WORK_PREFIX}[a-z0-9_]{{8}}")  # tempfile's names
 _MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
 
 
@@ -83,22 +88,17 @@ class Entry:
 
 
 def make_folders(folder: Path) -> None:
-    """Makes the store's folders. Raises `OSError`, also where others could put weights in, and for a path
-    that ONNX Runtime cannot take."""
+    """Makes the store's folders. Raises `OSError` as `cache_place.make` does, and for a path that ONNX
+    Runtime cannot take."""
     try:
         str(folder.resolve()).encode()
     except UnicodeEncodeError:
         raise OSError(
             errno.EILSEQ, "ONNX Runtime takes only paths in UTF-8", repr(os.fsencode(folder))
         ) from None
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(
-            errno.EPERM, "the folder belongs to another user, or others may write", str(folder)
-        )
+    cache_place.make(folder, "weights")
     for name in (BLOBS, LOCKS, WORK):
-        (folder / name).mkdir(exist_ok=True, mode=0o700)
+        cache_place.make_private(folder / name)
 
 
 def take(folder: Path, key: str, *, check: bool = True) -> tuple[Entry, Pin] | None:
@@ -153,10 +153,10 @@ def workplace(folder: Path) -> Iterator[Path]:
     with _folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone:
             for stale in (folder / WORK).iterdir():
-                with contextlib.suppress(OSError):
-                    regular.remove(stale)
+                if _IN_WORK.fullmatch(stale.name) and not stale.is_symlink():
+                    shutil.rmtree(stale, ignore_errors=True)
     with _folder_lock(folder / WORK, fcntl.LOCK_SH):
-        work = Path(tempfile.mkdtemp(dir=folder / WORK))
+        work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=folder / WORK))
         try:
             yield work
         finally:
@@ -195,6 +195,8 @@ def listing(folder: Path) -> list[Entry]:
     entries = []
     with contextlib.suppress(OSError):
         for path in folder.glob("*.json"):
+            if not _KEY.fullmatch(path.stem):
+                continue
             with contextlib.suppress(OSError):
                 entry = _read_from(path)
                 entries.append(entry or Entry(path.stem, "damaged", used=path.lstat().st_mtime))
@@ -208,9 +210,13 @@ def occupied(folder: Path) -> int:
         with contextlib.suppress(OSError), os.scandir(place) as found:
             for item in found:
                 with contextlib.suppress(OSError):
-                    if item.is_file(follow_symlinks=False):
+                    if _is_ours(item.name) and item.is_file(follow_symlinks=False):
                         total += item.stat(follow_symlinks=False).st_blocks * 512
     return total
+
+
+def _is_ours(name: str) -> bool:
+    return _OURS.fullmatch(name) is not None
 
 
 def throw_out(
@@ -273,6 +279,8 @@ def _sweep(folder: Path, entries: Iterable[Entry]) -> None:
         unwanted = [path for path in (folder / BLOBS).iterdir() if path.name not in wanted]
         beside = (*folder.glob("*.onnx"), *folder.glob("*.boot"))
         for path in (*unwanted, *(path for path in beside if path.stem not in keys)):
+            if not _is_ours(path.name):
+                continue
             with contextlib.suppress(OSError):
                 regular.remove(path)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from ranks.cache_limit import bound, limit_of
+from ranks.cache_place import prepare
 from ranks.errors import WeightsError
 from ranks.session import SessionConfig
 from ranks.weights.cuda_driver import Driver
@@ -45,6 +46,8 @@ class OwnedOnDevice(Store):
         self.folder = base / self.key(model, config)
         there = (self.folder / GRAPH).is_file()
         try:
+            if self.cache is not None:
+                prepare(self.cache, "device")
             self._weights = export_device_weights(model, config, self.folder, driver())
         except OSError as error:
             raise WeightsError(

@@ -143,9 +143,10 @@ def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
     """Where the owner's weights lie."""
     if use.provider == CUDA:
         from ranks.cache_folder import cache_folder
+        from ranks.cache_place import place_of
         from ranks.weights.on_device import OwnedOnDevice
 
-        return OwnedOnDevice(cache_folder() / "device", cache_folder())
+        return OwnedOnDevice(place_of(cache_folder(), "device"), cache_folder())
     if use.provider != CPU:
         raise WeightsError(f"weights are shared on the CPU and with CUDA only, but not on {use.device}.")
     from ranks.weights.owned import OwnedStore

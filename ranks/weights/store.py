@@ -21,7 +21,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from ranks import arena, session
+from ranks import arena, cache_place, session
 from ranks.cache_folder import cache_folder, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.errors import ModelError, WeightsError
@@ -206,8 +206,9 @@ def needed_store() -> Store:
     if setting() == "off":
         raise WeightsError("SHARDRUN_WEIGHTS is off.")
     cache = cache_folder()
-    folder = cache / "weights"
+    folder = cache_place.place_of(cache, "weights")
     try:
+        cache_place.prepare(cache, "weights")
         entries.make_folders(folder)
         return Store(folder, limit_of(folder), cache=cache)
     except OSError as problem:

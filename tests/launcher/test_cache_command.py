@@ -15,6 +15,7 @@ import pytest
 from launcher import cache, cache_contents, cli
 from launcher.commands import cache as cache_command
 from ranks import pins
+from ranks.cache_place import FORMS, prepare
 from ranks.session import SessionConfig, create
 from ranks.weights.store import default_store
 from tests.launcher.cli_tools import save_mlp
@@ -108,7 +109,7 @@ def test_what_a_crash_left_and_what_is_damaged(folder: Path, capsys: pytest.Capt
     place = fill(folder)[0]
     (place.parent / f"{place.name}.tmpdead").mkdir()
     (place / "manifest.json").write_text("{")
-    (folder / "cache" / "weights" / "bad.json").write_text("{")
+    (folder / "cache" / "weights" / f"{'0' * 32}.json").write_text("{")
     (folder / "cache" / "slices" / "link").symlink_to("/etc")
     text = shown(capsys, "list")
     assert "not finished" in text and text.count("damaged") == 2 and "/etc" not in text
@@ -158,16 +159,16 @@ def test_some_kinds_are_listed(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_what_examples_and_benchmarks_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in ("minilm", "benchmarks"):
-        place = folder / "cache" / kind / "key"
-        place.mkdir(parents=True)
-        (place / "net.onnx").write_bytes(b"x" * 5000)
-        (folder / "cache" / kind / "other.tmp123").mkdir()
+    for kind, key, name in (("minilm", "0" * 12, "minilm"), ("benchmarks", "bert_base", "bert_base")):
+        place = prepare(folder / "cache", kind) / key
+        place.mkdir()
+        (place / f"{name}.onnx").write_bytes(b"x" * 5000)
+        place.with_name(f"{key}.tmp123").mkdir()
     text = shown(capsys, "list")
-    assert text.count("net.onnx, exported") == 2 and text.count("not finished") == 2
-    pin = pins.pin(folder / "cache" / "minilm" / "key")
+    assert text.count(".onnx, exported") == 2 and text.count("not finished") == 2
+    pin = pins.pin(folder / "cache" / "minilm" / ("0" * 12))
     assert cli.main(["cache", "clear"]) == 0
-    assert "minilm key (net.onnx, exported) is in use and stays" in capsys.readouterr().err
+    assert "minilm 000000000000 (minilm.onnx, exported) is in use and stays" in capsys.readouterr().err
     assert pin is not None
     pin.close()
     shown(capsys, "clear", "minilm")
@@ -181,6 +182,8 @@ def test_no_folder_of_the_cache_is_unlisted() -> None:
         name
         for folder in ("ranks", "launcher", "examples", "benchmarks")
         for path in (root / folder).rglob("*.py")
-        for name in re.findall(r'cache_folder\(\) / "(\w+)"', path.read_text())
+        for name in re.findall(
+            r'(?:place_of|prepare)\((?:cache_folder\(\)|cache|root), "(\w+)"\)', path.read_text()
+        )
     }
-    assert found >= {"slices", "minilm"} and found <= set(cache_contents.KINDS)
+    assert found == set(cache_contents.KINDS) == set(FORMS)

@@ -15,6 +15,7 @@ from launcher import cache, cli
 from ranks import imported, model_file, pins
 from ranks.cache_folder import locked
 from ranks.cache_limit import bound, occupied
+from ranks.cache_place import prepare
 from ranks.errors import ShardrunError
 from ranks.session import SessionConfig, create
 from ranks.weights import on_device
@@ -23,6 +24,8 @@ from ranks.weights.store import default_store
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.test_cache_command import fill, shown
 from tests.ranks.fake_cuda import CONFIG, FakeDriver
+
+DEVICE_KEY = "1" * 32
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +52,12 @@ def fill_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     (key,) = [path.stem for path in (root / "weights").glob("*.json")]
     converted = imported.as_onnx(folder / "n.mindir").parent
     driver = FakeDriver()
-    weights = export_device_weights(folder / "m.onnx", CONFIG, root / "device" / "k1", driver)
+    prepare(root, "device")
+    weights = export_device_weights(folder / "m.onnx", CONFIG, root / "device" / DEVICE_KEY, driver)
     weights.close()
     pins._held.clear()
     there = {
-        "device": root / "device" / "k1",
+        "device": root / "device" / DEVICE_KEY,
         "converted": converted,
         "weights": root / "weights" / f"{key}.json",
         "slices": place,
@@ -79,7 +83,7 @@ def test_every_kind_is_listed_and_cleared(
     imported.as_onnx(folder / "n.mindir")
     assert cli.main(["cache", "clear", "device", "converted"]) == 0
     said = capsys.readouterr().err
-    assert f"device k1 ({folder / 'm.onnx'} for a GPU) is in use and stays" in said
+    assert f"device {DEVICE_KEY} ({folder / 'm.onnx'} for a GPU) is in use and stays" in said
     assert "(n.onnx, from another format) is in use and stays" in said
     device.close()
     pins._held.clear()

@@ -204,10 +204,10 @@ def test_an_archive_larger_than_memory(here: Path, refused: Convert) -> None:
     at = data.index(b"PK\x01\x02") + 24  # the uncompressed size in the list of contents
     data[at : at + 4] = struct.pack("<I", 0xFFFFFFF0)
     Path("bomb.npz").write_bytes(data)
-    from ranks.evaluation import columns
+    from ranks.evaluation import compressed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "free_memory", lambda: 1 << 30)
+        patch.setattr(compressed, "free_memory", lambda: 1 << 30)
         text = refused("--weights", "w.safetensors", "m.onnx", "out.onnx", "--verify", "bomb.npz")
     assert "bomb.npz: 4.29 GB are to be read into memory, of which 1.07 GB are free" in text
 

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 import ranks
 from launcher import cli
 from ranks.errors import ShardrunError
-from ranks.evaluation import columns
+from ranks.evaluation import compressed
 from tests.launcher.cli_tools import environment, mpirun, save_mlp, shardrun
 
 RANDOM = np.random.default_rng(3)
@@ -258,7 +258,7 @@ def test_pipes_arrays_that_are_there_twice_and_more_than_fits_into_memory(
             made.writestr(f"{name}.npy", np_bytes(array))
     with pytest.raises(RuntimeError, match="array 'label' is there twice"):
         loaded.eval(tmp_path / "d.npz", "accuracy")
-    monkeypatch.setattr(columns, "free_memory", lambda: 1 << 30)
+    monkeypatch.setattr(compressed, "free_memory", lambda: 1 << 30)
     text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (101, 1000000000)}"
     label = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
     archive(tmp_path / "d.npz", x=np_bytes(X), label=label)

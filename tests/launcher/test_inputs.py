@@ -247,3 +247,32 @@ def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match="expected a regular file, found a folder or device"):
         make_inputs([X], [str(tmp_path / name)])
+
+
+def test_an_archive_that_blows_up(tmp_path: Path) -> None:
+    """Zeros shrink a thousandfold, and become an array of many GB with all that the model makes of it."""
+    spec = Spec("x", "float32", ("batch", 8))
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((4 << 20, 8), np.float32))
+    assert (tmp_path / "bomb.npz").stat().st_size < 200_000
+    with pytest.raises(ConfigError, match="would become 134 MB, more than 100 times as much") as error:
+        make_inputs([spec], [str(tmp_path / "bomb.npz")])
+    assert str(error.value).startswith(f"{tmp_path / 'bomb.npz'}: input 'x': ")
+    np.savez(tmp_path / "stored.npz", x=np.zeros((4 << 20, 8), np.float32))
+    assert make_inputs([spec], [str(tmp_path / "stored.npz")])[0]["x"].shape == (4 << 20, 8)
+    np.savez_compressed(tmp_path / "mask.npz", x=np.zeros((1 << 20, 8), np.float32))
+    assert make_inputs([spec], [str(tmp_path / "mask.npz")])[0]["x"].shape == (1 << 20, 8)
+
+
+@pytest.mark.parametrize("rows", [3, 1 << 40])
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_a_header_that_says_more_than_there_is(tmp_path: Path, name: str, rows: int) -> None:
+    text = repr({"descr": "<f4", "fortran_order": False, "shape": (rows, 8)}).encode()
+    data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(2 * 8 * 4)
+    if name == "x.npy":
+        (tmp_path / name).write_bytes(data)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("x.npy", data)
+    said = rf"its header says \d+ bytes, but there are {len(data)}: the file is damaged"
+    with pytest.raises(ConfigError, match=said):
+        make_inputs([Spec("x", "float32", ("batch", 8))], [str(tmp_path / name)])

@@ -314,6 +314,20 @@ def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     return {**suite(group.join(), largest, light), "barriers": calls[0]}
 
 
+def open_sockets(world: Communicator) -> dict[str, Any]:
+    """What this rank has open to other hosts once all and halves of the ranks have talked."""
+    from tests.listening import outside_loopback
+
+    sums = []
+    for group_of in (world, world.split([(0, 1), (2, 3)])):
+        buffer = np.ones(1 << 16, np.float32)
+        group_of.all_reduce(buffer)
+        sums.append(float(buffer[0]))
+    found = outside_loopback([os.getpid()])
+    world.barrier()
+    return {"outside": found, "sum": sums}
+
+
 def tensors(world: Communicator, over: str = "gloo") -> dict[str, Any]:
     """The communicator of device tensors: NCCL, or CPU tensors with Gloo underneath.
 

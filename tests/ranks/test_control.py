@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from launcher.control import Listener, Peer
+from launcher.lobby import MOST, MOST_OF_ONE, Lobby
 from ranks import wire
 from ranks.control import EXIT_ORPHANED, Control, ControlError, open_socket
 from ranks.errors import PeerLostError
@@ -28,6 +29,15 @@ from ranks.stream import Stream
 from ranks.wire import Kind, Message
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+SILENT = """
+import socket, sys
+from ranks.control import open_socket
+held = [open_socket(sys.argv[1]) for _ in range(int(sys.argv[2]))]
+print("connected", flush=True)
+sys.stdin.read()
+"""
 
 
 class Recorder:
@@ -152,16 +162,6 @@ def test_garbage_is_dropped(recorder: Recorder, data: bytes) -> None:
     control = Control.connect(recorder.listener.address, recorder.listener.secret, 0, 2, "h")
     assert recorder.next("hello").rank == 0
     control.bye()
-
-
-def test_silent_connections_do_not_keep_ranks_out(recorder: Recorder) -> None:
-    silent = [open_socket(recorder.listener.address) for _ in range(50)]
-    stream = Stream(open_socket(recorder.listener.address))
-    stream.send(hello(recorder))
-    assert recorder.next("hello").rank == 0
-    for sock in silent:
-        sock.close()
-    stream.close()
 
 
 def test_a_rank_is_admitted_once(recorder: Recorder) -> None:
@@ -384,3 +384,80 @@ time.sleep(60)
     recorder.next("hello")
     assert recorder.next("lost") == 0
     recorder.listener.close()
+
+
+@pytest.mark.parametrize("where", ["this process", "another process", "ahead of us"])
+def test_silent_connections_do_not_keep_ranks_out(recorder: Recorder, where: str) -> None:
+    """More than there is room for; and such that connect while a rank does."""
+    address, count = recorder.listener.address, 600
+    silent: list[socket.socket] = []
+    other = None
+    if where == "this process":
+        silent = [open_socket(address) for _ in range(count)]
+    elif where == "another process":
+        other = subprocess.Popen(
+            [sys.executable, "-c", SILENT, address, str(count)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert other.stdout is not None and other.stdout.readline() == "connected\n"
+    try:
+        ranks = []
+        for rank in range(2):
+            stream = Stream(open_socket(address))
+            if where == "ahead of us":
+                silent += [open_socket(address) for _ in range(MOST_OF_ONE - 1)]
+            stream.send(hello(recorder, rank=rank))
+            ranks.append(stream)
+            assert recorder.next("hello").rank == rank
+        if where == "this process":  # what came first has gone, by itself
+            silent[0].settimeout(20)
+            assert silent[0].recv(1) == b""
+        silent += [open_socket(address) for _ in range(count)]
+        for stream in ranks:  # who is known is not counted among those
+            stream.send(Message(Kind.BYE, {"code": 0}))
+            assert recorder.next("message").kind is Kind.BYE
+    finally:
+        for sock in silent:
+            sock.close()
+        if other is not None:
+            other.communicate("", timeout=20)
+
+
+def test_one_origin_does_not_take_the_places_of_others() -> None:
+    lobby = Lobby()
+    pairs = [socket.socketpair() for _ in range(MOST + MOST_OF_ONE + 2)]
+    try:
+        for index, (mine, _) in enumerate(pairs[:MOST]):
+            lobby.enter(mine, "many" if index < MOST_OF_ONE else index)
+        lobby.enter(pairs[MOST][0], "one")  # the room is full: the oldest of those who have most goes
+        for mine, _ in pairs[MOST + 1 : MOST + MOST_OF_ONE]:
+            lobby.enter(mine, "many")
+        gone = [index for index, (mine, _) in enumerate(pairs[: MOST + 1]) if not lobby.leave(mine)]
+        assert gone == list(range(MOST_OF_ONE))
+        assert pairs[0][1].recv(1) == b""
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_at_the_control_socket() -> None:
+    """He is refused before he has a place, whatever he says."""
+    recorder = Recorder()
+    try:
+        child = os.fork()
+        if not child:
+            os.setgid(65534)
+            os.setuid(65534)
+            stream = Stream(open_socket(recorder.listener.address))
+            with contextlib.suppress(OSError):
+                stream.send(hello(recorder))
+            stream.socket.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                os._exit(len(stream.socket.recv(1)))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert recorder.quiet()
+    finally:
+        recorder.listener.close()
