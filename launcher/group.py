@@ -214,7 +214,8 @@ def start(
         from launcher import cache
 
         path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
-    program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]
+    # Links stay links: the data of a model that is one may lie beside its name.
+    program = ["serve", str(path.absolute()), target, *([precision.to_text()] if precision else [])]
     job = Job(chosen, program, size, environment=variables, table=table)
     return Group(job, timeout, path)
 

@@ -165,6 +165,7 @@ def run_reference(
     import onnxruntime  # isort: skip
 
     from ranks.imported import as_onnx, decrypted, naming
+    from sharding.external import target_of
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -175,7 +176,9 @@ def run_reference(
         naming(file, model),
     ):
         try:
-            session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(
+                str(target_of(file)), options, providers=["CPUExecutionProvider"]
+            )
             names = [output.name for output in session.get_outputs()]
             inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
             arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})

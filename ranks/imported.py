@@ -71,7 +71,7 @@ def naming(file: Path, given: Path | str) -> Iterator[None]:
     try:
         yield
     except ShardrunError as error:
-        if str(file) != str(given):
+        if str(file) != str(given) or file.is_symlink():
             error.args = tuple(_renamed(item, file, str(given)) for item in error.args)
         raise
 

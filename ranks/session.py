@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from ranks import arena, devices
 from ranks.errors import ModelError, ShardrunError
+from sharding.external import target_of
 
 if TYPE_CHECKING:
     from ranks.weights.store import Store
@@ -73,6 +74,8 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     Raises `ModelError` with ONNX Runtime's reason, `DeviceError` where the first provider cannot serve: never
     falls back to the CPU in silence.
     """
+    if isinstance(model, Path):
+        model = target_of(model)
     _check_paths(model, config, what)
     if config.store is not None and config.providers[0] in config.store.providers:
         return config.store.open(model, config, what)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sharding.errors import ModelError, OutputError
+from sharding.external import find_data
 from sharding.folder import Fill, replace_files
 from sharding.protobuf import IN_MODEL_FILE
 
@@ -118,7 +119,7 @@ def _length(item: onnx.TensorProto, held: Mapping[str, Weight]) -> int:
 
 
 def _file(source: Path, location: str) -> Path:
-    return source if location == IN_MODEL_FILE else source.parent / location
+    return source if location == IN_MODEL_FILE else find_data(source, location, str(source))
 
 
 class _Reader:
