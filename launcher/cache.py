@@ -41,11 +41,13 @@ def sliced(
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
     as long as this process lives.
 
-    ``allow_replicated`` is a short form of the option of that name. Raises what slicing raises, and
+    ``allow_replicated`` is a short form of the option of that name; ``before`` is called before anything is
+    sliced. Raises what slicing raises, and
     `ConfigError` if the cache cannot be written.
     """
     model = Path(model)
@@ -66,6 +68,8 @@ def sliced(
             # Whoever held the lock before may have made it.
             if hold(place) and _is_complete(place):
                 return place
+            if before is not None:
+                before()
             _slice_into(place, model, ranks, options, progress)
             hold(place)
         bound(folder.parent, limit)

@@ -13,7 +13,7 @@ import signal
 import sys
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
-from sharding.text import one_line
+from sharding.text import one_line, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -104,7 +104,7 @@ def drop_output() -> None:
 
 def _say(text: str, code: int, *, lines: bool = False) -> int:
     """``lines``: the text's line ends are meant; else they are part of some name."""
-    shown = "\n".join(map(one_line, text.split("\n"))) if lines else one_line(text)
+    shown = printable(text) if lines else one_line(text)
     with contextlib.suppress(OSError):  # standard error is closed too
         print(f"shardrun: {shown}", file=sys.stderr, flush=True)
     return code

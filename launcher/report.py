@@ -14,7 +14,7 @@ from sharding.text import counted, human_bytes, one_line
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
-    "progress",
+    "progress", "say",
 ]  # fmt: skip
 
 FIRST_VALUES = 50
@@ -56,6 +56,11 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))  # Text: names of tensors are not rich's markup
     Console().print(table)
+
+
+def say(text: str) -> None:
+    """Prints one line on standard output; what it names may hold anything."""
+    print(one_line(text))
 
 
 def print_outputs(outputs: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ranks.tensors import is_extended
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
+    from sharding.manifest import TensorEntry
 
 TOLERANCES = {
     "float64": 1e-4,
@@ -139,6 +140,23 @@ def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str],
         {value.name: _type_of(value) for value in graph.input if value.name not in held},
         {value.name: _type_of(value) for value in graph.output},
     )
+
+
+def check_signature(
+    source: Path, inputs: Sequence[TensorEntry], outputs: Sequence[TensorEntry], key: Key | None = None
+) -> None:
+    """Raises `ConfigError` unless the model to compare with has these inputs and outputs."""
+    for what, found, entries in zip(
+        ("input", "output"), read_signature(source, key), (inputs, outputs), strict=True
+    ):
+        wanted = {entry.name: str(entry.dtype) for entry in entries}
+        for name in [*wanted, *(name for name in found if name not in wanted)]:
+            have, want = found.get(name, "none of that name"), wanted.get(name, "none of that name")
+            if have != want:
+                raise ConfigError(
+                    f"--verify: {source} is not the model that was sliced: its {what} {name!r} is expected "
+                    f"to be {want}, found {have}; give the unsliced model with --against"
+                )
 
 
 def _type_of(value: Any) -> str:

@@ -54,9 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.job import merge
-    from launcher.model import demand_ranks, is_slices, open_slices, world_size
+    from launcher.model import check_declared, demand_ranks, is_slices, open_slices, world_size
     from launcher.rank_models import is_rank_models, open_rank_models
-    from launcher.report import progress
+    from launcher.report import progress, say
+    from launcher.run import check_job
     from launcher.scripts import write_scripts
 
     job = merge(vars(args), getattr(args, "config", None))
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         from sharding import slice_model
 
         ranks = demand_ranks(job.model, ranks, job.key)
+        check_declared(job, lambda found: check_job(job, found, inputs=False))
         args.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
             slices = Path(scratch) / "slices"
@@ -87,5 +89,5 @@ def run(args: argparse.Namespace) -> int:
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"
     )
     last = table.world_size - 1
-    print(f"wrote {args.folder}: rank_0.sh{f' to rank_{last}.sh' if last else ''}; {hosts}")
+    say(f"wrote {args.folder}: rank_0.sh{f' to rank_{last}.sh' if last else ''}; {hosts}")
     return 0

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_sliceable(args.model)
     key = key_of(args)
     check_key(key, args.model)
-    from launcher.report import counted, progress
+    from launcher.report import counted, progress, say
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         print_plan(plan, args.model, weights=args.verbose > 0)
-        print("\n".join(written), end="\n" if written else "")
+        for line in written:
+            say(line)
     return 0
 
 
