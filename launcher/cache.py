@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
-from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
+from ranks.cache_folder import ELSEWHERE, cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.pins import hold
 from sharding.options import SliceOptions
+from sharding.storage import why_unwritable
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ def sliced(
         return place
     except OSError as problem:
         raise ConfigError(
-            f"the cache of sliced models at {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+            f"the cache of sliced models at {folder} cannot be used: {why_unwritable(problem, ELSEWHERE)}"
         ) from None
 
 

@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from ranks import cache_entries
 from ranks.cache_folder import cache_folder, hashes_folder
 from ranks.cache_limit import limit_of, occupied
+from sharding.storage import why_unwritable
 
 KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
@@ -83,7 +84,7 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
             else:
                 _clear_folders(root, kind, removed, busy)
     except OSError as problem:
-        raise ConfigError(f"the cache at {root} cannot be cleared: {problem.strerror or problem}") from None
+        raise ConfigError(f"the cache at {root} cannot be cleared: {why_unwritable(problem)}") from None
     return removed, busy
 
 

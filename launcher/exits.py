@@ -13,6 +13,7 @@ import signal
 import sys
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
+from sharding.storage import is_place
 from sharding.text import one_line, printable
 
 EXIT_OK = 0
@@ -58,7 +59,10 @@ def report(error: BaseException, where: str = "") -> int:
         drop_output()
         return EXIT_FAILED
     if isinstance(error, OSError) and error.filename is not None:
-        return _say(f"error: {where}{error.filename}: {error.strerror}", EXIT_FAILED)
+        return _say(
+            f"error: {where}{error.filename}: {error.strerror}",
+            EXIT_USAGE if is_place(error) else EXIT_FAILED,
+        )
     if isinstance(error, OSError) and error.errno in _DEVICE_FULL:
         # Everything else that is written is a file, and named.
         drop_output()

@@ -33,6 +33,9 @@ from sharding.manifest import sha256_of
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
 
+ELSEWHERE = "set SHARDRUN_CACHE to a folder that can be written"
+"""What helps wherever the cache cannot be used."""
+
 log = logging.getLogger(__name__)
 
 

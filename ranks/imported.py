@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
 from sharding.importers.sniff import is_imported
+from sharding.storage import why_unwritable
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -37,7 +38,7 @@ def as_onnx(path: str | Path) -> Path:
     path = Path(path)
     if not is_imported(path):
         return path
-    from ranks.cache_folder import cache_folder, locked
+    from ranks.cache_folder import ELSEWHERE, cache_folder, locked
     from ranks.cache_limit import bound, limit_of
     from ranks.pins import hold
 
@@ -57,8 +58,8 @@ def as_onnx(path: str | Path) -> Path:
         return found
     except OSError as problem:
         raise ModelError(
-            f"{path} is converted to ONNX first, but {folder} cannot be used: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written."
+            f"{path} is converted to ONNX first, but {folder} cannot be used: "
+            f"{why_unwritable(problem, ELSEWHERE)}."
         ) from None
 
 
@@ -98,8 +99,8 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
             folder = stack.enter_context(plain_folder())
         except OSError as problem:
             raise ModelError(
-                f"No temporary folder can be made to decrypt {path} into: {problem.strerror or problem}; set "
-                "TMPDIR to a folder that can be written."
+                f"No temporary folder can be made to decrypt {path} into: "
+                f"{why_unwritable(problem, 'set TMPDIR to a folder that can be written')}."
             ) from None
         yield folder
 

@@ -25,6 +25,7 @@ from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.protobuf import field, fields, varint
+from sharding.storage import why_unwritable
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
             pieces.append(field(_MODEL_CONFIGURATION, _configuration(name, devices)))
             replace_file(output, lambda target: _write_pieces(target, data, pieces))
     except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
+        raise OutputError(f"{output} cannot be written: {why_unwritable(error)}.") from None
 
 
 def _names(devices: int) -> Iterator[str]:

