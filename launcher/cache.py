@@ -42,7 +42,7 @@ def sliced(
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     progress: Progress | None = None,
-    before: Callable[[], None] | None = None,
+    before: Callable[[], object] | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
     as long as this process lives.

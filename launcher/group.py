@@ -210,14 +210,26 @@ def start(
     size = count_ranks(path, ranks, table, options)
     chosen = base.choose(launcher, table, collectives)
     variables = rank_environment(collectives, threads, timeout, table, environment)
-    if path.is_file() and size > 1:
-        from launcher import cache
-
-        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated)
+    if path.is_file():
+        path = _sliced(path, size, options, allow_replicated)
     # Links stay links: the data of a model that is one may lie beside its name.
     program = ["serve", str(path.absolute()), target, *([precision.to_text()] if precision else [])]
     job = Job(chosen, program, size, environment=variables, table=table)
     return Group(job, timeout, path)
+
+
+def _sliced(path: Path, size: int, options: SliceOptions | None, allow_replicated: bool) -> Path:
+    """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
+    from launcher.signature import declared_by
+
+    if size == 1:
+        declared_by(path)
+        return path
+    from launcher import cache
+
+    return cache.sliced(
+        path, size, options=options, allow_replicated=allow_replicated, before=lambda: declared_by(path)
+    )
 
 
 def run_program(

@@ -19,6 +19,7 @@ from launcher.errors import ConfigError
 from launcher.files import write_file
 from launcher.signature import check_dims
 from ranks.tensors import is_extended
+from sharding.placeholders import placeholder
 from sharding.text import did_you_mean
 
 Arrays = dict[str, NDArray[Any]]
@@ -193,14 +194,17 @@ def _is_raw(path: Path) -> bool:
     return path.suffix.lower() not in {".npy", ".npz"}
 
 
-def _refuse_pipe(path: Path, what: str) -> None:
-    """A named pipe that nobody writes into would be waited for without end."""
+def _refuse_others(path: Path, what: str) -> None:
+    """A named pipe that nobody writes into would be waited for without end; a file may stand for another."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{what}: expected a regular file, found a folder or device")
+    instead = placeholder(path, pages=not _is_raw(path))
+    if instead is not None:
+        raise ConfigError(f"{what}: {path} {instead}")
 
 
 def _members(path: Path) -> list[str]:
-    _refuse_pipe(path, str(path))
+    _refuse_others(path, "--input")
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -215,7 +219,7 @@ def _read_numpy(
     """The array, or with ``header`` its shape alone."""
     read = _read_header if header else _read_array
     what = f"{path}: input {spec.name!r}"
-    _refuse_pipe(path, what)
+    _refuse_others(path, what)
     try:
         if member is None:
             with path.open("rb") as file:
@@ -277,14 +281,13 @@ def _type_name(dtype: np.dtype[Any]) -> str:
 def _raw_layout(spec: Spec, path: Path, known: Mapping[str, int]) -> tuple[list[int], int]:
     """The shape of what raw data hold, if they fit the input, and their bytes."""
     what = f"{path}: input {spec.name!r}"
+    _refuse_others(path, what)
     dtype = numpy_dtype(spec.dtype, what)
     if dtype.hasobject:
         raise ConfigError(f"{what}: a text tensor cannot come from raw data; give an .npy or .npz file")
     lengths = [known.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
     try:
         size = path.stat().st_size
-        if not path.is_file():
-            raise ConfigError(f"{what}: expected a regular file, found a folder or device")
         unknown = [i for i, length in enumerate(lengths) if length is None]
         shape = show_shape(spec.shape, known)
         if len(unknown) > 1:

@@ -47,18 +47,24 @@ class Signature:
 
 def declared_by(model: Path, key: Key | None = None) -> Signature | None:
     """What a model file declares, read without its weights; None where it cannot be read: its reader says
-    why."""
+    why.
+
+    Raises `ModelError` for versions that ONNX Runtime does not run.
+    """
+    from ranks.versions import check_versions
     from sharding.errors import ShardrunError
     from sharding.protobuf import parse_without_weights
 
     try:
-        return signature_of(parse_without_weights(model, key))
+        message = parse_without_weights(model, key)
     except (OSError, ValueError, ShardrunError):
         return None
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         if type(error).__name__ == "DecodeError":
             return None
         raise
+    check_versions(message, model)
+    return signature_of(message)
 
 
 def signature_of(message: onnx.ModelProto) -> Signature:

@@ -14,6 +14,7 @@ from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
 from sharding.external import find_data
 from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
+from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -103,6 +104,7 @@ def read_placed(path: Path) -> tuple[onnx.ModelProto, Path]:
     are links, one in the folder of their targets."""
     import onnx
 
+    refuse_placeholder(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's own error is not a ValueError, and onnx's readers raise many

@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from ranks import arena, devices
 from ranks.errors import ModelError, ShardrunError
+from ranks.versions import too_new
 from sharding.external import target_of
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ def create_plain(
     except Exception as error:
         if config.providers[0] != CPU and devices.is_device_failure(error):
             raise devices.failure(config.providers[0], config.device_id, reason(error)) from None
+        new = too_new(str(error))
+        if new is not None:
+            raise ModelError(f"{what} {new}") from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sharding.errors import ModelError
+from sharding.placeholders import placeholder
 from sharding.protobuf import IN_MODEL_FILE
 
 _SHOWN = 80
@@ -46,6 +47,9 @@ def find_data(model: Path, location: str, what: str) -> Path:
         )
     if not is_file:
         raise ModelError(f"{what} lies in {path}, which is not a file.")
+    instead = placeholder(path)
+    if instead is not None:
+        raise ModelError(f"{what} lies in {path}, which {instead}.")
     return path
 
 
