@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from sharding.kinds import refuse_others
 from sharding.manifest import TensorEntry
 from sharding.text import did_you_mean
 
@@ -45,11 +46,12 @@ class Signature:
         return inputs, outputs, optional
 
 
-def declared_by(model: Path, key: Key | None = None) -> Signature | None:
+def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Signature | None:
     """What a model file declares, read without its weights; None where it cannot be read: its reader says
     why.
 
-    Raises `ModelError` for versions that ONNX Runtime does not run.
+    Raises `ModelError`, where the model is to run, for versions that ONNX Runtime does not run, and for
+    inputs and outputs that ranks cannot take or give.
     """
     from ranks.versions import check_versions
     from sharding.errors import ShardrunError
@@ -63,7 +65,9 @@ def declared_by(model: Path, key: Key | None = None) -> Signature | None:
         if type(error).__name__ == "DecodeError":
             return None
         raise
-    check_versions(message, model)
+    if runs:
+        check_versions(message, model)
+        refuse_others(message.graph, model)
     return signature_of(message)
 
 

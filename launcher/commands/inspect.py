@@ -117,7 +117,7 @@ def _check_dims(args: argparse.Namespace, dims: dict[str, int], key: Key | None)
         from launcher.model import open_slices
 
         check_dims(dims, manifest_symbols(open_slices(args.model, getattr(args, "ranks", None))))
-    elif (found := declared_by(args.model, key)) is not None:
+    elif (found := declared_by(args.model, key, runs=False)) is not None:
         check_dims(dims, found.symbols)
 
 

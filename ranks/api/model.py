@@ -18,7 +18,16 @@ from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
 from ranks.api.one_process import OneProcess
-from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
+from ranks.api.tensor import (
+    NO_TENSOR,
+    OutputTensor,
+    Tensor,
+    TensorMeta,
+    fill,
+    input_tensor,
+    misfit,
+    result_tensor,
+)
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
 from ranks.errors import ModelError, ShardrunError
@@ -134,7 +143,8 @@ class Model(OneProcess):
         """Runs the model on ``inputs`` (tensors or arrays, in order) and returns its outputs.
 
         The outputs are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs`
-        or with arrays of the caller's own, are filled and returned instead of new tensors.
+        or with arrays of the caller's own, are filled and returned instead of new tensors. What is no
+        tensor (a sequence, a map) goes in and comes out as a list or dict, as ONNX Runtime has it.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the model was not built, an input or an array given for an output does not fit, or inference
@@ -156,7 +166,7 @@ class Model(OneProcess):
             if isinstance(given, Tensor):
                 array = given._array
                 feeds[names[index]] = self._zeros(index, given) if array is None else array
-            elif isinstance(given, np.ndarray):
+            elif isinstance(given, np.ndarray) or not built.inputs[index].is_tensor:
                 feeds[names[index]] = given
             else:
                 raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
@@ -168,13 +178,13 @@ class Model(OneProcess):
             raise as_runtime_error("predict failed!", error) from error
         if outputs is None:
             return [
-                result_tensor(*named, array)
+                result_tensor(*named, array) if type(array) is np.ndarray else array
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
         # Only now, since the other ranks of a group wait for this one; and before any is written to.
         for (name, _), output, array in zip(built.named_outputs, outputs, results, strict=True):
             assert isinstance(output, Tensor)
-            wrong = misfit(output, array)
+            wrong = misfit(output, array) if type(array) is np.ndarray else NO_TENSOR
             if wrong is not None:
                 raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
         filled: list[Tensor] = []
