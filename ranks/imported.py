@@ -92,7 +92,7 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
 
     Raises `ModelError` where none can be made.
     """
-    from ranks.plain_folder import plain_folder
+    from sharding.plain_folder import plain_folder
 
     with contextlib.ExitStack() as stack:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +34,12 @@ from ranks.api.update import parse
 from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
+from sharding.given import GivenModel
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from ranks.weights.variable_values import Given
 
 __all__ = ["Model", "ModelType"]
@@ -53,6 +58,7 @@ class Model(OneProcess):
     def __init__(self) -> None:
         self.model_path_ = ""
         self._built: Built | None = None
+        self._given: GivenModel | None = None
         self._shapes: list[tuple[int, ...]] = []
 
     @classmethod
@@ -113,6 +119,29 @@ class Model(OneProcess):
         self._adopt(built)
         if previous is not None:
             previous.close()
+
+    def build_from_buffer(  # noqa: PLR0917 - as of `build_from_file`
+        self,
+        model: bytes | onnx.ModelProto | ir.Model,
+        model_type: ModelType,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+    ) -> None:
+        """As `build_from_file`, of a model's bytes (ONNX or MindIR), an `onnx.ModelProto` or an
+        `onnx_ir.Model`. It lies in a temporary file while this object uses it."""
+        given = GivenModel(model)
+        try:
+            with naming(given.path, Path("the given model")):
+                self.build_from_file(
+                    str(given.path), model_type, context, config_path, config_dict, dec_key, dec_mode
+                )
+        except BaseException:
+            given.close()
+            raise
+        self._given = given  # to load it again with other dimensions
 
     def get_inputs(self) -> list[Tensor]:
         """New tensors for the inputs, in order, with their names, types and present shapes (-1: open)."""
