@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
-from ranks.cache_folder import cache_folder, fingerprint, hash_file, locked
+from ranks.cache_folder import ELSEWHERE, cache_folder, fingerprint, hash_file, locked
 from ranks.cache_limit import bound, limit_of
-from ranks.cache_place import FORMS, advice, discard, place_of, prepare
+from ranks.cache_place import FORMS, discard, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from ranks.whole import is_sealed, note, say_damaged, seal
 from sharding.options import SliceOptions
+from sharding.storage import why_unwritable
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,15 @@ def sliced(
     allow_replicated: bool = False,
     progress: Progress | None = None,
     timeout: float | None = None,
+    before: Callable[[], object] | None = None,
 ) -> Path:
     """The slice folder of ``model`` for ``ranks`` ranks, made now unless the cache has it; it stays there
     as long as this process lives.
 
     ``allow_replicated`` is a short form of the option of that name. ``timeout``: seconds to wait for another
-    process that slices the same (default: ``SHARDRUN_TIMEOUT``). Raises what slicing raises, `HeldError` if
-    that process takes longer, and `ConfigError` if the cache cannot be written.
+    process that slices the same (default: ``SHARDRUN_TIMEOUT``). ``before`` is called before anything is
+    sliced. Raises what slicing raises, `HeldError` if that process takes longer, and `ConfigError` if the
+    cache cannot be written.
     """
     model = Path(model)
     options = options or SliceOptions()
@@ -72,6 +75,8 @@ def sliced(
             # Whoever held the lock before may have made it.
             if hold(place, timeout) and is_sealed(place):
                 return place
+            if before is not None:
+                before()
             _slice_into(place, model, ranks, options, progress)
             hold(place, timeout)
         bound(folder.parent, limit)
@@ -81,7 +86,7 @@ def sliced(
     except OSError as problem:
         raise ConfigError(
             f"the cache of sliced models at {problem.filename or folder} cannot be used: "
-            f"{problem.strerror or problem}; {advice(problem)}"
+            f"{why_unwritable(problem, ELSEWHERE)}"
         ) from None
 
 

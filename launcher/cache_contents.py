@@ -8,8 +8,9 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from ranks import cache_entries, cache_place
-from ranks.cache_folder import cache_folder
+from ranks.cache_folder import ELSEWHERE, cache_folder
 from ranks.cache_limit import limit_of, memos, occupied
+from sharding.storage import why_unwritable
 
 KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
@@ -53,8 +54,7 @@ def contents(kinds: Sequence[str] = KINDS) -> Contents:
         items = [item for kind in chosen for item in _items(folder, kind)]
     except OSError as problem:
         raise ConfigError(
-            f"the cache at {problem.filename or folder} cannot be used: {problem.strerror or problem}; "
-            f"{cache_place.advice(problem)}"
+            f"the cache at {problem.filename or folder} cannot be used: {why_unwritable(problem, ELSEWHERE)}"
         ) from None
     return Contents(folder, items, {kind: sizes[kind] for kind in chosen}, limit_of(there))
 
@@ -90,7 +90,7 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
                 _clear_folders(root, kind, removed, busy)
     except OSError as problem:
         raise ConfigError(
-            f"the cache at {problem.filename or root} cannot be cleared: {problem.strerror or problem}"
+            f"the cache at {problem.filename or root} cannot be cleared: {why_unwritable(problem)}"
         ) from None
     return removed, busy
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from launcher.exits import EXIT_USAGE, prepare_streams, report, stop
+from sharding.text import did_you_mean, one_line, printable
 
 COMMANDS = ("slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     try:
         try:
-            args = parser.parse_args(argv)
+            args = _parse(parser, argv)
         finally:
             sys.stdout.flush()
     except OSError as error:  # --help or --version could not be printed
@@ -85,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         _add_common(sub, top=False)
         module.configure(sub)
-        sub.set_defaults(module=module)
+        sub.set_defaults(module=module, parser=sub)
     return parser
 
 
@@ -96,6 +97,28 @@ def _add_common(parser: argparse.ArgumentParser, *, top: bool) -> None:
     parser.add_argument("--debug", action="store_true", default=debug, help="show tracebacks of errors")
 
 
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """As ``parse_args``, but the parser of the subcommand says which arguments are unknown."""
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        own = getattr(args, "parser", parser)
+        flag = next((text for text in unknown if text.startswith("-")), None)
+        hint = did_you_mean(flag.partition("=")[0], _flags(own)) if flag is not None else ""
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """The long options of a parser and of those below it, but hidden ones."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [text for below in action.choices.values() for text in _flags(below)]
+        elif action.help != argparse.SUPPRESS:
+            found += [text for text in action.option_strings if text.startswith("--")]
+    return found
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence; argparse itself puts the whole usage before it."""
 
@@ -103,8 +126,18 @@ class _Parser(argparse.ArgumentParser):
         command = self.prog.partition(" ")[2]
         self.exit(
             EXIT_USAGE,
-            f"shardrun: error: {command + ': ' if command else ''}{message} (see `{self.prog} --help`)\n",
+            one_line(
+                f"shardrun: error: {command + ': ' if command else ''}{message} (see `{self.prog} --help`)"
+            )
+            + "\n",
         )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
 
 
 class _Version(argparse.Action):
@@ -121,9 +154,20 @@ def _configure_logging(verbose: int, debug: bool) -> None:
     level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
     names = "%(name)s: " if level == logging.DEBUG else ""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"shardrun: %(kind)s: {names}%(message)s"))
+    handler.setFormatter(_printable(f"shardrun: %(kind)s: {names}%(message)s"))
     handler.addFilter(_name_kind)
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def _printable(layout: str) -> Any:
+    """A formatter whose lines hold nothing that a terminal would take for a command."""
+    import logging
+
+    class Printable(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable(super().format(record))
+
+    return Printable(layout)
 
 
 def _name_kind(record: Any) -> bool:

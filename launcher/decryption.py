@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,12 +63,14 @@ def check_key(key: Key | None, model: Path, against: Path | None = None) -> None
 
 
 @contextlib.contextmanager
-def plain(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[tuple[Path, Manifest]]:
+def plain(
+    job: Job, ranks: int | None, rank: int | None = None, before: Callable[[], None] | None = None
+) -> Iterator[tuple[Path, Manifest]]:
     """As `launcher.model.resolve`, of an encrypted model: what ranks load, which is there inside only.
 
     It lies in a temporary folder of its owner, and no rank keeps weights of it in the cache. ``rank``: only
-    what this rank runs. Raises `ConfigError` where ranks on other hosts would have to read it, and what
-    slicing and `folder_to_decrypt` raise.
+    what this rank runs; ``before`` is called before anything is sliced. Raises `ConfigError` where ranks on
+    other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
     """
     from launcher.model import demand_ranks
     from ranks.imported import folder_to_decrypt
@@ -84,6 +86,8 @@ def plain(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[tupl
             yield models, open_rank_models(models, ranks)
         else:
             assert ranks is not None
+            if before is not None:
+                before()
             yield _slice(job, ranks, folder / "slices", rank)
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
-from launcher.model import opened, world_size
+from launcher.model import Check, check_declared, opened, world_size
 
 if TYPE_CHECKING:
+    from launcher.signature import Signature
     from ranks.evaluation.evaluate import Options, Report, Run
     from ranks.identity import Identity
     from ranks.tensors import TensorSpec
@@ -40,7 +41,7 @@ def eval_group(job: Job, task: Task) -> None:
     from launcher.group import start
 
     with (
-        _opened(job, ranks) as (model, size, loaded),
+        _opened(job, ranks, check=lambda found: _check_model(task, found)) as (model, size, loaded),
         start(
             model,
             ranks=size,
@@ -60,7 +61,7 @@ def eval_group(job: Job, task: Task) -> None:
 
 @contextlib.contextmanager
 def _opened(
-    job: Job, ranks: int | None, rank: int | None = None
+    job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
 ) -> Iterator[tuple[Path, int, Callable[[], None]]]:
     """What ranks load, how many they are, and what is to be called when they have (`launcher.model.opened`).
 
@@ -68,9 +69,10 @@ def _opened(
     assert job.model is not None
     alone = job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
     if alone and job.key is None:
+        check_declared(job, check)
         yield job.model, 1, lambda: None
         return
-    with opened(job, 1 if alone else ranks, rank) as made:
+    with opened(job, 1 if alone else ranks, rank, check) as made:
         yield made.path, made.manifest.world_size, made.loaded
 
 
@@ -83,7 +85,8 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
         _check_data(task)
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
-    with _opened(job, identity.world_size, identity.rank) as (path, _, loaded):
+    check = (lambda found: _check_model(task, found)) if identity.rank == 0 else None
+    with _opened(job, identity.world_size, identity.rank, check) as (path, _, loaded):
         report = _eval_joined(job, task, identity, path, loaded)
     if report is not None:
         finish(task, report, identity.world_size)
@@ -148,6 +151,17 @@ def _check_data(task: Task) -> None:
         raise ConfigError(f"--data: {error}") from None
 
 
+def _check_model(task: Task, found: Signature) -> None:
+    """Raises `ConfigError` for data that do not fit what a model declares."""
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.evaluate import check
+
+    try:
+        check(*found.specs(), task.data, task.options)
+    except EvaluationError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _evaluate(
     task: Task,
     run: Run,
@@ -174,7 +188,7 @@ def finish(task: Task, report: Report, ranks: int) -> None:
     """Prints the metrics, and writes them to the report's file."""
     import logging
 
-    from launcher.report import human_seconds, print_table
+    from launcher.report import human_seconds, print_table, say
     from ranks.evaluation.evaluate import odd
 
     for note in odd(report):
@@ -195,7 +209,7 @@ def finish(task: Task, report: Report, ranks: int) -> None:
     print_table(["", "value"], facts, "ll")
     if task.output is not None:
         _write(task.output, report, ranks)
-        print(f"wrote {task.output}")
+        say(f"wrote {task.output}")
 
 
 def _write(path: Path, report: Report, ranks: int) -> None:

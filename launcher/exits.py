@@ -13,7 +13,8 @@ import signal
 import sys
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
-from sharding.text import one_line
+from sharding.storage import is_place
+from sharding.text import one_line, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -58,7 +59,10 @@ def report(error: BaseException, where: str = "") -> int:
         drop_output()
         return EXIT_FAILED
     if isinstance(error, OSError) and error.filename is not None:
-        return _say(f"error: {where}{error.filename}: {error.strerror}", EXIT_FAILED)
+        return _say(
+            f"error: {where}{error.filename}: {error.strerror}",
+            EXIT_USAGE if is_place(error) else EXIT_FAILED,
+        )
     if isinstance(error, OSError) and error.errno in _DEVICE_FULL:
         # Everything else that is written is a file, and named.
         drop_output()
@@ -116,7 +120,7 @@ def drop_output() -> None:
 
 def _say(text: str, code: int, *, lines: bool = False) -> int:
     """``lines``: the text's line ends are meant; else they are part of some name."""
-    shown = "\n".join(map(one_line, text.split("\n"))) if lines else one_line(text)
+    shown = printable(text) if lines else one_line(text)
     with contextlib.suppress(OSError):  # standard error is closed too
         print(f"shardrun: {shown}", file=sys.stderr, flush=True)
     return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from launcher.errors import ConfigError
+from sharding.placeholders import placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -22,6 +23,9 @@ def read_arrays(flag: str, path: Path) -> dict[str, Any]:
 
     if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
         raise ConfigError(f"{flag} {path}: expected a NumPy archive (.npz), found a folder, device or pipe")
+    instead = placeholder(path)
+    if instead is not None:
+        raise ConfigError(f"{flag} {path} {instead}")
     try:
         with np.load(path, allow_pickle=False) as archive:
             members = archive.zip.infolist()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import ConfigError
+from sharding.storage import probe, why_unwritable
 
 KINDS = {
     "archive": rb"PK",
@@ -24,13 +25,19 @@ KINDS = {
 def check_folder(flag: str, path: Path) -> None:
     """Raises `ConfigError` unless ``path`` can be the name of a file, in a folder that may be written."""
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{flag} {path}: the folder {folder} does not exist")
-    if path.is_dir():
-        raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
-    # A device is written itself, a file by way of another one beside it.
-    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag} {path}: the folder {folder} cannot be written: Permission denied")
+    try:
+        if not folder.is_dir():
+            state = "is no folder" if folder.exists() else "does not exist"
+            raise ConfigError(f"{flag} {path}: the folder {folder} {state}")
+        if path.is_dir():
+            raise ConfigError(f"{flag} {path}: expected the name of a file, found a folder")
+        if path.is_file() or not path.exists():
+            # A device is written itself, a file by way of another one beside it.
+            probe(path.absolute())
+    except OSError as problem:
+        raise ConfigError(
+            f"{flag} {path}: the folder {folder} cannot be written: {why_unwritable(problem)}"
+        ) from None
 
 
 def check_target(flag: str, path: Path, kind: str) -> None:
@@ -76,8 +83,7 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], None], wh
         Path(temporary).replace(target)
         temporary = None
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise ConfigError(f"{path}: cannot write the {what}: {reason}") from None
+        raise ConfigError(f"{path}: cannot write the {what}: {why_unwritable(problem)}") from None
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +26,16 @@ from launcher.report import warn_unsplit
 from launcher.watch import Job
 from ranks import wire
 from ranks.collectives import default_timeout
+from ranks.imported import naming
 from ranks.pins import Pin, keeping
 from ranks.tensors import TensorSpec, order_feeds
+from sharding.given import GivenModel, is_path
 from sharding.text import counted
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from launcher.rank_table import RankTable
     from ranks.precision.request import Asked
     from sharding.options import SliceOptions
@@ -195,7 +201,7 @@ class Group:
 
 @keeping
 def start(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
     *,
     ranks: int | None = None,
     launcher: str = "auto",
@@ -211,8 +217,9 @@ def start(
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
 
-    ``model``: a slice folder, a model file, which is sliced first (into the cache) as ``options`` say, or a
-    pattern of rank models' files (``rank_{}_model.onnx``). ``ranks``: how many; a slice folder, the files
+    ``model``: a slice folder, a model file, which is sliced first (into the cache) as ``options`` say, a
+    pattern of rank models' files (``rank_{}_model.onnx``), or a model's bytes, `onnx.ModelProto` or
+    `onnx_ir.Model`. ``ranks``: how many; a slice folder, the files
     that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
     default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
@@ -228,22 +235,50 @@ def start(
     check_collectives(collectives, target)
     timeout = default_timeout() if timeout is None else timeout
     table = load_table(rank_table)
-    path = Path(model)
-    if not path.exists() and not is_rank_models(path):
-        raise missing(path)
-    check_sliceable(path)
-    size = count_ranks(path, ranks, table, options)
-    chosen = base.choose(launcher, table, collectives)
-    variables = rank_environment(collectives, threads, timeout, table, environment)
-    if path.is_file() and size > 1:
-        from launcher import cache
+    with _as_path(model) as path:
+        if not path.exists() and not is_rank_models(path):
+            raise missing(path)
+        check_sliceable(path)
+        size = count_ranks(path, ranks, table, options)
+        chosen = base.choose(launcher, table, collectives)
+        variables = rank_environment(collectives, threads, timeout, table, environment)
+        made = _sliced(path, size, options, allow_replicated, timeout) if path.is_file() else path
+        if made.is_dir():
+            warn_unsplit(made, path)
+        # Links stay links: the data of a model that is one may lie beside its name.
+        program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
+        job = Job(chosen, program, size, environment=variables, table=table)
+        return Group(job, timeout, made)
 
-        path = cache.sliced(path, size, options=options, allow_replicated=allow_replicated, timeout=timeout)
-    if path.is_dir():
-        warn_unsplit(path, Path(model))
-    program = ["serve", str(path.resolve()), target, *([precision.to_text()] if precision else [])]
-    job = Job(chosen, program, size, environment=variables, table=table)
-    return Group(job, timeout, path)
+
+@contextlib.contextmanager
+def _as_path(model: Any) -> Iterator[Path]:
+    if is_path(model):
+        yield Path(model)
+        return
+    with GivenModel(model) as path, naming(path, "the given model"):
+        yield path
+
+
+def _sliced(
+    path: Path, size: int, options: SliceOptions | None, allow_replicated: bool, timeout: float
+) -> Path:
+    """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
+    from launcher.signature import declared_by
+
+    if size == 1:
+        declared_by(path)
+        return path
+    from launcher import cache
+
+    return cache.sliced(
+        path,
+        size,
+        options=options,
+        allow_replicated=allow_replicated,
+        timeout=timeout,
+        before=lambda: declared_by(path),
+    )
 
 
 def run_program(

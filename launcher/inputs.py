@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from launcher.errors import ConfigError
 from launcher.files import write_file
+from launcher.signature import check_dims
 from ranks.tensors import is_extended
+from sharding.placeholders import placeholder
+from sharding.text import did_you_mean
 
 Arrays = dict[str, NDArray[Any]]
 MAX_HEADER = 65536
@@ -53,23 +56,58 @@ def make_inputs(
     """
     known = dict(dims or {})
     by_name = {spec.name: spec for spec in (*specs, *optional)}
-    _check_dims([*specs, *optional], known)
-    files = _assign(by_name, list(sources), [spec.name for spec in specs])
     arrays: Arrays = {}
-    # Raw files come last: the shapes of the others say what symbolic dimensions are.
-    for name, (path, member) in sorted(files.items(), key=lambda item: _is_raw(item[1][0])):
-        spec = by_name[name]
-        arrays[name] = (
-            _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, known)
-        )
-        for dim, length in zip(spec.shape, arrays[name].shape, strict=not spec.open_rank):
-            if isinstance(dim, str):
-                known.setdefault(dim, length)
+    for spec, path, member in _placed(specs, optional, sources, known):
+        array = _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, known)
+        arrays[spec.name] = array
+        _learn(spec, array.shape, known)
     random = np.random.default_rng(seed) if seed is not None else None
     made = [spec.name for spec in specs if spec.name not in arrays]
     for name in made:
         arrays[name] = _make(by_name[name], known, random)
     return {name: arrays[name] for name in by_name if name in arrays}, made
+
+
+def check_inputs(
+    specs: Sequence[Spec],
+    sources: Iterable[str] = (),
+    *,
+    dims: Mapping[str, int] | None = None,
+    optional: Sequence[Spec] = (),
+) -> None:
+    """Raises what `make_inputs` would, as far as that is known without reading the arrays: quick."""
+    known = dict(dims or {})
+    given = set()
+    for spec, path, member in _placed(specs, optional, sources, known):
+        if _is_raw(path):
+            shape = _raw_layout(spec, path, known)[0]
+        else:
+            shape = _read_numpy(spec, path, member, known, header=True)
+        _learn(spec, shape, known)
+        given.add(spec.name)
+    for spec in specs:
+        if spec.name not in given and numpy_dtype(spec.dtype, f"input {spec.name!r}").hasobject:
+            _make(spec, known, None)
+
+
+def _placed(
+    specs: Sequence[Spec], optional: Sequence[Spec], sources: Iterable[str], known: Mapping[str, int]
+) -> list[tuple[Spec, Path, str | None]]:
+    """The inputs that a source gives, with its file and the member of it; raw files come last, for the shapes
+    of the others say what symbolic dimensions are."""
+    everything = [*specs, *optional]
+    check_dims(known, sorted({dim for spec in everything for dim in spec.shape if isinstance(dim, str)}))
+    by_name = {spec.name: spec for spec in everything}
+    files = _assign(by_name, list(sources), [spec.name for spec in specs])
+    ordered = sorted(files.items(), key=lambda item: _is_raw(item[1][0]))
+    return [(by_name[name], path, member) for name, (path, member) in ordered]
+
+
+def _learn(spec: Spec, shape: Sequence[int], known: dict[str, int]) -> None:
+    """Takes the lengths of symbolic dimensions from a given array."""
+    for dim, length in zip(spec.shape, shape, strict=True):
+        if isinstance(dim, str):
+            known.setdefault(dim, length)
 
 
 def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
@@ -114,16 +152,6 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float32) if is_extended(array.dtype) else array
 
 
-def _check_dims(specs: Sequence[Spec], dims: Mapping[str, int]) -> None:
-    symbols = sorted({dim for spec in specs for dim in spec.shape if isinstance(dim, str)})
-    for name, length in dims.items():
-        if name not in symbols:
-            known = ", ".join(symbols) or "none"
-            raise ConfigError(
-                f"--dim {name}={length}: the model has no such symbolic dimension (it has: {known})"
-            )
-
-
 def _assign(
     by_name: Mapping[str, Spec], sources: list[str], required: Sequence[str]
 ) -> dict[str, tuple[Path, str | None]]:
@@ -134,7 +162,7 @@ def _assign(
         name, equals, file = source.partition("=")
         if equals and (name in by_name or not Path(source).exists()):
             if name not in by_name:
-                raise ConfigError(f"--input {source}: the model has no input {name!r} (it has: {names})")
+                raise _no_input(source, name, by_name)
             found: list[tuple[str, Path, str | None]] = [(name, Path(file), None)]
             if Path(file).suffix.lower() == ".npz":
                 raise ConfigError(
@@ -148,7 +176,7 @@ def _assign(
             raise ConfigError(f"--input {source}: expected NAME=FILE, for the model has the inputs {names}")
         for name, path, member in found:
             if name not in by_name:
-                raise ConfigError(f"--input {source}: the model has no input {name!r} (it has: {names})")
+                raise _no_input(source, name, by_name)
             if name in files:
                 raise ConfigError(
                     f"--input {source}: the input {name!r} is already given by {files[name][0]}"
@@ -157,18 +185,28 @@ def _assign(
     return files
 
 
+def _no_input(source: str, name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"--input {source}: the model has no input {name!r} (it has: {', '.join(known)})"
+        f"{did_you_mean(name, known)}"
+    )
+
+
 def _is_raw(path: Path) -> bool:
     return path.suffix.lower() not in {".npy", ".npz"}
 
 
-def _refuse_pipe(path: Path, what: str) -> None:
-    """A named pipe that nobody writes into would be waited for without end."""
+def _refuse_others(path: Path, what: str) -> None:
+    """A named pipe that nobody writes into would be waited for without end; a file may stand for another."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{what}: expected a regular file, found a folder or device")
+    instead = placeholder(path, pages=not _is_raw(path))
+    if instead is not None:
+        raise ConfigError(f"{what}: {path} {instead}")
 
 
 def _members(path: Path) -> list[str]:
-    _refuse_pipe(path, str(path))
+    _refuse_others(path, "--input")
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -177,21 +215,25 @@ def _members(path: Path) -> list[str]:
         raise ConfigError(f"{path}: cannot read this .npz file: {reason}") from None
 
 
-def _read_numpy(spec: Spec, path: Path, member: str | None, known: Mapping[str, int]) -> NDArray[Any]:
+def _read_numpy(
+    spec: Spec, path: Path, member: str | None, known: Mapping[str, int], *, header: bool = False
+) -> Any:
+    """The array, or with ``header`` its shape alone."""
     from ranks.evaluation.compressed import check_member
     from ranks.evaluation.errors import EvaluationError
 
+    read = _read_header if header else _read_array
     what = f"{path}: input {spec.name!r}"
-    _refuse_pipe(path, what)
+    _refuse_others(path, what)
     try:
         if member is None:
             with path.open("rb") as file:
-                return _read_array(spec, file, path.stat().st_size, what, known)
+                return read(spec, file, path.stat().st_size, what, known)
         with zipfile.ZipFile(path) as archive:
             inside = f"{member}.npy" if f"{member}.npy" in archive.namelist() else member
             check_member(archive.getinfo(inside), what)
             with archive.open(inside) as file:
-                return _read_array(spec, file, archive.getinfo(inside).file_size, what, known)
+                return read(spec, file, archive.getinfo(inside).file_size, what, known)
     except ConfigError:
         raise
     except EvaluationError as problem:
@@ -206,15 +248,14 @@ def _read_numpy(spec: Spec, path: Path, member: str | None, known: Mapping[str, 
         raise ConfigError(f"{what}: cannot read the array: {reason}") from None
 
 
-def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> NDArray[Any]:
-    """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
+def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of the array in a file, if it fits the input. ``size``: bytes that there are."""
     from ranks.evaluation.compressed import check_length, check_memory
 
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file, MAX_HEADER)
     start = file.tell()
-    file.seek(0)
     expected = numpy_dtype(spec.dtype, what)
     native = dtype.newbyteorder("=")
     accepted = native.kind == "U" if expected.hasobject else native == expected
@@ -229,6 +270,13 @@ def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str,
     nbytes = math.prod(shape) * dtype.itemsize
     check_length(start + nbytes, size, what)
     check_memory(nbytes, what)
+    return tuple(shape)
+
+
+def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> NDArray[Any]:
+    """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
+    shape, expected = _read_header(spec, file, size, what, known), numpy_dtype(spec.dtype, what)
+    file.seek(0)
     array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
     return np.ascontiguousarray(array, expected).reshape(shape)  # ascontiguousarray makes scalars 1-D
 
@@ -244,8 +292,10 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     return "text" if dtype.hasobject else str(dtype)
 
 
-def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
+def _raw_layout(spec: Spec, path: Path, known: Mapping[str, int]) -> tuple[list[int], int]:
+    """The shape of what raw data hold, if they fit the input, and their bytes."""
     what = f"{path}: input {spec.name!r}"
+    _refuse_others(path, what)
     dtype = numpy_dtype(spec.dtype, what)
     if dtype.hasobject:
         raise ConfigError(f"{what}: a text tensor cannot come from raw data; give an .npy or .npz file")
@@ -256,8 +306,6 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
     lengths = [known.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
     try:
         size = path.stat().st_size
-        if not path.is_file():
-            raise ConfigError(f"{what}: expected a regular file, found a folder or device")
         unknown = [i for i, length in enumerate(lengths) if length is None]
         shape = show_shape(spec.shape, known)
         if len(unknown) > 1:
@@ -275,6 +323,16 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
             lengths[unknown[0]] = size // row
         elif size != row:
             raise ConfigError(f"{what}: expected {row} bytes ({dtype} {shape}), found {size} bytes")
+    except OSError as problem:
+        raise ConfigError(f"{what}: cannot read: {problem.strerror or problem}") from None
+    return [length or 0 for length in lengths], size
+
+
+def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
+    what = f"{path}: input {spec.name!r}"
+    shape, size = _raw_layout(spec, path, known)
+    dtype = numpy_dtype(spec.dtype, what)
+    try:
         little = dtype if is_extended(dtype) else dtype.newbyteorder("<")
         array = np.fromfile(path, np.uint8)
         if array.nbytes != size:
@@ -283,7 +341,7 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
         raise ConfigError(f"{what}: cannot read: {problem.strerror or problem}") from None
     except (MemoryError, ValueError) as problem:
         raise ConfigError(f"{what}: cannot read: {problem}") from None
-    shaped = array.view(little).reshape([length or 0 for length in lengths])
+    shaped = array.view(little).reshape(shape)
     return shaped.astype(dtype, copy=False)
 
 

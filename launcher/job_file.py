@@ -5,7 +5,6 @@ Relative paths in a job file are relative to the file's own folder.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job import MAX_RANKS, MAX_THREADS
 from launcher.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from sharding.text import closest
 
 MAX_TEXT = 4096
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
@@ -102,8 +102,8 @@ def read_job_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a mapping of options, found {quote(data)}")
     for key in data:
         if key not in EXPECTED:
-            close = difflib.get_close_matches(key.lower().replace("-", "_"), EXPECTED, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(EXPECTED)}"
+            close = closest(key, EXPECTED)
+            hint = f"did you mean {close}?" if close else f"expected one of {', '.join(EXPECTED)}"
             raise ConfigError(f"{path}: unknown key {quote(key)}; {hint}")
     try:
         job = JobFile.model_validate(data)

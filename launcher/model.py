@@ -18,8 +18,12 @@ from launcher.rank_models import STRATEGY, folder_of, is_rank_models, open_rank_
 from sharding.text import counted
 
 if TYPE_CHECKING:
+    from launcher.signature import Signature
     from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
+
+
+Check = Callable[["Signature"], None]
 
 
 def is_slices(path: Path) -> bool:
@@ -75,18 +79,22 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(job: Job, ranks: int | None, rank: int | None = None) -> Iterator[Opened]:
+def opened(
+    job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
+) -> Iterator[Opened]:
     """The slice folder or the pattern of rank models to run; of an encrypted model with no more than ``rank``
-    loads. Errors inside name the job's model, not what was made of it.
+    loads. Errors inside name the job's model, not what was made of it. ``check`` gets what a model file
+    declares before it is sliced: what does not fit is refused before that costs anything.
 
     Raises what `resolve` and slicing raise.
     """
     assert job.model is not None
     with contextlib.ExitStack() as stack:
         if job.key is not None and decryption.is_encrypted(job.model):
-            path, manifest = stack.enter_context(decryption.plain(job, ranks, rank))
+            made = decryption.plain(job, ranks, rank, lambda: check_declared(job, check))
+            path, manifest = stack.enter_context(made)
         else:
-            path, manifest = resolve(job, ranks)
+            path, manifest = resolve(job, ranks, check)
         try:
             yield Opened(path, manifest, stack.close)
         except ShardrunError as error:
@@ -110,9 +118,22 @@ def _escaped(model: Path) -> str:
     return str(model).replace("\\", r"\\")
 
 
-def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
+def check_declared(job: Job, check: Check | None) -> None:
+    """Checks what the job says against what its model file declares, before that is sliced."""
+    from launcher.signature import check_plan, declared_by
+
+    assert job.model is not None
+    found = declared_by(job.model, job.key)
+    if found is None:
+        return  # slicing says what is wrong with it
+    check_plan(job.execution_plan, found.operators)
+    if check is not None:
+        check(found)
+
+
+def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Path, Manifest]:
     """The slice folder (or pattern of rank models) to run and its manifest; a model file is sliced into the
-    cache first, if need be."""
+    cache first, if need be, after ``check`` (see `opened`)."""
     model = job.model
     assert model is not None
     if is_rank_models(model):
@@ -127,8 +148,14 @@ def resolve(job: Job, ranks: int | None) -> tuple[Path, Manifest]:
     from sharding.manifest import read_manifest
 
     with progress(f"slicing {model.name}") as update:
-        options = job.slicing.options()
-        folder = sliced(model, ranks, options=options, progress=update, timeout=job.timeout)
+        folder = sliced(
+            model,
+            ranks,
+            options=job.slicing.options(),
+            progress=update,
+            timeout=job.timeout,
+            before=lambda: check_declared(job, check),
+        )
     return folder, read_manifest(folder)
 
 
@@ -149,20 +176,3 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
 def reference_key(job: Job, source: Path | None) -> Key | None:
     """The job's key, if the model to compare with is encrypted."""
     return job.key if source is not None and decryption.is_encrypted(source) else None
-
-
-def check_reference(source: Path, manifest: Manifest, key: Key | None = None) -> None:
-    """Raises `ConfigError` unless the model to compare with has the inputs and outputs of the slices."""
-    from launcher.verify import read_signature
-
-    for what, found, entries in zip(
-        ("input", "output"), read_signature(source, key), (manifest.inputs, manifest.outputs), strict=True
-    ):
-        wanted = {entry.name: str(entry.dtype) for entry in entries}
-        for name in [*wanted, *(name for name in found if name not in wanted)]:
-            have, want = found.get(name, "none of that name"), wanted.get(name, "none of that name")
-            if have != want:
-                raise ConfigError(
-                    f"--verify: {source} is not the model that was sliced: its {what} {name!r} is expected "
-                    f"to be {want}, found {have}; give the unsliced model with --against"
-                )

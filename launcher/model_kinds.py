@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -23,6 +24,7 @@ def check_sliceable(model: Path) -> None:
 
     if not model.is_file():
         return
+    refuse_placeholder(model)
     try:
         kind = kind_of(model)
     except ModelError:

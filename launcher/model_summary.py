@@ -92,8 +92,8 @@ def signature(model: onnx.ModelProto) -> tuple[tuple[Tensor, ...], tuple[Tensor,
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
     return (
-        tuple(_tensor(value) for value in graph.input if value.name not in held),
-        tuple(_tensor(value) for value in graph.output),
+        tuple(tensor_of(value) for value in graph.input if value.name not in held),
+        tuple(tensor_of(value) for value in graph.output),
     )
 
 
@@ -102,7 +102,8 @@ def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...],
     return tuple(sorted(map(_weight, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
 
 
-def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
+    """An input's or output's name, element type (or what it is, if no tensor) and shape."""
     import onnx
 
     kind = value.type.WhichOneof("value")

@@ -16,7 +16,7 @@ from sharding.text import counted, human_bytes, one_line
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
-    "progress", "warn_of", "warn_unsplit",
+    "progress", "say", "warn_of", "warn_unsplit",
 ]  # fmt: skip
 
 FIRST_VALUES = 50
@@ -72,6 +72,11 @@ def warn_unsplit(folder: Path, model: Path) -> None:
     from sharding.unsplit import hardly_splits_slices
 
     warn_of(hardly_splits_slices(read_manifest(folder)), model)
+
+
+def say(text: str) -> None:
+    """Prints one line on standard output; what it names may hold anything."""
+    print(one_line(text))
 
 
 def print_outputs(outputs: Mapping[str, Any]) -> None:

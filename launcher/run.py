@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
-from launcher.model import Opened, check_reference, opened, reference_key, source_of, world_size
+from launcher.model import Opened, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
 from launcher.report import warn_unsplit
+from launcher.verify import check_signature
 
 if TYPE_CHECKING:
+    from launcher.signature import Signature
     from ranks.identity import Identity
     from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
@@ -62,13 +65,13 @@ def external_identity(job: Job) -> Identity | None:
 
 def run_group(job: Job) -> None:
     """Starts a group, runs the inputs through it, and prints what came out."""
-    with opened(job, world_size(job)) as model:
+    with opened(job, world_size(job), check=lambda found: check_job(job, found)) as model:
         manifest = model.manifest
         source = source_of(job, model.path, manifest) if job.verify else None
         feeds = read_inputs(job, manifest)
         key = reference_key(job, source)
         if source is not None:
-            check_reference(source, manifest, key)
+            check_signature(source, manifest.inputs, manifest.outputs, key)
         from launcher.group import start
         from launcher.rank_table import load_rank_table
 
@@ -104,12 +107,14 @@ def run_rank(job: Job, identity: Identity) -> int:
     return at all if the run fails."""
     joined = False
     try:
-        with opened(job, identity.world_size, identity.rank) as made:
+        check = functools.partial(check_job, job, inputs=identity.rank == 0)
+        with opened(job, identity.world_size, identity.rank, check) as made:
             source = source_of(job, made.path, made.manifest) if job.verify and identity.rank == 0 else None
             # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
             feeds = read_inputs(job, made.manifest) if identity.rank == 0 else None
             if source is not None:
-                check_reference(source, made.manifest, reference_key(job, source))
+                key = reference_key(job, source)
+                check_signature(source, made.manifest.inputs, made.manifest.outputs, key)
             if identity.rank == 0 and made.path.is_dir():
                 warn_unsplit(made.path, job.model or made.path)
             joined = True
@@ -161,6 +166,16 @@ def leave_now(error: BaseException, identity: Identity) -> None:
         except (OSError, ValueError):
             continue  # nobody reads it any more
     os._exit(code)
+
+
+def check_job(job: Job, found: Signature, *, inputs: bool = True) -> None:
+    """Raises `ConfigError` for dimensions, and unless they are on another host ``inputs`` and a model to
+    compare with, that do not fit what a model declares."""
+    from launcher.inputs import check_inputs
+
+    check_inputs(found.inputs, job.inputs if inputs else (), dims=job.dims, optional=found.optional)
+    if inputs and job.verify and job.against is not None:
+        check_signature(job.against, found.inputs, found.outputs, reference_key(job, job.against))
 
 
 def read_inputs(job: Job, manifest: Manifest) -> Arrays:

@@ -13,6 +13,7 @@ from launcher.environment import python_path
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.rank_table import RankTable, make_rank_table
+from sharding.storage import probe, why_unwritable
 
 RANK_SCRIPT = """\
 #!/bin/sh
@@ -78,6 +79,17 @@ MASTER_PORT=$("$python" -c "$free") || exit 1
 export SHARDRUN_JOB MASTER_PORT"""
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raises `ConfigError` unless scripts can be written into ``folder``: it is new or empty."""
+    try:
+        probe(folder.absolute())
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as problem:
+        raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
+    if taken:
+        raise ConfigError(f"--output {folder}: expected a new or empty folder, found one with files in it")
+
+
 def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Path | None = None) -> RankTable:
     """Writes ``rank_0.sh`` ... and ``run_all.sh`` into ``folder``, which must not exist or be empty.
 
@@ -92,10 +104,7 @@ def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Pat
         else make_rank_table([("localhost", job.ranks or 1)])
     )
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                f"--output {folder}: expected a new or empty folder, found one with files in it"
-            )
+        check_new_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.absolute().parent))
         try:
@@ -110,9 +119,7 @@ def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Pat
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as problem:
-        raise ConfigError(
-            f"--output {folder}: cannot write the scripts: {problem.strerror or problem}"
-        ) from None
+        raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
     return table
 
 

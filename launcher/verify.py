@@ -15,6 +15,7 @@ from ranks.tensors import is_extended
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
+    from sharding.manifest import TensorEntry
 
 TOLERANCES = {
     "float64": 1e-4,
@@ -141,6 +142,23 @@ def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str],
     )
 
 
+def check_signature(
+    source: Path, inputs: Sequence[TensorEntry], outputs: Sequence[TensorEntry], key: Key | None = None
+) -> None:
+    """Raises `ConfigError` unless the model to compare with has these inputs and outputs."""
+    for what, found, entries in zip(
+        ("input", "output"), read_signature(source, key), (inputs, outputs), strict=True
+    ):
+        wanted = {entry.name: str(entry.dtype) for entry in entries}
+        for name in [*wanted, *(name for name in found if name not in wanted)]:
+            have, want = found.get(name, "none of that name"), wanted.get(name, "none of that name")
+            if have != want:
+                raise ConfigError(
+                    f"--verify: {source} is not the model that was sliced: its {what} {name!r} is expected "
+                    f"to be {want}, found {have}; give the unsliced model with --against"
+                )
+
+
 def _type_of(value: Any) -> str:
     import onnx
 
@@ -168,6 +186,7 @@ def run_reference(
 
     from ranks import limits
     from ranks.imported import as_onnx, decrypted, naming
+    from sharding.external import target_of
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -177,7 +196,9 @@ def run_reference(
         naming(file, model),
     ):
         try:
-            session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(
+                str(target_of(file)), options, providers=["CPUExecutionProvider"]
+            )
             names = [output.name for output in session.get_outputs()]
             inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
             arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})

@@ -23,16 +23,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ranks import cache_place, pins, regular
 from ranks.errors import ModelError, ShardrunError
+from sharding.external import locations, target_of
 from sharding.manifest import sha256_of
 
-if TYPE_CHECKING:
-    import onnx
-
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
+
+ELSEWHERE = "set SHARDRUN_CACHE to a folder to which you and nobody else may write"
+"""What helps wherever the cache cannot be used."""
 
 log = logging.getLogger(__name__)
 
@@ -144,22 +145,6 @@ def hashes_folder() -> Path:
     return cache_place.ours(root, "hashes") or cache_place.place_of(root, "hashes")
 
 
-def external_locations(message: onnx.ModelProto) -> list[str]:
-    """The names of a model's external data files that lie in its folder, sorted."""
-    from sharding.protobuf import IN_MODEL_FILE
-
-    # A hostile model could name any file, even one without end; its reader refuses what is not in the folder.
-    found = (text for key, text in _external_entries(message) if key == "location")
-    names = {name for name in found if name != IN_MODEL_FILE}
-    return sorted(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
-
-
-def external_lengths(message: onnx.ModelProto) -> list[int]:
-    """The bytes that each tensor of a model has in external data, where it says."""
-    found = (text for key, text in _external_entries(message) if key == "length")
-    return [int(text) for text in found if text.isascii() and text.isdigit()]
-
-
 def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Writes a file by way of a temporary one beside it. Raises `OSError`."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
@@ -225,7 +210,8 @@ def _stamp(path: Path) -> list[int] | None:
 
 
 def _external_files(model: Path) -> list[str]:
-    """The external data files that a model names, relative to its folder; none if it cannot be parsed."""
+    """The external data files that a model names, relative to its folder where they lie in it; none if it
+    cannot be parsed."""
     from google.protobuf.message import DecodeError
 
     from sharding.protobuf import MalformedError, parse_without_weights
@@ -238,14 +224,9 @@ def _external_files(model: Path) -> list[str]:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None
     except (MalformedError, DecodeError, ValueError):
         return []  # the reader says what is wrong with it
-    return external_locations(proto)
-
-
-def _external_entries(message: Any) -> Iterator[tuple[str, str]]:
-    """The entries of every tensor with external data anywhere in a protobuf message."""
-    for field, value in message.ListFields():
-        if field.name == "external_data":
-            yield from ((entry.key, entry.value) for entry in value)
-        elif field.message_type is not None:
-            for item in value if hasattr(value, "add") else [value]:
-                yield from _external_entries(item)
+    found = []
+    # A hostile model could name any file, even one without end; its reader refuses what is not in the folder.
+    for location in locations(proto):
+        beside = (model.parent / location).exists()
+        found.append(location if beside else str(target_of(model).parent / location))
+    return found

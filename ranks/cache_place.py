@@ -176,14 +176,6 @@ def free_name(path: Path) -> Path:
     return path.with_name(f"{path.name[:200]}{_KEPT}{secrets.token_hex(4)}")
 
 
-def advice(problem: OSError) -> str:
-    """What to do about a cache folder that cannot be used."""
-    full = problem.errno in {errno.ENOSPC, errno.EDQUOT}
-    return ("free some space, or " if full else "") + (
-        "set SHARDRUN_CACHE to a folder to which you and nobody else may write"
-    )
-
-
 def _refused(folder: Path, why: str) -> PermissionError:
     return PermissionError(errno.EPERM, f"{why}, and what it holds cannot be trusted", str(folder))
 

@@ -246,6 +246,7 @@ def load(
     try:
         with imported.naming(file, given):
             found = _load(file, communicator, config, dims, shard.manifest, variable_weights, precision)
+            found.path = file
     except UnicodeDecodeError as error:
         raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
     found.given = given
@@ -266,7 +267,9 @@ def _load(  # noqa: PLR0917 - what `load` was given
         from ranks.cut import has_collectives
         from ranks.part import is_part, read_part
 
-        model = model_file.read(file)
+        model, placed = model_file.read_placed(file)
+        if placed != file:  # the manifest's hashes are of the links' names
+            file, config = placed, replace(config, hashes={})
         model_file.check_operators(model, file)
         exchanges = has_collectives(model)
         together = exchanges or is_part(model)
@@ -321,7 +324,8 @@ def _load_plain(
         # ONNX Runtime takes such arrays (bfloat16, float8) by address only.
         from ranks.assembly import assemble
 
-        model = model or model_file.read(file)
+        if model is None:
+            model, file = model_file.read_placed(file)
         defaults = optional.take(model, file)
         return _cut_model(file, assemble(file, model, None, config, weights=weights), defaults=defaults)
     stats = None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
 from sharding.importers.sniff import is_imported
+from sharding.storage import why_unwritable
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -37,9 +38,9 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
     path = Path(path)
     if not is_imported(path):
         return path
-    from ranks.cache_folder import cache_folder, locked
+    from ranks.cache_folder import ELSEWHERE, cache_folder, locked
     from ranks.cache_limit import bound, limit_of
-    from ranks.cache_place import advice, place_of, prepare
+    from ranks.cache_place import place_of, prepare
     from ranks.pins import hold
     from ranks.waiting import HeldError
     from ranks.whole import is_sealed, say_damaged
@@ -64,7 +65,7 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
     except OSError as problem:
         raise ModelError(
             f"{path} is converted to ONNX first, but {problem.filename or folder} cannot be used: "
-            f"{problem.strerror or problem}; {advice(problem)}."
+            f"{why_unwritable(problem, ELSEWHERE)}."
         ) from None
 
 
@@ -77,7 +78,7 @@ def naming(file: Path, given: Path | str) -> Iterator[None]:
     try:
         yield
     except ShardrunError as error:
-        if str(file) != str(given):
+        if str(file) != str(given) or file.is_symlink():
             error.args = tuple(_renamed(item, file, str(given)) for item in error.args)
         raise
 
@@ -97,15 +98,15 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
 
     Raises `ModelError` where none can be made.
     """
-    from ranks.plain_folder import plain_folder
+    from sharding.plain_folder import plain_folder
 
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(plain_folder())
         except OSError as problem:
             raise ModelError(
-                f"No temporary folder can be made to decrypt {path} into: {problem.strerror or problem}; set "
-                "TMPDIR to a folder that can be written."
+                f"No temporary folder can be made to decrypt {path} into: "
+                f"{why_unwritable(problem, 'set TMPDIR to a folder that can be written')}."
             ) from None
         yield folder
 

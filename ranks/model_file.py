@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 from ranks.errors import ModelError, ShardError
 from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
+from sharding.external import find_data
 from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
+from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -111,16 +114,23 @@ def may_have_collectives(path: Path) -> bool:
 def read(path: Path) -> onnx.ModelProto:
     """Parses a model without its external data, and checks that these are where it says. Raises
     `ModelError`."""
+    return read_placed(path)[0]
+
+
+def read_placed(path: Path) -> tuple[onnx.ModelProto, Path]:
+    """The same, and the path beside which its external data lie: the model's own, but where it and its data
+    are links, one in the folder of their targets."""
     import onnx
 
+    refuse_placeholder(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's own error is not a ValueError, and onnx's readers raise many
         raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
     if not model.graph.node and not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no nodes and no outputs.")
-    _check_external_data(model, path)
-    return model
+    folder = _place_external_data(model, path)
+    return model, path if folder == path.parent else folder / path.resolve().name
 
 
 def check_operators(model: onnx.ModelProto, file: Path) -> None:
@@ -212,41 +222,47 @@ def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from tensors_of(inner)
 
 
-def _check_external_data(model: onnx.ModelProto, path: Path) -> None:
+def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
     """Refuses external data outside the model's folder, missing, or shorter than the model says.
 
-    Such data are mapped into memory, where reading past a file's end would kill the process.
+    Such data are mapped into memory, where reading past a file's end would kill the process. Returns the
+    folder that the locations are relative to: they are rewritten where links lead out of the model's own.
     """
-    sizes: dict[str, int] = {}
-    for tensor in tensors_of(model.graph):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
+    found: dict[str, tuple[Path, int]] = {}
+    external = [item for item in tensors_of(model.graph) if item.data_location == item.EXTERNAL]
+    for tensor in external:
         fields = {entry.key: entry.value for entry in tensor.external_data}
         where = f"The weight {tensor.name!r} of {path}"
         location = fields.get("location", "")
         if not isinstance(location, str):  # protobuf gives what is not UTF-8 as bytes
             location = repr(location)
-        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-            raise ModelError(f"{where} refers to the file {location!r}, which is not in the model's folder.")
+        if location not in found:
+            place = find_data(path, location, where)
+            try:
+                found[location] = (place, place.stat().st_size)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
         try:
             offset = int(fields.get("offset") or 0)
             length = int(fields.get("length") or _tensor_bytes(tensor))
         except ValueError:
             raise ModelError(f"{where} has an offset or length that is not a number.") from None
-        if location not in sizes:
-            try:
-                target = (path.parent / location).resolve()
-                sizes[location] = target.stat().st_size
-            except (OSError, ValueError) as error:
-                raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
-            if not target.is_relative_to(path.parent.resolve()):
-                raise ModelError(f"{where} refers to {location!r}, a link to {target}: copy the file itself.")
         expected = _tensor_bytes(tensor)
         if expected and length != expected:
             raise ModelError(f"{where} takes {expected} bytes, but the model says it has {length}.")
-        if offset < 0 or length < 0 or offset + length > sizes[location]:
+        place, size = found[location]
+        if offset < 0 or length < 0 or offset + length > size:
             raise ModelError(
-                f"{where} ends at byte {offset + length} of {location!r}, which has {sizes[location]} bytes: "
-                f"the file "
-                f"is truncated or belongs to another model."
+                f"{where} ends at byte {offset + length} of {location!r}, which has {size} bytes: the file "
+                "is truncated or belongs to another model."
             )
+    places = {name: place.resolve() for name, (place, _) in found.items()}
+    if all(place.is_relative_to(path.parent.resolve()) for place in places.values()):
+        return path.parent
+    # ONNX Runtime reads only what lies in one folder and below.
+    folder = Path(os.path.commonpath([place.parent for place in places.values()]))
+    for tensor in external:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = str(places[entry.value].relative_to(folder))
+    return folder

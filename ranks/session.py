@@ -12,6 +12,8 @@ import onnxruntime as ort
 
 from ranks import arena, devices, forks, limits
 from ranks.errors import ModelError, ShardrunError
+from ranks.versions import too_new
+from sharding.external import target_of
 
 if TYPE_CHECKING:
     from ranks.weights.store import Store
@@ -60,6 +62,8 @@ def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.Inferen
     Raises `ModelError` with ONNX Runtime's reason, `DeviceError` where the first provider cannot serve: never
     falls back to the CPU in silence.
     """
+    if isinstance(model, Path):
+        model = target_of(model)
     _check_paths(model, config, what)
     if config.store is not None and config.providers[0] in config.store.providers:
         return config.store.open(model, config, what)
@@ -88,6 +92,9 @@ def create_plain(
     except Exception as error:
         if config.providers[0] != CPU and devices.is_device_failure(error):
             raise devices.failure(config.providers[0], config.device_id, reason(error)) from None
+        new = too_new(str(error))
+        if new is not None:
+            raise ModelError(f"{what} {new}") from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
     forks.never_freed(session, session._sess)
     if session.get_providers()[0] != config.providers[0]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ranks.errors import ShardrunError
+from sharding.text import did_you_mean
 
 Dim = int | str | None
 OBJECT = np.dtype(object)
@@ -120,7 +121,8 @@ def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
     if len(feeds) > len(specs):
         known = {spec.name for spec in specs}
         unknown = next(name for name in feeds if name not in known)
-        raise ShardrunError(f"The model has no input {unknown!r}; it expects {_listing(specs)}.")
+        hint = did_you_mean(unknown, known) or "."
+        raise ShardrunError(f"The model has no input {unknown!r}; it expects {_listing(specs)}{hint}")
     return arrays
 
 

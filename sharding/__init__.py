@@ -9,29 +9,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
     from sharding.options import SliceOptions
     from sharding.plan import Plan
     from sharding.write import Progress
 
+    Given = str | Path | bytes | bytearray | memoryview | onnx.ModelProto | ir.Model
+
 
 def plan_model(
-    model: str | Path,
+    model: Given,
     ranks: int,
     *,
     options: SliceOptions | None = None,
     allow_replicated: bool = False,
     key: Key | None = None,
 ) -> Plan:
-    """Plans how to slice an ONNX file for ``ranks`` ranks; see `sharding.plan.plan_model`."""
+    """Plans how to slice a model for ``ranks`` ranks; see `sharding.plan.plan_model`.
+
+    ``model``: the path of a file, its bytes, an `onnx.ModelProto` or an `onnx_ir.Model`.
+    """
+    from sharding.given import GivenModel, is_path
     from sharding.plan import plan_model as plan
 
-    return plan(model, ranks, options=options, allow_replicated=allow_replicated, key=key)
+    if is_path(model):
+        return plan(Path(model), ranks, options=options, allow_replicated=allow_replicated, key=key)
+    import weakref
+
+    given = GivenModel(model)
+    made = plan(given.path, ranks, options=options, allow_replicated=allow_replicated, key=key)
+    weakref.finalize(made.source, given.close)  # a plan's weights lie in the file
+    return made
 
 
 def slice_model(
-    model: str | Path,
+    model: Given,
     ranks: int,
     output: str | Path,
     *,
@@ -41,8 +57,9 @@ def slice_model(
     rank: int | None = None,
     key: Key | None = None,
 ) -> Manifest:
-    """Slices an ONNX file into one rank model per rank and returns the manifest of the folder ``output``.
+    """Slices a model into one rank model per rank and returns the manifest of the folder ``output``.
 
+    ``model``: the path of a file, its bytes, an `onnx.ModelProto` or an `onnx_ir.Model`.
     ``allow_replicated`` is a short form of the option of that name; ``progress`` is called with the bytes of
     weights written so far and in all; ``rank`` writes what that rank runs alone, so that hosts can each write
     their own, into one folder or several; ``key`` is that of an encrypted model, whose slices are plain.
@@ -52,11 +69,10 @@ def slice_model(
     ``allow_replicated``, a model of which no weight can be split.
     """
     from sharding.folder import check_output
-    from sharding.plan import plan_model as plan
     from sharding.write import write_slices
 
     check_output(Path(output))
-    planned = plan(model, ranks, options=options, allow_replicated=allow_replicated, key=key)
+    planned = plan_model(model, ranks, options=options, allow_replicated=allow_replicated, key=key)
     return write_slices(planned, output, progress, rank=rank)
 
 

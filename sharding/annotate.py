@@ -18,12 +18,14 @@ from sharding.annotations import device_groups, read_stripped
 from sharding.demands import first_output
 from sharding.device_specs import write_spec
 from sharding.errors import OutputError
+from sharding.external import find_data, locations
 from sharding.folder import replace_file
 from sharding.importers.sniff import is_imported
 from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
-from sharding.protobuf import IN_MODEL_FILE, field, fields, varint
+from sharding.protobuf import field, fields, varint
+from sharding.storage import why_unwritable
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ def annotate(plan: Plan, output: str | Path) -> None:
             "convert`."
         )
     proto = read_stripped(source)
-    for name in _locations(proto):
-        if output.exists() and (source.parent / name).exists() and output.samefile(source.parent / name):
+    for name in locations(proto):
+        held = find_data(source, name, str(source))
+        if output.exists() and held.exists() and output.samefile(held):
             raise OutputError(f"{output} holds weights of {source}: give the annotated copy another name.")
     mesh = plan.mesh
     devices = mesh.length("pipeline") * mesh.length("tensor")
@@ -73,7 +76,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
     name = next(name for name in _names(devices) if name not in taken)
     notes = _annotations(plan, proto, name, mesh)
     try:
-        _copy_external(proto, source.parent, output.absolute().parent)
+        _copy_external(proto, source, output.absolute().parent)
         with (
             source.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -83,7 +86,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
             pieces.append(field(_MODEL_CONFIGURATION, _configuration(name, devices)))
             replace_file(output, lambda target: _write_pieces(target, data, pieces))
     except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
+        raise OutputError(f"{output} cannot be written: {why_unwritable(error)}.") from None
 
 
 def _names(devices: int) -> Iterator[str]:
@@ -238,11 +241,14 @@ def _write_pieces(target: BinaryIO, data: memoryview, pieces: Sequence[Piece]) -
 
 def _copy_external(proto: onnx.ModelProto, source: Path, target: Path) -> None:
     """Copies the files with external data beside the copy, unless they lie there."""
-    if target.resolve() == source.resolve():
-        return
-    for location in sorted(_locations(proto)):
-        there, here = source / location, target / location
+    for location in locations(proto):
+        there, here = find_data(source, location, str(source)), target / location
         if here.exists():
+            if not here.resolve().is_relative_to(target.resolve()):
+                raise OutputError(
+                    f"{here} is a link that leads out of the folder, where the annotated copy's data would "
+                    "not be read: write the copy into another folder."
+                )
             if here.samefile(there) or _same_bytes(here, there):
                 continue
             raise OutputError(
@@ -260,17 +266,3 @@ def _same_bytes(one: Path, other: Path) -> bool:
 def _copy_file(path: Path, target: BinaryIO) -> None:
     with path.open("rb") as file:
         shutil.copyfileobj(file, target, CHUNK_BYTES)
-
-
-def _locations(message: object) -> set[str]:
-    """Where tensors with external data lie, anywhere in the message: names relative to the model's folder."""
-    found: set[str] = set()
-    waiting = [message]
-    while waiting:
-        for descriptor, value in waiting.pop().ListFields():  # type: ignore[attr-defined]
-            if descriptor.name == "external_data":
-                found.update(entry.value for entry in value if entry.key == "location")
-            elif descriptor.message_type is not None:
-                waiting.extend(value if hasattr(value, "add") else [value])
-    # The reader refuses what leads out of the folder.
-    return {name for name in found if name != IN_MODEL_FILE and ".." not in Path(name).parts}

@@ -1,8 +1,16 @@
 """The errors that shardrun raises for a user; each says what, where, expected, found and what to do."""
 
+from sharding.text import printable
+
 
 class ShardrunError(Exception):
-    """Base of every error that shardrun raises on purpose; the command prints it without a traceback."""
+    """Base of every error that shardrun raises on purpose; the command prints it without a traceback.
+
+    Its text is fit to print, whatever the names in it hold: they come from files and from other processes.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ModelError(ShardrunError):

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from sharding import manifest as manifests
 from sharding.errors import OutputError, ShardError, SliceError
+from sharding.storage import is_place, probe, why_unwritable
 
 _SUFFIX = ".partial"
 _LOCK_SECONDS = 5.0
@@ -44,7 +45,7 @@ def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Pa
         _remove_stale(target)
         temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), suffix=_SUFFIX, dir=target.parent))
     except OSError as error:
-        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+        raise _unwritable(output, error) from None
     try:
         with _locked(temporary):
             mask = os.umask(0)
@@ -56,9 +57,14 @@ def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Pa
                 if not (merge and _merge(temporary, target)):
                     _replace(temporary, target)
     except OSError as error:
-        raise SliceError(f"{output} cannot be written: {error.strerror or error}.") from None
+        raise _unwritable(output, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unwritable(output: Path, error: OSError) -> SliceError:
+    kind = OutputError if is_place(error) else SliceError
+    return kind(f"{output} cannot be written: {why_unwritable(error)}.")
 
 
 def _target(output: Path) -> Path:
@@ -169,8 +175,11 @@ def _without_files(manifest: manifests.Manifest) -> manifests.Manifest:
 def check_output(output: Path) -> None:
     """Raises `OutputError` unless ``output`` may be written: absent, empty, or an earlier slice folder."""
     try:
+        probe(output.absolute())
         target = _target(output)
-    except (OSError, RuntimeError) as error:  # links in a circle
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    except RuntimeError as error:  # links in a circle
         raise OutputError(f"{output} cannot be read: {error}.") from None
     with _parent_locked(target):
         _check(output)

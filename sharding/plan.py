@@ -15,6 +15,7 @@ from sharding.errors import OptionError, SliceError
 from sharding.expected import expected_sizes
 from sharding.fold import SMALL_ELEMENTS
 from sharding.importers.mindir.encryption import Key
+from sharding.kinds import refuse_others_of
 from sharding.manifest import BatchAxes
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -225,6 +226,7 @@ def plan_model(
     asked_mesh(options, ranks)  # before the model is read, which may take long
     source = read_model(model, key)
     _refuse_sliced(source)
+    refuse_others_of(source.model.graph, source.path)
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)

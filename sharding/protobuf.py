@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
+from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -59,6 +60,7 @@ def parse_without_weights(path: Path, key: Key | None = None) -> onnx.ModelProto
 
     if is_imported(path):
         return import_model(path, key=key)
+    refuse_placeholder(path)
     model = onnx.ModelProto()
     with (
         path.open("rb") as file,

@@ -16,6 +16,7 @@ from sharding.functions import inline_functions
 from sharding.importers import import_model, is_imported
 from sharding.manifest import FileEntry, sha256_of
 from sharding.packed_products import take_apart
+from sharding.placeholders import refuse_placeholder
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
@@ -84,6 +85,7 @@ def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry
             size = path.stat().st_size
             if size == 0:
                 raise ModelError(f"{path} is empty; expected an ONNX model.")
+            refuse_placeholder(path)
             if is_imported(path):
                 return _checked(import_model(path, key=key), path), _entry(path, size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:

@@ -26,6 +26,7 @@ from sharding.documents import DocumentError, quote, read_document
 from sharding.folder import replace_file
 from sharding.mesh import AXES, MAX_SIZE, Mesh
 from sharding.placement import REPLICATED, Placement, parse_placement
+from sharding.storage import why_unwritable
 
 if TYPE_CHECKING:
     from sharding.plan import Plan
@@ -91,7 +92,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     try:
         replace_file(path, fill)
     except OSError as error:
-        raise DocumentError(f"{path}: the plan cannot be written: {error.strerror or error}.") from None
+        raise DocumentError(f"{path}: the plan cannot be written: {why_unwritable(error)}.") from None
 
 
 def _choice_text(step: Step, inputs: Sequence[Placement], outputs: Sequence[Placement]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
+from sharding.external import find_data
 from sharding.placement import Placement, Split
 from sharding.protobuf import IN_MODEL_FILE
 
@@ -107,8 +108,8 @@ def dtype_name(dtype: ir.DataType | None) -> str:
 def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTensor:
     """Finds where a weight's bytes lie, and checks that they can be there.
 
-    Raises `ModelError` for a location outside the model's folder (absolute, with ``..``, or a link that leads
-    out), a file that is missing or too short, or a length that is not the shape's.
+    Raises `ModelError` for a location that `find_data` refuses, a file that is missing or too short, or a
+    length that is not the shape's.
     """
     import onnx_ir as ir
 
@@ -118,7 +119,7 @@ def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTens
     if any(not isinstance(axis, int) or axis < 0 for axis in tensor.shape.dims):
         raise ModelError(f"{what} has the impossible shape {list(tensor.shape.dims)}.")
     location = str(tensor.location)
-    path = model_path if location == IN_MODEL_FILE else _external_path(model_path, location, what)
+    path = model_path if location == IN_MODEL_FILE else find_data(model_path, location, what)
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -135,22 +136,3 @@ def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTens
             f"{what} lies at bytes {offset}..{offset + length} of {path}, which has {size}: it is truncated."
         )
     return WeightTensor(name, tensor, Extent(path, offset, length))
-
-
-def _external_path(model_path: Path, location: str, what: str) -> Path:
-    folder = model_path.parent
-    advice = "only files in the model's folder are read."
-    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-        raise ModelError(f"{what} lies in {location!r}, which is not a path inside {folder}: {advice}")
-    path = folder / location
-    try:
-        resolved, root, is_file = path.resolve(), folder.resolve(), path.is_file() or not path.exists()
-    except (OSError, RuntimeError, ValueError):  # too long a name, links in a circle, half characters
-        raise ModelError(f"{what} lies in {location[:80]!r}, which cannot be the path of a file.") from None
-    if not resolved.is_relative_to(root):
-        raise ModelError(
-            f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: {advice}"
-        )
-    if not is_file:
-        raise ModelError(f"{what} lies in {path}, which is not a file.")
-    return path

@@ -1,6 +1,12 @@
-"""Numbers as people read them."""
+"""Text for people: numbers, names from files made fit to print, and what a misspelled word may mean."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+# A model may have a million names, each as long as it likes.
+_MOST_COMPARED, _LONGEST_WORD = 10_000, 200
 
 
 def human_bytes(count: int) -> str:
@@ -34,6 +40,26 @@ _CONTROLS |= {code: f"\\u{code:04x}" for code in _HIDDEN}
 def one_line(text: str) -> str:
     """Text with control characters escaped: names in files may hold line ends and a terminal's commands."""
     return text.translate(_CONTROLS)
+
+
+def printable(text: str) -> str:
+    """The same of text whose line ends are meant."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The word of those known that a misspelled one most likely means; case and hyphens do not count."""
+    import difflib
+
+    spelled = {item.lower().replace("-", "_"): item for item in itertools.islice(known, _MOST_COMPARED)}
+    found = difflib.get_close_matches(word[:_LONGEST_WORD].lower().replace("-", "_"), spelled, n=1)
+    return spelled[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the end of a message, where a known word is close; else nothing."""
+    found = closest(word, known)
+    return f"; did you mean {found!r}?" if found is not None else ""
 
 
 def shortened(text: str, length: int = 60) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharding.errors import ModelError
+from sharding.kinds import has_map, kind_of, refused
 from sharding.sparse import make_dense
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
     _check_graph(proto.graph, path)
     _check_tensors(proto, path)
     _forget_unknown(proto.graph)
+    _forget_maps(proto, path)
 
 
 def first_cause(error: BaseException) -> str:
@@ -138,6 +140,17 @@ def _forget_unknown(graph: onnx.GraphProto) -> None:
         for axis in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if axis.dim_value < 0:  # what some exporters write for a length that is not known
                 axis.Clear()
+
+
+def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:
+    """The graph's own form knows no maps: inside they are of no known type, at its ends they are refused."""
+    for what, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if has_map(value.type):
+                raise refused(path, what, value.name, kind_of(value.type) or "map")
+    for holder in (proto.graph, *proto.functions):
+        for value in [value for value in holder.value_info if has_map(value.type)]:
+            holder.value_info.remove(value)
 
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})

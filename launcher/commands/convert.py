@@ -168,13 +168,13 @@ def _paths(args: argparse.Namespace) -> tuple[Path | None, Path]:
 
 
 def _report(made: Converted, args: argparse.Namespace) -> None:
-    from launcher.report import counted
+    from launcher.report import counted, say
 
     if made.match is None:
         return
-    print(f"{counted(len(made.match.found), 'weight')} from {args.weights or args.network}")
+    say(f"{counted(len(made.match.found), 'weight')} from {args.weights or args.network}")
     for line in made.match.lines():
-        print(line)
+        say(line)
 
 
 def _names(text: str) -> list[str]:

@@ -91,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--world is for a model that is not sliced and excludes --ranks, --mesh, --plan and --html"
         )
+    if dims:
+        _check_dims(args, dims, key)
     if args.world is not None:
         return _print_forecasts(args, dims, key)
     if not planned:
@@ -111,8 +113,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_inspection(inspection, weights=args.verbose > 0)
     if args.html is not None and not args.json:
-        print(f"wrote {args.html}")
+        from launcher.report import say
+
+        say(f"wrote {args.html}")
     return 0
+
+
+def _check_dims(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> None:
+    """Refuses dimensions that the model does not have, before it is planned."""
+    from launcher.signature import check_dims, declared_by, manifest_symbols
+
+    if args.model.is_dir():
+        from launcher.model import open_slices
+
+        check_dims(dims, manifest_symbols(open_slices(args.model, getattr(args, "ranks", None))))
+    elif (found := declared_by(args.model, key, runs=False)) is not None:
+        check_dims(dims, found.symbols)
 
 
 def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> Inspection:
@@ -198,10 +214,10 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     from collections import Counter
 
     from launcher.page import describe_mesh
-    from launcher.report import human_bytes, print_table
-    from sharding.text import one_line, shortened
+    from launcher.report import human_bytes, print_table, say
+    from sharding.text import shortened
 
-    print(f"{one_line(x.title)}: {describe_mesh(x)}")
+    say(f"{x.title}: {describe_mesh(x)}")
     print_signature(x.inputs, x.outputs)
     print()
     rows = []
@@ -233,15 +249,15 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     ]
     print_table(["stage", "weights of each rank", "sent by each rank"], totals, "rrr")
     if x.whole:
-        print(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
+        say(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
     if x.warning:
-        print(f"warning: {x.warning.partition(':')[0]}")
+        say(f"warning: {x.warning.partition(':')[0]}")
 
 
 def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:
     """Rank models made elsewhere: nobody knows how they were cut, so each is shown as it is."""
     from launcher.rank_inspection import look
-    from launcher.report import human_bytes, print_table
+    from launcher.report import human_bytes, print_table, say
     from sharding.text import counted, shortened
 
     given = [
@@ -258,7 +274,7 @@ def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | No
         json.dump(found.to_json(), sys.stdout, indent=1, ensure_ascii=False)
         print()
         return 0
-    print(f"{args.model}: {counted(len(found.ranks), 'rank model')} made elsewhere")
+    say(f"{args.model}: {counted(len(found.ranks), 'rank model')} made elsewhere")
     print_signature(found.inputs, found.outputs)
     print()
     rows = [

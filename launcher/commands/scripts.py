@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,10 +56,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.job import merge
-    from launcher.model import demand_ranks, is_slices, open_slices, world_size
+    from launcher.model import check_declared, demand_ranks, is_slices, open_slices, world_size
     from launcher.rank_models import is_rank_models, open_rank_models
-    from launcher.report import progress
-    from launcher.scripts import write_scripts
+    from launcher.report import progress, say
+    from launcher.run import check_job
+    from launcher.scripts import check_new_folder, write_scripts
 
     job = merge(vars(args), getattr(args, "config", None))
     assert job.model is not None
@@ -72,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         from sharding import slice_model
 
         ranks = demand_ranks(job.model, ranks, job.key)
-        args.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".slices.", dir=args.folder.absolute().parent) as scratch:
+        check_declared(job, lambda found: check_job(job, found, inputs=False))
+        check_new_folder(args.folder)
+        with _scratch(args.folder) as scratch:
             slices = Path(scratch) / "slices"
             with progress(f"slicing {job.model.name}") as update:
                 slice_model(
@@ -87,5 +91,20 @@ def run(args: argparse.Namespace) -> int:
         "run_all.sh starts them all" if len(table.hosts) == 1 else "run_all.sh HOST starts those of a host"
     )
     last = table.world_size - 1
-    print(f"wrote {args.folder}: rank_0.sh{f' to rank_{last}.sh' if last else ''}; {hosts}")
+    say(f"wrote {args.folder}: rank_0.sh{f' to rank_{last}.sh' if last else ''}; {hosts}")
     return 0
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[str]:
+    """A temporary folder beside ``folder``."""
+    from launcher.errors import ConfigError
+    from sharding.storage import why_unwritable
+
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".slices.", dir=folder.absolute().parent)
+    except OSError as problem:
+        raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
+    with scratch as name:
+        yield name

@@ -23,6 +23,7 @@ from launcher.errors import ConfigError
 from launcher.files import check_folder, check_target, write_file
 from launcher.job import MAX_RANKS
 from launcher.model_kinds import check_sliceable
+from launcher.signature import declared_by
 from launcher.slicing import slicing_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     check_sliceable(args.model)
     key = key_of(args)
     check_key(key, args.model)
-    from launcher.report import counted, progress, warn_of
+    if args.output is not None:
+        declared_by(args.model, key)
+    from launcher.report import counted, progress, say, warn_of
     from sharding.plan import plan_model
     from sharding.write import check_output, write_slices
 
@@ -121,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         print_plan(plan, args.model, weights=args.verbose > 0)
-        print("\n".join(written), end="\n" if written else "")
+        for line in written:
+            say(line)
     return 0
 
 

@@ -89,9 +89,10 @@ def _make(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     from launcher.files import write_file
+    from launcher.report import say
 
     write_file(args.output, text.encode(), "rank table")
-    print(f"wrote {args.output}: {_size(table)}")
+    say(f"wrote {args.output}: {_size(table)}")
     return 0
 
 
@@ -103,17 +104,18 @@ def _size(table: RankTable) -> str:
 
 def _check(path: Path) -> int:
     from launcher.rank_table import find_problems, load_rank_table
-    from launcher.report import print_table
+    from launcher.report import print_table, say
+    from sharding.text import one_line
 
     problems = find_problems(path)
     for problem in problems:
-        print(f"shardrun: error: {problem}", file=sys.stderr)
+        print(one_line(f"shardrun: error: {problem}"), file=sys.stderr)
     if problems:
         return 2
     table = load_rank_table(path)
     rows = [
         [str(d.rank), d.host, str(d.local_rank), str(d.device_id), d.device_ip or "-"] for d in table.devices
     ]
-    print(f"{path}: {_size(table)}")
+    say(f"{path}: {_size(table)}")
     print_table(["rank", "host", "local rank", "device", "device address"], rows, "rlrrl")
     return 0

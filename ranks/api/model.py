@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,14 +19,27 @@ from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
 from ranks.api.one_process import OneProcess
-from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
+from ranks.api.tensor import (
+    NO_TENSOR,
+    OutputTensor,
+    Tensor,
+    TensorMeta,
+    fill,
+    input_tensor,
+    misfit,
+    result_tensor,
+)
 from ranks.api.types import ModelType, from_numpy
 from ranks.api.update import parse
 from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
+from sharding.given import GivenModel
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from ranks.weights.variable_values import Given
 
 __all__ = ["Model", "ModelType"]
@@ -44,6 +58,7 @@ class Model(OneProcess):
     def __init__(self) -> None:
         self.model_path_ = ""
         self._built: Built | None = None
+        self._given: GivenModel | None = None
         self._shapes: list[tuple[int, ...]] = []
 
     @classmethod
@@ -105,6 +120,29 @@ class Model(OneProcess):
         if previous is not None:
             previous.close()
 
+    def build_from_buffer(  # noqa: PLR0917 - as of `build_from_file`
+        self,
+        model: bytes | onnx.ModelProto | ir.Model,
+        model_type: ModelType,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+    ) -> None:
+        """As `build_from_file`, of a model's bytes (ONNX or MindIR), an `onnx.ModelProto` or an
+        `onnx_ir.Model`. It lies in a temporary file while this object uses it."""
+        given = GivenModel(model)
+        try:
+            with naming(given.path, Path("the given model")):
+                self.build_from_file(
+                    str(given.path), model_type, context, config_path, config_dict, dec_key, dec_mode
+                )
+        except BaseException:
+            given.close()
+            raise
+        self._given = given  # to load it again with other dimensions
+
     def get_inputs(self) -> list[Tensor]:
         """New tensors for the inputs, in order, with their names, types and present shapes (-1: open)."""
         if self._built is None:
@@ -134,7 +172,8 @@ class Model(OneProcess):
         """Runs the model on ``inputs`` (tensors or arrays, in order) and returns its outputs.
 
         The outputs are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs`
-        or with arrays of the caller's own, are filled and returned instead of new tensors.
+        or with arrays of the caller's own, are filled and returned instead of new tensors. What is no
+        tensor (a sequence, a map) goes in and comes out as a list or dict, as ONNX Runtime has it.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the model was not built, an input or an array given for an output does not fit, or inference
@@ -156,7 +195,7 @@ class Model(OneProcess):
             if isinstance(given, Tensor):
                 array = given._array
                 feeds[names[index]] = self._zeros(index, given) if array is None else array
-            elif isinstance(given, np.ndarray):
+            elif isinstance(given, np.ndarray) or not built.inputs[index].is_tensor:
                 feeds[names[index]] = given
             else:
                 raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
@@ -168,13 +207,13 @@ class Model(OneProcess):
             raise as_runtime_error("predict failed!", error) from error
         if outputs is None:
             return [
-                result_tensor(*named, array)
+                result_tensor(*named, array) if type(array) is np.ndarray else array
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
         # Only now, since the other ranks of a group wait for this one; and before any is written to.
         for (name, _), output, array in zip(built.named_outputs, outputs, results, strict=True):
             assert isinstance(output, Tensor)
-            wrong = misfit(output, array)
+            wrong = misfit(output, array) if type(array) is np.ndarray else NO_TENSOR
             if wrong is not None:
                 raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
         filled: list[Tensor] = []

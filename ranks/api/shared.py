@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ranks.api import share_options
 from ranks.api.check import check_isinstance, identifier
@@ -19,6 +19,10 @@ from ranks.errors import WeightsError
 from ranks.weights.handle import check, is_number, parse_handle
 from ranks.weights.peers import parse_pids
 from ranks.weights.request import Attach, Share
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
 
 
 class SharedModel(Model):
@@ -42,6 +46,13 @@ class SharedModel(Model):
             raise as_runtime_error("SharedModel failed!", WeightsError("the model is closed."))
         return built.shared.given
 
+    def take(self, model: Any, *arguments: Any) -> None:
+        """Builds from a path, or from a model's bytes or an object that is one."""
+        if isinstance(model, (bytes, bytearray, memoryview)) or hasattr(model, "graph"):
+            self.build_from_buffer(model, *arguments)
+        else:
+            self.build_from_file(model, *arguments)
+
     def close(self) -> None:
         """Frees the model, and lets nobody attach to it any more. Safe to call twice."""
         built, self._built = self._built, None
@@ -58,7 +69,7 @@ class SharedModel(Model):
 
 
 def share_weights(
-    model_path: str,
+    model_path: str | bytes | onnx.ModelProto | ir.Model,
     context: Context | None = None,
     *,
     model_type: ModelType = ModelType.ONNX,
@@ -69,6 +80,8 @@ def share_weights(
     config_dict: dict[str, Any] | None = None,
 ) -> SharedModel:
     """Builds a model as `Model.build_from_file` does, and shares its weights with other processes.
+
+    ``model_path`` may also be the model itself, as `Model.build_from_buffer` takes it.
 
     This process's descendants may attach, however they were started, and the running processes ``pids``.
     ``family`` is another process that may with its descendants, say the one that starts owner and workers
@@ -97,13 +110,13 @@ def share_weights(
         raise as_runtime_error("share_weights failed!", error) from None
     root = os.getpid() if family is None else family or None
     model = SharedModel(Share(listed, "pids", name, root))
-    model.build_from_file(model_path, model_type, context, config_path, config_dict)
+    model.take(model_path, model_type, context, config_path, config_dict)
     return model
 
 
 def attach(
     handle: int | str,
-    model_path: str,
+    model_path: str | bytes | onnx.ModelProto | ir.Model,
     context: Context | None = None,
     *,
     model_type: ModelType = ModelType.ONNX,
@@ -134,7 +147,7 @@ def attach(
     except WeightsError as error:
         raise as_runtime_error("attach failed!", error) from None
     model = SharedModel(Attach(given, seconds))
-    model.build_from_file(model_path, model_type, context, config_path, config_dict)
+    model.take(model_path, model_type, context, config_path, config_dict)
     return model
 
 

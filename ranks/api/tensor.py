@@ -263,6 +263,9 @@ def result_tensor(name: str, dtype: DataType, array: np.ndarray[Any, Any]) -> Te
     return tensor
 
 
+NO_TENSOR = "is a sequence or a map, which no tensor can hold: call predict without outputs."
+
+
 def misfit(tensor: Tensor, array: np.ndarray[Any, Any]) -> str | None:
     """Why the result ``array`` cannot be written into the user's own array in ``tensor``; None if it can.
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
+from sharding.placeholders import placeholder
 
 Array = NDArray[Any]
 MAX_HEADER = 65536
@@ -104,6 +105,12 @@ def readable(where: str) -> Iterator[None]:
         raise EvaluationError(f"{where}: cannot be read: {reason[:300]}.") from None
 
 
+def _refuse_placeholder(path: Path) -> None:
+    instead = placeholder(path)
+    if instead is not None:
+        raise EvaluationError(f"{path} {instead}.")
+
+
 class Shard:
     """One ``.npz`` file, or a folder of ``.npy`` files: arrays by name that belong together."""
 
@@ -124,6 +131,7 @@ class Archive(Shard):
     def __init__(self, path: Path) -> None:
         self._path = path
         headers = {}
+        _refuse_placeholder(path)
         with readable(str(path)), zipfile.ZipFile(path) as archive:
             for entry in archive.namelist():
                 if entry.endswith(".npy"):
@@ -165,6 +173,7 @@ class Files(Shard):
         self._files = {file.stem: file for file in files}
         headers = {}
         for name, file in self._files.items():
+            _refuse_placeholder(file)
             with readable(str(file)), file.open("rb") as opened:
                 headers[name], _ = parse_header(opened, str(file))
         super().__init__(str(folder), headers)

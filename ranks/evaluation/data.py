@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
 from ranks.tensors import TensorSpec, is_extended
+from sharding.text import did_you_mean
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -49,14 +50,21 @@ def assign(
     listed = ", ".join(map(repr, arrays)) or "no arrays"
     for name, array in renamed.items():
         if name not in known:
-            raise EvaluationError(f"the model has no input {name!r}: it has {', '.join(map(repr, known))}.")
+            hint = did_you_mean(name, known) or "."
+            raise EvaluationError(
+                f"the model has no input {name!r}: it has {', '.join(map(repr, known))}{hint}"
+            )
         if array not in arrays:
-            raise EvaluationError(f"{where} has no array {array!r}: it has {listed}.")
+            hint = did_you_mean(array, arrays) or "."
+            raise EvaluationError(f"{where} has no array {array!r}: it has {listed}{hint}")
     inputs = {name: renamed.get(name, name) for name in known if renamed.get(name, name) in arrays}
     left = [name for name in arrays if name not in inputs.values()]
     if label is not None:
         if label not in arrays:
-            raise EvaluationError(f"{where} has no array {label!r} to take labels from: it has {listed}.")
+            hint = did_you_mean(label, arrays) or "."
+            raise EvaluationError(
+                f"{where} has no array {label!r} to take labels from: it has {listed}{hint}"
+            )
     else:
         candidates = [name for name in left if name.lower() in LABELS]
         missing = any(spec.name not in inputs for spec in specs)

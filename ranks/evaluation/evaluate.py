@@ -19,6 +19,7 @@ from ranks.evaluation.data import Batch, Stored, fixed_batch, given_batches, pad
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.metrics import Metric, collect
 from ranks.tensors import TensorSpec, is_extended
+from sharding.text import did_you_mean
 
 Array = NDArray[Any]
 Run = Callable[[dict[str, Array]], Mapping[str, Array]]
@@ -114,6 +115,19 @@ def evaluate(  # noqa: PLR0917 - the model is three of them
     return Report(values, done, count, spent, with_nan, unused)
 
 
+def check(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    optional: Sequence[TensorSpec],
+    data: Path,
+    options: Options,
+) -> None:
+    """Raises what `evaluate` would for data in files that do not fit the model; reads no array."""
+    _output(outputs, options.prediction)
+    Stored(data, inputs, optional=optional, label=options.label, rename=options.rename)
+    _batch_size(options.batch_size, fixed_batch(inputs))
+
+
 def _path(data: str | os.PathLike[str]) -> Path:
     text = os.fspath(data)
     if not isinstance(text, str) or "\0" in text:
@@ -124,7 +138,10 @@ def _path(data: str | os.PathLike[str]) -> Path:
 def _output(outputs: Sequence[TensorSpec], chosen: str | None) -> str:
     names = [spec.name for spec in outputs]
     if chosen is not None and chosen not in names:
-        raise EvaluationError(f"the model has no output {chosen!r}: it has {', '.join(map(repr, names))}.")
+        hint = did_you_mean(chosen, names) or "."
+        raise EvaluationError(
+            f"the model has no output {chosen!r}: it has {', '.join(map(repr, names))}{hint}"
+        )
     spec = outputs[0 if chosen is None else names.index(chosen)]
     if not spec.is_tensor:
         raise EvaluationError(

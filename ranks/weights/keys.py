@@ -13,14 +13,13 @@ import onnxruntime as ort
 
 from ranks import session
 from ranks.cache_folder import (
-    external_lengths,
-    external_locations,
     fingerprint,
     remembered_hash,
     size_of_files,
 )
 from ranks.errors import ModelError
 from ranks.weights.entries import FORMAT
+from sharding.external import entries, locations
 
 if TYPE_CHECKING:
     import onnx
@@ -62,7 +61,7 @@ def content_of(model: bytes | Path, config: SessionConfig) -> str:
         if isinstance(model, Path):
             return fingerprint(model)
         digest = hashlib.sha256(model)
-        for name in external_locations(_parsed(model)):
+        for name in locations(_parsed(model)):
             if config.folder is None:
                 raise ModelError(f"a model's weight lies in {name!r}, but nothing says in which folder.")
             known = config.hashes.get(name) or remembered_hash(config.folder / name)
@@ -77,7 +76,8 @@ def size_of(model: bytes | Path) -> int:
     if isinstance(model, Path):
         return size_of_files(model)
     try:
-        return len(model) + sum(external_lengths(_parsed(model)))
+        lengths = (text for key, text in entries(_parsed(model)) if key == "length")
+        return len(model) + sum(int(text) for text in lengths if text.isascii() and text.isdigit())
     except ModelError:
         return 0
 

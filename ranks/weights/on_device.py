@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from ranks.cache_folder import ELSEWHERE
 from ranks.cache_limit import bound, limit_of
 from ranks.cache_place import prepare
 from ranks.errors import WeightsError
@@ -22,6 +23,7 @@ from ranks.weights.cuda_driver import Driver
 from ranks.weights.device_model import GRAPH, DeviceWeights, export_device_weights, open_device_weights
 from ranks.weights.protocol import Part, close_all
 from ranks.weights.store import Store
+from sharding.storage import why_unwritable
 
 CUDA = "CUDAExecutionProvider"
 DEVICE = "device"
@@ -51,8 +53,8 @@ class OwnedOnDevice(Store):
             self._weights = export_device_weights(model, config, self.folder, driver())
         except OSError as error:
             raise WeightsError(
-                f"the weights of {what} cannot be shared: {error.filename or self.folder} cannot be written "
-                f"({error.strerror or error})."
+                f"the weights of {what} cannot be shared: {error.filename or self.folder} cannot be written: "
+                f"{why_unwritable(error, ELSEWHERE)}."
             ) from None
         if self.cache is not None and limit is not None and not there:
             bound(self.cache, limit)

@@ -22,7 +22,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from ranks import arena, cache_place, session
-from ranks.cache_folder import cache_folder, locked
+from ranks.cache_folder import ELSEWHERE, cache_folder, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.errors import ModelError, WeightsError
 from ranks.session import SessionConfig
@@ -32,6 +32,7 @@ from ranks.weights.automatic import setting
 from ranks.weights.keys import key_of, size_of
 from ranks.weights.pages import give_back_memory, populate
 from ranks.weights.prepare import prepare
+from sharding.storage import what_to_do
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ def needed_store() -> Store:
         return Store(folder, limit_of(folder), cache=cache)
     except OSError as problem:
         raise WeightsError(
-            f"{folder} cannot be used ({in_words(problem)}): set SHARDRUN_CACHE to another folder."
+            f"{folder} cannot be used ({in_words(problem)}): {what_to_do(problem, ELSEWHERE)}."
         ) from None
 
 

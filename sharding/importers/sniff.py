@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from sharding.errors import ModelError
+from sharding.placeholders import refuse_placeholder
 
 Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "unknown"]
 
@@ -29,9 +30,10 @@ def format_of(path: str | Path) -> Format:
     ONNX and MindIR are both protobuf messages and both have ``ir_version`` as field 1: a number in ONNX
     (onnx.proto), a string in MindIR (mind_ir.proto). In version 0 of MindIR it was a number, too; such a
     file is by MindSpore and has no ``opset_import``, which ONNX demands. Raises `ModelError` for a file that
-    cannot be read.
+    cannot be read, or only stands for another one.
     """
     path = Path(path)
+    refuse_placeholder(path)
     try:
         with path.open("rb") as file:
             head = file.read(8)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sharding.errors import ModelError, OutputError
+from sharding.external import find_data
 from sharding.folder import Fill, replace_files
 from sharding.protobuf import IN_MODEL_FILE
+from sharding.storage import why_unwritable
 
 if TYPE_CHECKING:
     import onnx
@@ -78,7 +80,7 @@ def write_onnx(
             # The message says where the weights are once these are written.
             replace_files([*files, (output, lambda file: _write_message(file, model))])
     except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror or error}.") from None
+        raise OutputError(f"{output} cannot be written: {why_unwritable(error)}.") from None
     return [output, *(path for path, _ in files)]
 
 
@@ -118,7 +120,7 @@ def _length(item: onnx.TensorProto, held: Mapping[str, Weight]) -> int:
 
 
 def _file(source: Path, location: str) -> Path:
-    return source if location == IN_MODEL_FILE else source.parent / location
+    return source if location == IN_MODEL_FILE else find_data(source, location, str(source))
 
 
 class _Reader:

@@ -10,6 +10,7 @@ from sharding.errors import ModelError
 from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
 from sharding.importers.checkpoints.base import Checkpoint
 from sharding.importers.mindir.encryption import encryption_of
+from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -32,6 +33,7 @@ def kind_of(path: Path) -> Kind:
     try:
         if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
             raise ModelError(f"{path} is not a file; expected a checkpoint.")
+        refuse_placeholder(path)
         with path.open("rb") as file:
             head = file.read(_HEAD)
         if head.startswith(b"PK"):

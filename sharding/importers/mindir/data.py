@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sharding.errors import ModelError
+from sharding.external import find_data
 from sharding.importers.mindir.container import Container
 from sharding.importers.mindir.primitives.base import Array
 from sharding.importers.mindir.values import ValueProblem, byte_count, check_plain, lengths, tensor_dtype
@@ -64,36 +64,19 @@ class Data:
     def _part(self, location: str, offset: int, length: int, what: str) -> memoryview:
         data = self.container.data if location == IN_MODEL_FILE else self._file(location, what)
         if offset < 0 or length < 0 or offset + length > len(data):
-            where = self.container.path if location == IN_MODEL_FILE else self._path(location)
+            path = self.container.path
+            where = path if location == IN_MODEL_FILE else find_data(path, location, what)
             raise ModelError(
                 f"{what} lies at bytes {offset}..{offset + length} of {where}, which has {len(data)}: it is "
                 "truncated."
             )
         return data[offset : offset + length]
 
-    def _path(self, location: str) -> Path:
-        return self.container.path.parent / location
-
     def _file(self, location: str, what: str) -> memoryview:
         if location in self._files:
             return self._files[location]
-        folder = self.container.path.parent
-        parts = Path(location).parts
-        if not location or "\0" in location or Path(location).is_absolute() or ".." in parts:
-            raise ModelError(
-                f"{what} lies in {location[:80]!r}, which is not a path inside {folder}: only files in the "
-                "model's folder are read."
-            )
-        path = self._path(location)
+        path = find_data(self.container.path, location, what)
         try:
-            resolved = path.resolve()
-            if not resolved.is_relative_to(folder.resolve()):
-                raise ModelError(
-                    f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: only "
-                    "files in the model's folder are read."
-                )
-            if path.exists() and not path.is_file():
-                raise ModelError(f"{what} lies in {path}, which is not a file.")
             if not path.is_file():
                 raise ModelError(
                     f"{what} lies in {path}, which is not there: put the folder of the model's variables "
