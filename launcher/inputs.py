@@ -105,7 +105,7 @@ def _placed(
 
 def _learn(spec: Spec, shape: Sequence[int], known: dict[str, int]) -> None:
     """Takes the lengths of symbolic dimensions from a given array."""
-    for dim, length in zip(spec.shape, shape, strict=True):
+    for dim, length in zip(spec.shape, shape, strict=not spec.open_rank):
         if isinstance(dim, str):
             known.setdefault(dim, length)
 

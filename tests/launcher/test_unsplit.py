@@ -92,7 +92,7 @@ def test_a_length_that_no_input_has(
     model = save_mlp(tmp_path / "m.onnx")
     assert cli.main([*command, str(model), "--ranks", "2", "--dim", "bach=3"]) == 2
     err = capsys.readouterr().err
-    assert "'bach'" in err and "batch" in err and "Traceback" not in err
+    assert "bach" in err and "batch" in err and "Traceback" not in err
 
 
 @pytest.mark.timeout(90)
