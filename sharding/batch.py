@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.fold import small_constant
-from sharding.lengths import Lengths, lengths_of
+from sharding.lengths import Lengths, lengths_of, with_inputs
 from sharding.manifest import BatchAxes
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.randomness import draws
@@ -240,25 +240,14 @@ class _Recorder:
 
 def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) -> Source:
     """The model for this many rows, every open length of its inputs a number."""
-    import onnx_ir as ir
-
-    from sharding.shapes import infer
-
-    model = source.model.clone()
-    for value in model.graph.inputs:
+    sizes = {}
+    for value in source.model.graph.inputs:
         shape = shape_of(value)
-        if shape is None:
-            continue
-        sizes = [lengths.number(length) for length in shape]
-        if value.name in axes:
-            sizes[axes[value.name or ""]] = rows
-        value.shape = ir.Shape(sizes)
-    for _ in range(2):  # what the first pass folds to constants lets the second infer more
-        for node in model.graph:
-            for value in node.outputs:
-                value.shape = None
-        infer(model, source.path)
-    return replace(source, model=model)
+        if shape is not None:
+            sizes[value.name or ""] = found = [lengths.number(length) for length in shape]
+            if value.name in axes:
+                found[axes[value.name or ""]] = rows
+    return replace(source, model=with_inputs(source.model, source.path, sizes))
 
 
 def _values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharding.constants import constants_to_initializers, load_inner_weights, loaded
 from sharding.control_flow import fold_branches, lift_weights
+from sharding.declared import confirm, forget
 from sharding.errors import ModelError
 from sharding.functions import inline_functions
 from sharding.importers import import_model, is_imported
@@ -50,6 +51,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     path = Path(path)
     proto, file = _read_proto(path, key)
     model = _deserialize(proto, path)
+    declared = forget(model.graph)
     defaults = _overridable(model, path)
     while True:
         constants_to_initializers(model)
@@ -57,6 +59,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         load_inner_weights(model, path)
         _check_tensors(model, path)
         infer(model, path)
+        if confirm(model, path, declared):
+            infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
     recurrent_weights_to_initializers(model, path)
