@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from ranks import optional
 from ranks.cut import SHARDRUN, Collective, Cut, Segment, is_constant, reads
 from ranks.errors import ModelError
 from ranks.tensors import element_number
@@ -31,8 +32,9 @@ class SegmentBuilder:
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         self._constants = {node.output[0]: node for node in graph.node if is_constant(node)}
+        believed = optional.made_here(cut.model)
         self._declared = {
-            value.name: _without_lengths(value.type) for value in [*graph.value_info, *graph.output]
+            value.name: _believed(value.type, shaped=believed) for value in [*graph.value_info, *graph.output]
         }
         self._types = {value.name: value.type for value in graph.input}
         self._opsets = [opset for opset in cut.model.opset_import if opset.domain != SHARDRUN]
@@ -123,24 +125,26 @@ class SegmentBuilder:
         return inferred
 
 
-def _without_lengths(declared: onnx.TypeProto) -> onnx.TypeProto:
-    """A declared type with the number and the symbols of its axes alone.
+def _believed(declared: onnx.TypeProto, *, shaped: bool) -> onnx.TypeProto:
+    """A declared type without lengths, and unless ``shaped`` without the number of axes.
 
-    ONNX Runtime only warns where a file declares a wrong length for a value or an output (exporters do, of
-    axes that they took as fixed); but where the value is a later segment's input it would insist on it.
-    The lengths that matter are inferred from the weights anyway.
+    ONNX Runtime only warns where a file declares other axes or lengths for a value or an output than it has
+    (exporters do); but where the value is a later segment's input, or an output that lies in a buffer, it
+    would insist on them. The lengths that matter are inferred from the weights anyway. The axes in rank
+    models that slicing wrote were inferred, those in other files are the exporter's word.
     """
     result = onnx.TypeProto()
     result.CopyFrom(declared)
-    if result.HasField("tensor_type"):
-        for dim in result.tensor_type.shape.dim:
-            if dim.HasField("dim_value"):
-                dim.Clear()
+    if result.HasField("tensor_type") and not shaped:
+        result.tensor_type.ClearField("shape")
+    for dim in result.tensor_type.shape.dim if result.tensor_type.HasField("shape") else ():
+        if dim.HasField("dim_value"):
+            dim.Clear()
     return result
 
 
 def _recv_type(collective: Collective) -> onnx.TypeProto:
-    # A length of an announced value is the file's word (see `_without_lengths`); any may come.
+    # A length of an announced value is the file's word (see `_believed`); any may come.
     fixed = not collective.attributes["announce"]
     shape = [dim if fixed else None for dim in collective.attributes["shape"]]
     return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
