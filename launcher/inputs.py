@@ -49,16 +49,17 @@ def make_inputs(
     has the length in ``dims``, else that of the arrays which were given, else 1. Inputs in ``optional`` have
     a default in the model: there is an array only of those that a source gives. Raises `ConfigError`.
     """
-    known = dict(dims or {})
+    asked = dict(dims or {})
+    known = dict(asked)
     by_name = {spec.name: spec for spec in (*specs, *optional)}
-    _check_dims([*specs, *optional], known)
+    _check_dims([*specs, *optional], asked)
     files = _assign(by_name, list(sources), [spec.name for spec in specs])
     arrays: Arrays = {}
     # Raw files come last: the shapes of the others say what symbolic dimensions are.
     for name, (path, member) in sorted(files.items(), key=lambda item: _is_raw(item[1][0])):
         spec = by_name[name]
         arrays[name] = (
-            _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, known)
+            _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, asked)
         )
         for dim, length in zip(spec.shape, arrays[name].shape, strict=True):
             if isinstance(dim, str):

@@ -151,5 +151,20 @@ def _checked(spec: TensorSpec, array: Any) -> Any:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
+def unlike(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> str:
+    """The first symbol that stands for two lengths in inputs of these shapes, as a sentence; "" where none
+    does.
+
+    ONNX Runtime does not hold a model to its symbols: exporters give one name to axes of different lengths.
+    """
+    seen: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(specs, shapes, strict=True):
+        for dim, length in zip(spec.shape, shape, strict=True):
+            if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
+                other, name = seen[dim]
+                return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
+    return ""
+
+
 def _listing(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name!r} {spec}" for spec in specs) or "no inputs"

@@ -24,7 +24,7 @@ from sharding.manifest import sha256_of
 from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.protobuf import IN_MODEL_FILE, field, fields, varint
-from sharding.values import shape_of
+from sharding.symbols import shown_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -163,7 +163,7 @@ def _placements(
             if name in summed:
                 continue
             where = REPLICATED
-        shape = shape_of(value)
+        shape = shown_shape(value)
         if isinstance(where, Split) and shape is None:
             continue
         if name in found and found[name][0] != where:

@@ -31,6 +31,7 @@ from sharding.reshard import local_shape
 from sharding.rows import ROW_RULES, Length, Relation, Rows
 from sharding.rules.base import Option
 from sharding.steps import Step, steps
+from sharding.symbols import shown_shape
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ def batch_axes(source: Source) -> BatchAxes | str:
     sentence that names the first node in the way."""
     candidates = _candidates(source)
     if not candidates:
-        shown = next(iter(source.model.graph.inputs), None)
-        if shown is None:
+        first = next(iter(source.model.graph.inputs), None)
+        if first is None:
             return "the model has no inputs."
+        shape = list(shown_shape(first) or ())
         return (
-            f"its inputs have fixed lengths ({shown.name!r} is {list(shape_of(shown) or ())}), which may be "
+            f"its inputs have fixed lengths ({first.name!r} is {shape}), which may be "
             f"written into the model anywhere: export it with a symbol for the batch axis (dynamic axes)."
         )
     reason = ""
@@ -69,7 +71,7 @@ def _candidates(source: Source) -> list[dict[str, int]]:
     """Input name -> axis, for every symbol that may be the batch: first those of first axes."""
     first: dict[object, None] = {}
     later: dict[object, None] = {}
-    shapes = {value.name or "": shape_of(value) or () for value in source.model.graph.inputs}
+    shapes = {value.name or "": shown_shape(value) or () for value in source.model.graph.inputs}
     for shape in shapes.values():
         for axis, length in enumerate(shape):
             if isinstance(length, str) or (length is None and axis == 0):

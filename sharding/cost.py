@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
+from sharding.symbols import shown
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def elements(value: ir.Value | None) -> int:
     """Estimated elements of a value; 1 where nothing is known."""
     count = 1
     for axis, length in enumerate(shape_of(value) or ()):
-        count *= length if isinstance(length, int) else (1 if axis == 0 else symbol_length(length))
+        count *= length if isinstance(length, int) else (1 if axis == 0 else symbol_length(shown(length)))
     return count
 
 

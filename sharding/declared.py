@@ -13,12 +13,13 @@ all that was found, in two sets or more. What inference cannot find with numbers
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.lengths import PRIMES, Lengths, evaluate, with_inputs
 from sharding.rules.base import Dim
+from sharding.symbols import shown, shown_shape
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -64,11 +65,16 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         return False
     checks = {name: _Check(declared[name]) for name in asked}
     for lengths in _sets(model):
-        found = _shapes_at(model, path, lengths)
+        found = _shapes_at(model, path, lengths.number)
         for name, check in checks.items():
-            check.compare(found.get(name), lengths)
+            check.compare(found.get(name), lengths.numbers)
         if all(check.decided() for check in checks.values()):
             break
+    apart = _apart(model)
+    if apart:
+        found = _shapes_at(model, path, lambda axis: _number(axis, apart))
+        for name, check in checks.items():
+            check.tell_apart(found.get(name), apart)
     held = {name: shape for name, check in checks.items() if (shape := check.held()) is not None}
     if not any(_says_more(shape, shape_of(asked[name])) for name, shape in held.items()):
         return False
@@ -96,10 +102,11 @@ class _Check:
         self.declared = declared
         self.times = [0] * len(declared)
         self.right = [axis is not None for axis in declared]
+        self.own: dict[int, str] = {}
         self.rank = True
         self.seen = 0
 
-    def compare(self, found: Shape | None, lengths: Lengths) -> None:
+    def compare(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
         if found is None:
             return
         self.seen += 1
@@ -109,7 +116,20 @@ class _Check:
         for axis, (said, length) in enumerate(zip(self.declared, found, strict=True)):
             if isinstance(length, int):
                 self.times[axis] += 1
-                self.right[axis] &= evaluate(said, lengths.numbers) == length
+                self.right[axis] &= evaluate(said, numbers) == length
+
+    def tell_apart(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
+        """Axes that the file gives one name had each its own number: which of them is this value's?"""
+        first = {str(shown(symbol)): number for symbol, number in reversed([*numbers.items()])}
+        for axis, said in enumerate(self.declared):
+            length = found[axis] if found is not None and len(found) == len(self.declared) else None
+            if not isinstance(length, int):
+                continue
+            own = [symbol for symbol, number in numbers.items() if shown(symbol) == said and number == length]
+            if own:
+                self.own[axis] = own[0]
+            else:
+                self.right[axis] &= evaluate(said, first) == length
 
     def decided(self) -> bool:
         return not self.rank or all(
@@ -121,17 +141,17 @@ class _Check:
         if not self.rank or self.seen < ENOUGH:
             return None
         return tuple(
-            said if right and times >= ENOUGH else None
-            for said, right, times in zip(self.declared, self.right, self.times, strict=True)
+            self.own.get(axis, said) if self.right[axis] and self.times[axis] >= ENOUGH else None
+            for axis, said in enumerate(self.declared)
         )
 
 
 def _sets(model: ir.Model) -> Iterator[Lengths]:
     """Each symbol of the inputs another number."""
     symbols = dict.fromkeys(
-        axis
+        str(axis)
         for value in model.graph.inputs
-        for axis in shape_of(value) or ()
+        for axis in shown_shape(value) or ()
         if isinstance(axis, str) and evaluate(axis, {}) is None
     )
     plain = [symbol for symbol in symbols if symbol.isidentifier()]
@@ -144,9 +164,23 @@ def _sets(model: ir.Model) -> Iterator[Lengths]:
         yield Lengths(known, next(cycle))
 
 
-def _shapes_at(model: ir.Model, path: Path, lengths: Lengths) -> dict[str, Shape]:
+def _apart(model: ir.Model) -> dict[str, int]:
+    """Each open axis of the inputs another number, by its own symbol; empty where names are not repeated."""
+    axes = [axis for value in model.graph.inputs for axis in shape_of(value) or ()]
+    symbols = [axis for axis in axes if isinstance(axis, str)]
+    if all(shown(symbol) == symbol for symbol in symbols):
+        return {}
+    # Each divides the next ones: a Reshape of one input to another's length can be inferred.
+    return {symbol: 64 << (index % 16) for index, symbol in enumerate(dict.fromkeys(symbols))}
+
+
+def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
+    return axis if isinstance(axis, int) else numbers.get(axis or "", PRIMES[0])
+
+
+def _shapes_at(model: ir.Model, path: Path, number: Callable[[Dim], int]) -> dict[str, Shape]:
     sizes = {
-        value.name or "": [lengths.number(axis) for axis in shape]
+        value.name or "": [number(axis) for axis in shape]
         for value in model.graph.inputs
         if (shape := shape_of(value)) is not None
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.rules.base import Dim
-from sharding.values import shape_of
+from sharding.symbols import shown, shown_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,7 +31,7 @@ class Lengths:
 
     def number(self, length: Dim) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
-        value = evaluate(length, self.numbers)
+        value = evaluate(shown(length), self.numbers)
         return self.other if value is None or value < 1 else value
 
 
@@ -40,7 +40,7 @@ def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
     of a mask is that of the cache and of the new tokens."""
     found: dict[str, None] = {}
     for value in source.model.graph.inputs:
-        for axis, length in enumerate(shape_of(value) or ()):
+        for axis, length in enumerate(shown_shape(value) or ()):
             if isinstance(length, str) and batch.get(value.name or "") != axis:
                 found[length] = None
     plain = [symbol for symbol in found if symbol.isidentifier()]

@@ -18,6 +18,7 @@ from sharding.packed_products import take_apart
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
+from sharding.symbols import tell_apart
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, check_nodes, first_cause
 from sharding.values import captured
@@ -52,6 +53,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     proto, file = _read_proto(path, key)
     model = _deserialize(proto, path)
     declared = forget(model.graph)
+    tell_apart(model.graph)
     defaults = _overridable(model, path)
     while True:
         constants_to_initializers(model)

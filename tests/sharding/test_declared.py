@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from sharding.lengths import evaluate
-from sharding.options import SliceOptions
+from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
+from sharding.options import SliceOptions
 from sharding.read import read_model
 from sharding.values import shape_of
 from tests.sharding import graphs, lockstep
@@ -96,7 +97,9 @@ STALE: dict[str, Edit] = {
     "other heads": lambda model: _declare(model, {"c1": [1, "seq", 4, 2 * SIZE]}),
     "other rank": lambda model: _declare(model, {"c2": ["batch", WIDTH], "q0": [WIDTH], "p": ["batch", 1]}),
     "other symbols": lambda model: _declare(model, {"q0": ["seq", "batch", WIDTH], "c2": ["x", "x", WIDTH]}),
-    "all of 1": lambda model: _declare(model, {"p": [1, 1, 1, "seq"], "c0": [1, 1, 1, 1], "c1": [1, 1, 1, 1]}),
+    "all of 1": lambda model: _declare(
+        model, {"p": [1, 1, 1, "seq"], "c0": [1, 1, 1, 1], "c1": [1, 1, 1, 1]}
+    ),
 }
 
 
@@ -146,7 +149,8 @@ def _branches(opened: bool) -> onnx.ModelProto:
     then = parse("then () => (float[n, 5, 32] a) { a = Relu(m) }")
     other = parse("other () => (float[n, 5, 32] b) { b = Tanh(m) }")
     body = parse(
-        """body (int64 i, bool go, float[1, 5, 32] state) => (bool more, float[n, 5, 32] next) <float[1, 5, 32] t> {
+        """body (int64 i, bool go, float[1, 5, 32] state) => (bool more, float[n, 5, 32] next)
+        <float[1, 5, 32] t> {
           more = Identity(go)
           t = Tanh(state)
           next = Identity(t)
@@ -192,7 +196,11 @@ def test_stale_shapes_in_a_branch_that_is_always_taken(tmp_path: Path) -> None:
     del model.graph.input[1]
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
     onnx.save(model, tmp_path / "model.onnx")
-    found = {value.name: value for node in read_model(tmp_path / "model.onnx").model.graph for value in node.outputs}
+    found = {
+        value.name: value
+        for node in read_model(tmp_path / "model.onnx").model.graph
+        for value in node.outputs
+    }
     assert shape_of(found["c"]) == ("batch", 5, WIDTH)
 
 
@@ -260,7 +268,8 @@ def test_what_an_exporter_knows_is_used_where_it_holds(tmp_path: Path) -> None:
     [
         ("n", 7), ("n + 1", 8), ("2*n - m", 11), ("Min(128, n)", 7), ("Max(1, n, m)", 7), ("floor(n/2)", 3),
         ("((n - 1)//2) + 1", 4), ("-(-n//2)", 4), ("n % 4", 3), ("n // 0", None), ("k", None), ("n**2", None),
-        ("Min(k, 1)", None), ("", None), ("n(", None), ("open('x')", None), ("1.5", None), ("9999999999", None),
+        ("Min(k, 1)", None), ("", None), ("n(", None), ("open('x')", None), ("1.5", None),
+        ("9999999999", None),
     ],
 )  # fmt: skip
 def test_expressions_of_lengths(text: str, value: int | None) -> None:
@@ -287,3 +296,85 @@ def test_outputs_of_another_shape_than_declared(tmp_path: Path, declared: list[A
         sharding.slice_model(path, 2, folder, options=options, allow_replicated=True)
         for rows in (5, 3):
             lockstep.assert_same(folder, path, {"x": graphs.array(rows, 64)})
+
+
+SYMBOLS = {
+    "one input twice": (
+        """g (float[q, 3, q, q] x) => (float[a, b, c, d] y) {
+          m = Conv<pads = [1, 1, 1, 1]>(x, w)
+          y = Relu(m)
+        }""",
+        {"w": graphs.array(8, 3, 3, 3)},
+        {"x": (2, 3, 6, 9)},
+    ),
+    "a row for all": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[a, b] y) {
+          s = Add(x, z)
+          m = MatMul(s, w)
+          r = Relu(m)
+          y = MatMul(r, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (1, 16), "z": (5, 16)},
+    ),
+    "the target of a Reshape": (
+        """g (float[n, 16] x, float[n, 4] z) => (float[a, b] y) {
+          m = MatMul(x, w)
+          rows = Shape<start = 0, end = 1>(z)
+          to = Concat<axis = 0>(rows, minus)
+          r = Reshape(m, to)
+          y = Tanh(r)
+        }""",
+        {"w": graphs.array(16, 32), "minus": np.array([-1])},
+        {"x": (6, 16), "z": (3, 4)},
+    ),
+    "the same, declared": (
+        """g (float[n, 16] x, float[n, 4] z) => (float[n, 32] y) <float[n, 32] r> {
+          m = MatMul(x, w)
+          rows = Shape<start = 0, end = 1>(z)
+          to = Concat<axis = 0>(rows, minus)
+          r = Reshape(m, to)
+          y = Tanh(r)
+        }""",
+        {"w": graphs.array(16, 32), "minus": np.array([-1])},
+        {"x": (6, 16), "z": (3, 4)},
+    ),
+    "apart": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[n, 8] y, float[n, 8] t) {
+          m = MatMul(x, w)
+          k = MatMul(z, w)
+          mm = Relu(m)
+          kk = Relu(k)
+          y = MatMul(mm, v)
+          t = MatMul(kk, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (2, 16), "z": (7, 16)},
+    ),
+    "joined": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[a, 8] y) {
+          j = Concat<axis = 0>(x, z)
+          m = MatMul(j, w)
+          r = Relu(m)
+          y = MatMul(r, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (2, 16), "z": (7, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SYMBOLS)
+def test_one_symbol_for_two_lengths(tmp_path: Path, case: str) -> None:
+    text, weights, shapes = SYMBOLS[case]
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    feeds = {name: graphs.array(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    for mesh in ({"tensor": 2}, {"pipeline": 2}):
+        folder = tmp_path / "_".join(mesh)
+        options = SliceOptions(mesh=Mesh.of(**mesh), micro_batches=1)
+        sharding.slice_model(path, 2, folder, options=options, allow_replicated=True)
+        lockstep.assert_same(folder, path, feeds)
+        manifest = read_manifest(folder)
+        shapes = [entry.shape for entry in (*manifest.inputs, *manifest.outputs, *manifest.collectives)]
+        named = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
+        assert {name for name in named if not name.startswith("unk__")} <= {"q", "n"}  # as the file does
