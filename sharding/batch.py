@@ -110,7 +110,7 @@ class _Proof:
             self.known[value] = REPLICATED if axis is None else Split(axis)
         for value in self.whole.model.graph.initializers.values():
             self.known[value] = self._constant(value)
-        for step in steps(self.whole, WAYS):
+        for step in steps(self.whole, WAYS, apart=True):
             for value, relation in zip(step.node.outputs, self._outputs(step), strict=True):
                 self.known[value] = relation
         outputs = {}
