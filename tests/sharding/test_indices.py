@@ -1,4 +1,4 @@
-"""Indices beyond their axis: every rank refuses, at one place, what ONNX Runtime refuses on the whole model."""
+"""Indices beyond their axis: each rank refuses, at one place, what ONNX Runtime refuses for the whole."""
 
 from pathlib import Path
 from typing import Any
