@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, ShardrunError
 from launcher.files import write_file
-from ranks.tensors import is_extended
+from ranks.tensors import as_text, is_extended, is_text
 
 Arrays = dict[str, NDArray[Any]]
 MAX_HEADER = 65536
@@ -207,7 +207,7 @@ def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> N
     file.seek(0)
     expected = numpy_dtype(spec.dtype, what)
     native = dtype.newbyteorder("=")
-    accepted = native.kind == "U" if expected.hasobject else native == expected
+    accepted = is_text(native) if expected.hasobject else native == expected
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
     accepted |= is_extended(expected) and native == np.float32
     if not accepted:
@@ -217,6 +217,11 @@ def _read_array(spec: Spec, file: Any, what: str, known: Mapping[str, int]) -> N
             f"{what}: expected shape {show_shape(spec.shape, known)}, found {show_shape(shape)}"
         )
     array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+    if expected.hasobject:
+        try:
+            return as_text(array, what)
+        except ShardrunError as problem:
+            raise ConfigError(str(problem)) from None
     return np.ascontiguousarray(array, expected).reshape(shape)  # ascontiguousarray makes scalars 1-D
 
 

@@ -214,6 +214,9 @@ def _is_quantized(file: Path) -> bool:
 
 
 def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    if any(array.dtype.hasobject for array in feeds.values()):
+        found: list[NDArray[Any]] = session.run(names, dict(feeds))  # text, which no OrtValue is made of
+        return found
     # OrtValues rather than arrays: Python's plain `run` knows no bfloat16.
     values = {name: _to_value(array) for name, array in feeds.items()}
     return [_to_numpy(value) for value in session.run_with_ort_values(names, values)]
