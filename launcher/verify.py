@@ -27,6 +27,7 @@ another order than in one process; float64 outputs may come from float32 arithme
 listed (integers, bool) must agree exactly, 8-bit floats to 2e-1."""
 
 _EIGHT_BITS = 2e-1
+_QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def run_reference(
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
 
     Without ONNX Runtime's optimizers, some of which change answers (`ranks.session.CHANGING`, and who knows
-    which other). Where they are needed they are on, but for those: for models that compute in integers by
-    QuantizeLinear, as the optimizers make of them what is meant, and for models that do not run otherwise.
+    which other). Where they are needed they are on, but for those: for quantized models,
+    which only the optimizers make compute in integers, and for models that do not run otherwise.
 
     Raises `ConfigError` if it cannot run.
     """
@@ -210,7 +211,7 @@ def _is_quantized(file: Path) -> bool:
         graph = parse_without_weights(file).graph
     except Exception:  # ONNX Runtime then says what is wrong with it
         return False
-    return any(node.op_type in {"QuantizeLinear", "DequantizeLinear"} for node in graph.node)
+    return any(node.op_type in _QUANTIZED for node in graph.node)
 
 
 def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:

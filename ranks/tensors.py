@@ -106,8 +106,8 @@ def is_text(dtype: np.dtype[Any]) -> bool:
 
 
 def as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    """An array of ``str`` objects, the one form in which ONNX Runtime takes text of all kinds as it is: bytes,
-    which are UTF-8, would run into their neighbours. The array itself where it is one already.
+    """An array of ``str`` objects, the one form in which ONNX Runtime takes any text as it is: bytes, which
+    are UTF-8, would run into their neighbours. The array itself where it is one already.
 
     Raises `ShardrunError`, which names ``what``, for bytes that are no UTF-8 and objects that are no text.
     """
