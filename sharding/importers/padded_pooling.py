@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     import onnx
 
-AS_IT_IS = frozenset({"Identity", "Dropout", "Cast"})
-"""What ONNX Runtime takes away, or looks through, between the two."""
+AS_IT_IS = frozenset(
+    {"Identity", "Dropout", "Cast", "Add", "Sub", "Mul", "Div", "Expand", "Slice", "Reshape"}
+)
+"""What ONNX Runtime takes away between the two where it does nothing; then it fuses the Pad."""
 FIRST_INDICES = 8
 """The first opset whose MaxPool gives places."""
 
