@@ -80,8 +80,9 @@ def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> l
     else:
         negative = e.op("Less", [indices, number(0)])[0]
         counted = e.op("Where", [negative, e.op("Add", [indices, number(vocabulary)])[0], indices])[0]
-        local = e.op("Where", [held, e.op("Sub", [counted, number(rows * e.rank)])[0], number(0)])[0]
-    found = e.copy([values[0], local])[0]
+        local = e.op("Sub", [counted, number(rows * e.rank)])[0]
+    # What others hold is read from one row, which is at hand then.
+    found = e.copy([values[0], e.op("Where", [held, local, number(0)])[0]])[0]
     if trailing:
         held = _append_axes(node, e, held, trailing)
     return e.op("Where", [held, found, e.constant(np.zeros((), dtype=node.dtypes[0]))])
