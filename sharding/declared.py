@@ -13,6 +13,7 @@ all that was found, in two sets or more. What inference cannot find with numbers
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ ENOUGH = 2
 """Sets in which a length must be found."""
 
 Shape = tuple[Dim, ...]
+logger = logging.getLogger(__name__)
 
 
 def forget(graph: ir.Graph) -> dict[str, Shape]:
@@ -184,6 +186,10 @@ def _shapes_at(model: ir.Model, path: Path, number: Callable[[Dim], int]) -> dic
         for value in model.graph.inputs
         if (shape := shape_of(value)) is not None
     }
-    graph = with_inputs(model, path, sizes).graph
+    try:
+        graph = with_inputs(model, path, sizes).graph
+    except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
+        logger.debug("%s: %s", path, error)
+        return {}
     values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
     return {value.name or "": shape for value in values if (shape := shape_of(value)) is not None}
