@@ -56,6 +56,7 @@ class Converted:
 
 def make(request: Request, stack: ExitStack) -> Converted:
     """Makes the model; temporary files are there until the stack ends. Raises `ShardrunError`."""
+    from sharding.importers.padded_pooling import keep_zeros
     from sharding.importers.value_names import rename_inputs, rename_outputs
 
     _check(request)
@@ -64,6 +65,7 @@ def make(request: Request, stack: ExitStack) -> Converted:
         rename_inputs(made.model, request.input_names)
     if request.output_names is not None:
         rename_outputs(made.model, request.output_names)
+    keep_zeros(made.model)
     _describe(made)
     return made
 

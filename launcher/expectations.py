@@ -64,7 +64,7 @@ def expected(
 def _as_input(array: Any, value: Any, where: str) -> Any:
     import onnx
 
-    from ranks.tensors import is_extended
+    from ranks.tensors import OBJECT, as_text, is_extended, is_text
 
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
@@ -74,7 +74,7 @@ def _as_input(array: Any, value: Any, where: str) -> Any:
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
     fits = found == expected or (is_extended(expected) and found == np.float32)
     if expected.hasobject:
-        fits = found.kind in "USO"
+        fits = found == OBJECT or is_text(found)
     lengths = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
     shaped = not kind.HasField("shape") or (
         len(lengths) == array.ndim
@@ -90,7 +90,9 @@ def _as_input(array: Any, value: Any, where: str) -> Any:
             f"{where}: expected {name} [{shape}] for the input {value.name!r}, found {array.dtype} "
             f"{list(array.shape)}"
         )
-    return array.astype(expected)
+    return (
+        as_text(array, f"{where}: the input {value.name!r}") if expected.hasobject else array.astype(expected)
+    )
 
 
 def verify(model: Path, feeds: Mapping[str, Any], wanted: Mapping[str, Any], *, archive: Path) -> None:

@@ -84,7 +84,7 @@ def peak_bytes(graph: RankGraph, dims: Mapping[str, int]) -> int:
 
 
 def _bytes(value: ir.Value, dims: Mapping[str, int]) -> int:
+    from sharding.symbols import shown_shape
     from sharding.tensors import dtype_name
-    from sharding.values import shape_of
 
-    return tensor_bytes(dtype_name(value.dtype), shape_of(value) or (), dims)
+    return tensor_bytes(dtype_name(value.dtype), shown_shape(value) or (), dims)

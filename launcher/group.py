@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -28,7 +29,7 @@ from ranks import wire
 from ranks.collectives import default_timeout
 from ranks.imported import naming
 from ranks.pins import Pin, keeping
-from ranks.tensors import TensorSpec, order_feeds
+from ranks.tensors import TensorSpec, order_feeds, unlike
 from sharding.given import GivenModel, is_path
 from sharding.text import counted
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from launcher.rank_table import RankTable
     from ranks.precision.request import Asked
     from sharding.options import SliceOptions
+
+log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 _AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
@@ -76,6 +79,7 @@ class Group:
         self._model, self._job = model, job
         self._lock = threading.Lock()
         self._request = 0
+        self._noted = False
         self._answers = job.answers
         self.communication_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
@@ -107,10 +111,19 @@ class Group:
         self._job.check_owner()
         specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
         arrays = order_feeds(specs, feeds)
-        _check_symbols(specs, arrays)
+        self._note_symbols(specs, arrays)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         with self._lock:
             return self._ask(tensors)
+
+    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
+        """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
+        if self._noted or not log.isEnabledFor(logging.INFO):
+            return
+        found = unlike(specs, [array.shape for array in arrays])
+        if found:
+            self._noted = True
+            log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
 
     def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
         job, answers = self._job, self._answers
@@ -400,20 +413,6 @@ def check_collectives(collectives: str, target: str | None = None) -> None:
             f"The {collectives} collectives do not join ranks on the target {target}: give --target {needed} "
             f"(in Python: target={needed!r}), or leave the choice of collectives to auto."
         )
-
-
-def _check_symbols(specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
-    """A symbol stands for one length in all inputs."""
-    seen: dict[str, tuple[int, str]] = {}
-    for spec, array in zip(specs, arrays, strict=True):
-        for dim, length in zip(spec.shape, array.shape, strict=not spec.open_rank):
-            if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
-                other, name = seen[dim]
-                raise ShardrunError(
-                    f"Dimension {dim!r} has length {length} in input {spec.name!r}, but {other} "
-                    f"in input {name!r}: it must "
-                    "be the same."
-                )
 
 
 def _spec(item: Mapping[str, Any]) -> TensorSpec:

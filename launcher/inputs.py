@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, ShardrunError
 from launcher.files import write_file
 from launcher.signature import check_dims
-from ranks.tensors import is_extended
+from ranks.tensors import as_text, is_extended, is_text
 from sharding.placeholders import placeholder
 from sharding.text import did_you_mean
 
@@ -54,11 +54,12 @@ def make_inputs(
     has the length in ``dims``, else that of the arrays which were given, else 1. Inputs in ``optional`` have
     a default in the model: there is an array only of those that a source gives. Raises `ConfigError`.
     """
-    known = dict(dims or {})
+    asked = dict(dims or {})
+    known = dict(asked)
     by_name = {spec.name: spec for spec in (*specs, *optional)}
     arrays: Arrays = {}
     for spec, path, member in _placed(specs, optional, sources, known):
-        array = _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, known)
+        array = _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, asked)
         arrays[spec.name] = array
         _learn(spec, array.shape, known)
     random = np.random.default_rng(seed) if seed is not None else None
@@ -258,7 +259,7 @@ def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str
     start = file.tell()
     expected = numpy_dtype(spec.dtype, what)
     native = dtype.newbyteorder("=")
-    accepted = native.kind == "U" if expected.hasobject else native == expected
+    accepted = is_text(native) if expected.hasobject else native == expected
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
     accepted |= is_extended(expected) and native == np.float32
     if not accepted:
@@ -278,6 +279,11 @@ def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str,
     shape, expected = _read_header(spec, file, size, what, known), numpy_dtype(spec.dtype, what)
     file.seek(0)
     array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+    if expected.hasobject:
+        try:
+            return as_text(array, what)
+        except ShardrunError as problem:
+            raise ConfigError(str(problem)) from None
     return np.ascontiguousarray(array, expected).reshape(shape)  # ascontiguousarray makes scalars 1-D
 
 

@@ -28,6 +28,7 @@ another order than in one process; float64 outputs may come from float32 arithme
 listed (integers, bool) must agree exactly, 8-bit floats to 2e-1."""
 
 _EIGHT_BITS = 2e-1
+_QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 
 
 @dataclass(frozen=True)
@@ -176,40 +177,71 @@ def run_reference(
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
     ``timeout``: seconds to wait for another process that converts it.
 
+    Without ONNX Runtime's optimizers, some of which change answers (`ranks.session.CHANGING`, and who knows
+    which other). Where they are needed they are on, but for those: for quantized models,
+    which only the optimizers make compute in integers, and for models that do not run otherwise.
+
     Raises `ConfigError` if it cannot run.
     """
     from contextlib import nullcontext
 
     import ranks  # noqa: F401 - before ONNX Runtime: turns its telemetry off
-
-    import onnxruntime  # isort: skip
-
-    from ranks import limits
     from ranks.imported import as_onnx, decrypted, naming
-    from sharding.external import target_of
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = limits.cores() if threads is None else threads
     with (
         decrypted(model, key) if key is not None else nullcontext(as_onnx(model, timeout)) as file,
         naming(file, model),
     ):
-        try:
-            session = onnxruntime.InferenceSession(
-                str(target_of(file)), options, providers=["CPUExecutionProvider"]
-            )
-            names = [output.name for output in session.get_outputs()]
-            inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
-            arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
-        # ONNX Runtime's errors derive from Exception alone.
-        except Exception as problem:
-            reason = " ".join(str(problem).split())
-            raise ConfigError(f"--verify: plain ONNX Runtime cannot run {model}: {reason[:500]}") from None
-        return dict(zip(names, arrays, strict=True))
+        reason = ""
+        for optimized in (True,) if _is_quantized(file) else (False, True):
+            try:
+                return _answers(file, feeds, threads, optimized=optimized)
+            # ONNX Runtime's errors derive from Exception alone.
+            except Exception as problem:
+                reason = " ".join(str(problem).split())
+        raise ConfigError(f"--verify: plain ONNX Runtime cannot run {model}: {reason[:500]}")
+
+
+def _answers(
+    file: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None, *, optimized: bool
+) -> dict[str, NDArray[Any]]:
+    import onnxruntime
+
+    from ranks import limits
+    from ranks.session import CHANGING
+    from sharding.external import target_of
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = limits.cores() if threads is None else threads
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        str(target_of(file)),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(CHANGING),
+    )
+    names = [output.name for output in session.get_outputs()]
+    inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+    arrays = _run(session, names, {name: array for name, array in feeds.items() if name in inputs})
+    return dict(zip(names, arrays, strict=True))
+
+
+def _is_quantized(file: Path) -> bool:
+    from sharding.protobuf import parse_without_weights
+
+    try:
+        graph = parse_without_weights(file).graph
+    except Exception:  # ONNX Runtime then says what is wrong with it
+        return False
+    return any(node.op_type in _QUANTIZED for node in graph.node)
 
 
 def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    if any(array.dtype.hasobject for array in feeds.values()):
+        found: list[NDArray[Any]] = session.run(names, dict(feeds))  # text, which no OrtValue is made of
+        return found
     # OrtValues rather than arrays: Python's plain `run` knows no bfloat16.
     values = {name: _to_value(array) for name, array in feeds.items()}
     return [_to_numpy(value) for value in session.run_with_ort_values(names, values)]

@@ -99,8 +99,8 @@ def assemble(
     program = Program(
         plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail, weights=bound
     )
-    inputs = [_spec(name, types[name]) for name in plan.inputs]
-    outputs = [_spec(name, types[name]) for name in plan.outputs]
+    inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
+    outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
     for spec in inputs + outputs:
         if not spec.is_tensor:
             raise ModelError(
@@ -113,7 +113,7 @@ def assemble(
         runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
         inputs = [_whole(spec, part.batch_inputs, whole) for spec in inputs]
         everyone = agreement.gather_json(
-            [_described(name, types[name]) for name in plan.outputs], exchange, memory
+            [_described(name, builder.named(name)) for name in plan.outputs], exchange, memory
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
     count = sum(map(len, plan.collectives))

@@ -33,8 +33,8 @@ def take(model: onnx.ModelProto, file: Path) -> dict[str, Array]:
     graph = model.graph
     held = {tensor.name: tensor for tensor in graph.initializer}
     names = [value.name for value in graph.input if value.name in held]
-    made_here = any(item.key == RANK_KEY for item in model.metadata_props)
-    if not names or model.ir_version < FIRST_IR_VERSION or (len(names) == len(held) and not made_here):
+    listed_all = len(names) == len(held) and not made_here(model)
+    if not names or model.ir_version < FIRST_IR_VERSION or listed_all:
         return {}
     defaults = {name: _value(held[name], file) for name in names}
     kept = [tensor for tensor in graph.initializer if tensor.name not in defaults]
@@ -44,6 +44,11 @@ def take(model: onnx.ModelProto, file: Path) -> dict[str, Array]:
     del graph.input[:]
     graph.input.extend(inputs)
     return defaults
+
+
+def made_here(model: onnx.ModelProto) -> bool:
+    """Whether slicing wrote this rank model."""
+    return any(item.key == RANK_KEY for item in model.metadata_props)
 
 
 def _value(tensor: onnx.TensorProto, file: Path) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 from ranks.errors import CollectiveError, ModelError, ShardError, ShardrunError
 from ranks.mail import RemoteError
 from ranks.spread import Spreader
+from ranks.tensors import unlike
 from ranks.wire import MAX_TENSORS, Kind, Message
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ class Schedule:
         return self._together(outputs, failure, busy)
 
     def _rows(self, feeds: Sequence[Any]) -> int | None:
-        """The batch's length; None where no input has a batch axis. Raises `ShardrunError` where inputs
-        differ."""
-        first: tuple[str, int] | None = None
+        """The batch's length; None where no input has a batch axis, and where one symbol of the inputs stands
+        for two lengths: that rows are computed apart was proved for equal ones, so nothing is cut then."""
+        if unlike(self._inputs, [array.shape for array in feeds]):
+            return None
+        first: int | None = None
         for spec, array in zip(self._inputs, feeds, strict=True):
             axis = self._part.batch_inputs.get(spec.name)
             if axis is None:
@@ -101,13 +104,10 @@ class Schedule:
             if axis >= array.ndim:
                 raise ShardrunError(f"Input {spec.name!r} has no axis {axis}, along which it must be cut.")
             length = array.shape[axis]
-            if first is not None and first[1] != length:
-                raise ShardrunError(
-                    f"Input {spec.name!r} has {length} rows on its batch axis {axis}, but input {first[0]!r} "
-                    f"has {first[1]}: a batch must be as long in all inputs."
-                )
-            first = first or (spec.name, length)
-        return None if first is None else first[1]
+            if first not in {None, length}:
+                return None
+            first = length
+        return first
 
     def _compute(
         self, feeds: Sequence[Any], rows: slice | None

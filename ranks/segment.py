@@ -6,11 +6,13 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from typing import Any
 
 import onnx
 
+from ranks import optional
 from ranks.cut import SHARDRUN, Collective, Cut, Segment, is_constant, reads
 from ranks.errors import ModelError
 from ranks.tensors import element_number
@@ -31,10 +33,13 @@ class SegmentBuilder:
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         self._constants = {node.output[0]: node for node in graph.node if is_constant(node)}
+        shaped, shared = optional.made_here(cut.model), _shared_symbols(graph)
         self._declared = {
-            value.name: _without_lengths(value.type) for value in [*graph.value_info, *graph.output]
+            value.name: _believed(value.type, shared, shaped=shaped)
+            for value in [*graph.value_info, *graph.output]
         }
-        self._types = {value.name: value.type for value in graph.input}
+        self._types = {value.name: _without(value.type, shared) for value in graph.input}
+        self._named = {value.name: value.type for value in [*graph.input, *graph.output]}
         self._opsets = [opset for opset in cut.model.opset_import if opset.domain != SHARDRUN]
 
     def model(self, segment: Segment) -> onnx.ModelProto:
@@ -73,6 +78,16 @@ class SegmentBuilder:
             raise ModelError(
                 f"The type of {name!r}, which crosses between ranks, cannot be inferred."
             ) from None
+
+    def named(self, name: str) -> onnx.TypeProto:
+        """The type of an input or output of the model, its axes called as in the file where it fits."""
+        result = onnx.TypeProto()
+        result.CopyFrom(self.type_of(name))
+        axes, said = result.tensor_type.shape.dim, self._named[name].tensor_type.shape.dim
+        for axis, other in zip(axes, said, strict=False) if len(axes) == len(said) else ():
+            if not axis.HasField("dim_value") and other.HasField("dim_param"):
+                axis.CopyFrom(other)
+        return result
 
     def learn(self, outputs: Sequence[Any], collectives: Sequence[Collective]) -> None:
         """Takes the types of a segment's outputs (a session's ``NodeArg`` list) and of what collectives
@@ -123,24 +138,42 @@ class SegmentBuilder:
         return inferred
 
 
-def _without_lengths(declared: onnx.TypeProto) -> onnx.TypeProto:
-    """A declared type with the number and the symbols of its axes alone.
+def _shared_symbols(graph: onnx.GraphProto) -> frozenset[str]:
+    """Symbols of more than one axis of the inputs. ONNX Runtime's optimizers take such axes to be of one
+    length, though nothing holds them to it."""
+    symbols = Counter(dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim)
+    return frozenset(symbol for symbol, count in symbols.items() if symbol and count > 1)
 
-    ONNX Runtime only warns where a file declares a wrong length for a value or an output (exporters do, of
-    axes that they took as fixed); but where the value is a later segment's input it would insist on it.
-    The lengths that matter are inferred from the weights anyway.
-    """
+
+def _without(declared: onnx.TypeProto, symbols: Set[str]) -> onnx.TypeProto:
     result = onnx.TypeProto()
     result.CopyFrom(declared)
-    if result.HasField("tensor_type"):
-        for dim in result.tensor_type.shape.dim:
-            if dim.HasField("dim_value"):
-                dim.Clear()
+    for dim in result.tensor_type.shape.dim if result.tensor_type.HasField("shape") else ():
+        if dim.dim_param in symbols:
+            dim.Clear()
+    return result
+
+
+def _believed(declared: onnx.TypeProto, shared: Set[str], *, shaped: bool) -> onnx.TypeProto:
+    """A declared type without lengths and ``shared`` symbols, and unless ``shaped`` without the number of
+    axes.
+
+    ONNX Runtime only warns where a file declares other axes or lengths for a value or an output than it has
+    (exporters do); but where the value is a later segment's input, or an output that lies in a buffer, it
+    would insist on them. The lengths that matter are inferred from the weights anyway. The axes in rank
+    models that slicing wrote were inferred, those in other files are the exporter's word.
+    """
+    result = _without(declared, shared)
+    if result.HasField("tensor_type") and not shaped:
+        result.tensor_type.ClearField("shape")
+    for dim in result.tensor_type.shape.dim if result.tensor_type.HasField("shape") else ():
+        if dim.HasField("dim_value"):
+            dim.Clear()
     return result
 
 
 def _recv_type(collective: Collective) -> onnx.TypeProto:
-    # A length of an announced value is the file's word (see `_without_lengths`); any may come.
+    # A length of an announced value is the file's word (see `_believed`); any may come.
     fixed = not collective.attributes["announce"]
     shape = [dim if fixed else None for dim in collective.attributes["shape"]]
     return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)

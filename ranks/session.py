@@ -19,9 +19,18 @@ if TYPE_CHECKING:
     from ranks.weights.store import Store
 
 CPU = "CPUExecutionProvider"
+CHANGING = ("Pad_Fusion",)
+"""Optimizers of ONNX Runtime that change what a model answers. Pad_Fusion makes zeros before a MaxPool its
+own padding, which is minus infinity: where all else in a window is negative, another number is the largest.
+"""
 # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
 # loops are scalar (8 % of BERT-base at sequence 128).
 CPU_DISABLED = ("SkipLayerNormFusion",)
+
+
+def left_out(provider: str) -> tuple[str, ...]:
+    """The optimizers that sessions on this provider do without."""
+    return (*CHANGING, *(CPU_DISABLED if provider == CPU else ()))
 
 
 @dataclass(frozen=True)
@@ -80,14 +89,13 @@ def create_plain(
     if CPU not in config.providers:
         providers.append((CPU, {}))
     _check_paths(model, config, what)
-    disabled = CPU_DISABLED if config.providers[0] == CPU else ()
     try:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
             options or options_for(config),
             providers=providers,
             enable_fallback=0,
-            disabled_optimizers=list(disabled),
+            disabled_optimizers=list(left_out(config.providers[0])),
         )
     except Exception as error:
         if config.providers[0] != CPU and devices.is_device_failure(error):

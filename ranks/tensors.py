@@ -103,6 +103,37 @@ def spec_of(argument: Any) -> TensorSpec:
     return TensorSpec(argument.name, element_dtype(number), shape, is_tensor)
 
 
+def is_text(dtype: np.dtype[Any]) -> bool:
+    """Whether a numpy type holds text: characters, bytes, numpy's own strings."""
+    return dtype.kind in "UST"
+
+
+def as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    """An array of ``str`` objects, the one form in which ONNX Runtime takes any text as it is: bytes, which
+    are UTF-8, would run into their neighbours. The array itself where it is one already.
+
+    Raises `ShardrunError`, which names ``what``, for bytes that are no UTF-8 and objects that are no text.
+    """
+    array = array if array.dtype == OBJECT else array.astype(object)
+    items = array.reshape(-1).tolist()
+    if all(type(item) is str for item in items):
+        return array
+    result = np.empty(len(items), object)
+    for index, item in enumerate(items):
+        if not isinstance(item, str | bytes):
+            raise ShardrunError(
+                f"{what} takes text, but element {index} of the array is {type(item).__name__}: {item!r:.40}."
+            )
+        try:
+            result[index] = item.decode() if isinstance(item, bytes) else str(item)
+        except UnicodeDecodeError:
+            raise ShardrunError(
+                f"{what} takes text, but element {index} of the array is bytes that are no UTF-8: "
+                f"{item!r:.40}. Decode it first."
+            ) from None
+    return result.reshape(array.shape)
+
+
 def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
     """The feeds in the order of the inputs, each one checked and C-contiguous.
 
@@ -135,7 +166,9 @@ def _checked(spec: TensorSpec, array: Any) -> Any:
         )
     if array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
         array = array.astype(spec.dtype)  # only the order of its bytes is another
-    if array.dtype != spec.dtype and not (spec.dtype == OBJECT and array.dtype.kind in "UST"):
+    if spec.dtype == OBJECT and (array.dtype == OBJECT or is_text(array.dtype)):
+        array = as_text(array, f"Input {spec.name!r}")
+    if array.dtype != spec.dtype:
         raise ShardrunError(
             f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "
             f"array.astype({str(spec.dtype)!r})."
@@ -155,6 +188,21 @@ def _checked(spec: TensorSpec, array: Any) -> Any:
                 f"{list(shape)}."
             )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def unlike(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> str:
+    """The first symbol that stands for two lengths in inputs of these shapes, as a sentence; "" where none
+    does.
+
+    ONNX Runtime does not hold a model to its symbols: exporters give one name to axes of different lengths.
+    """
+    seen: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(specs, shapes, strict=True):
+        for dim, length in zip(spec.shape, shape, strict=True):
+            if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
+                other, name = seen[dim]
+                return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
+    return ""
 
 
 def _listing(specs: Sequence[TensorSpec]) -> str:

@@ -26,7 +26,7 @@ from sharding.mesh import Mesh
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.protobuf import field, fields, varint
 from sharding.storage import why_unwritable
-from sharding.values import shape_of
+from sharding.symbols import shown_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -166,7 +166,7 @@ def _placements(
             if name in summed:
                 continue
             where = REPLICATED
-        shape = shape_of(value)
+        shape = shown_shape(value)
         if isinstance(where, Split) and shape is None:
             continue
         if name in found and found[name][0] != where:

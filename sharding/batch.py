@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.fold import small_constant
-from sharding.lengths import Lengths, lengths_of
+from sharding.lengths import Lengths, lengths_of, with_inputs
 from sharding.manifest import BatchAxes
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.randomness import draws
@@ -31,6 +31,7 @@ from sharding.reshard import local_shape
 from sharding.rows import ROW_RULES, Length, Relation, Rows
 from sharding.rules.base import Option
 from sharding.steps import Step, steps
+from sharding.symbols import shown_shape
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ def batch_axes(source: Source) -> BatchAxes | str:
     sentence that names the first node in the way."""
     candidates = _candidates(source)
     if not candidates:
-        shown = next(iter(source.model.graph.inputs), None)
-        if shown is None:
+        first = next(iter(source.model.graph.inputs), None)
+        if first is None:
             return "the model has no inputs."
+        shape = list(shown_shape(first) or ())
         return (
-            f"its inputs have fixed lengths ({shown.name!r} is {list(shape_of(shown) or ())}), which may be "
+            f"its inputs have fixed lengths ({first.name!r} is {shape}), which may be "
             f"written into the model anywhere: export it with a symbol for the batch axis (dynamic axes)."
         )
     reason = ""
@@ -69,7 +71,7 @@ def _candidates(source: Source) -> list[dict[str, int]]:
     """Input name -> axis, for every symbol that may be the batch: first those of first axes."""
     first: dict[object, None] = {}
     later: dict[object, None] = {}
-    shapes = {value.name or "": shape_of(value) or () for value in source.model.graph.inputs}
+    shapes = {value.name or "": shown_shape(value) or () for value in source.model.graph.inputs}
     for shape in shapes.values():
         for axis, length in enumerate(shape):
             if isinstance(length, str) or (length is None and axis == 0):
@@ -108,7 +110,7 @@ class _Proof:
             self.known[value] = REPLICATED if axis is None else Split(axis)
         for value in self.whole.model.graph.initializers.values():
             self.known[value] = self._constant(value)
-        for step in steps(self.whole, WAYS):
+        for step in steps(self.whole, WAYS, apart=True):
             for value, relation in zip(step.node.outputs, self._outputs(step), strict=True):
                 self.known[value] = relation
         outputs = {}
@@ -240,25 +242,14 @@ class _Recorder:
 
 def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) -> Source:
     """The model for this many rows, every open length of its inputs a number."""
-    import onnx_ir as ir
-
-    from sharding.shapes import infer
-
-    model = source.model.clone()
-    for value in model.graph.inputs:
+    sizes = {}
+    for value in source.model.graph.inputs:
         shape = shape_of(value)
-        if shape is None:
-            continue
-        sizes = [lengths.number(length) for length in shape]
-        if value.name in axes:
-            sizes[axes[value.name or ""]] = rows
-        value.shape = ir.Shape(sizes)
-    for _ in range(2):  # what the first pass folds to constants lets the second infer more
-        for node in model.graph:
-            for value in node.outputs:
-                value.shape = None
-        infer(model, source.path)
-    return replace(source, model=model)
+        if shape is not None:
+            sizes[value.name or ""] = found = [lengths.number(length) for length in shape]
+            if value.name in axes:
+                found[axes[value.name or ""]] = rows
+    return replace(source, model=with_inputs(source.model, source.path, sizes))
 
 
 def _values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:

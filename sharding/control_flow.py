@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sharding.constants import constant_tensor
+from sharding.declared import forget
 from sharding.fold import SMALL_ELEMENTS, small_constant
 from sharding.values import subgraphs, used_instead
 
@@ -129,6 +130,7 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> 
     for value in initializers:
         del branch.initializers[value.name or ""]
     moved, sources = list(branch), list(branch.outputs)
+    forget(branch)  # what they declare is as little believed as in the main graph
     branch.remove(moved)
     branch.outputs.clear()
     own = {value for inner in moved for value in inner.outputs if value.name}
@@ -142,7 +144,7 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> 
             own.remove(source)
             result = source
             result.name = output.name
-            result.type, result.shape = output.type or source.type, output.shape or source.shape
+            result.type, result.shape = output.type or source.type, output.shape
         else:
             result = ir.Value(name=output.name, type=output.type or source.type, shape=output.shape)
             name = f"{node.name or 'If'}/{output.name}"

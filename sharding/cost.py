@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sharding.placement import Partial, Placement, Replicated, Split, is_finer
 from sharding.products import MARK
+from sharding.symbols import shown
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Sizes:
         """The length of an axis, ``first`` or another one."""
         if isinstance(axis, int):
             return axis
-        axis = axis and axis.replace(MARK, "*")
+        # As the file names it: what the user says is meant by that name.
+        axis = str(shown(axis)).replace(MARK, "*") if axis is not None else None
         if axis is not None and axis in self.lengths:
             return self.lengths[axis]
         if axis is None or axis.isidentifier():

@@ -15,6 +15,7 @@ from sharding.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
 from sharding.rules.base import Dim, Option
 from sharding.stages import Crossing, Stages, one_stage
 from sharding.steps import Step
+from sharding.symbols import shown, shown_shape
 from sharding.tensors import dtype_name
 from sharding.values import shape_of, subgraphs
 
@@ -110,7 +111,9 @@ class RankEmitter:
         self.inputs = [self._whole_copy(value) for value in source.model.graph.inputs]
 
     def _whole_copy(self, value: ir.Value) -> ir.Value:
-        copy = self.ir.Value(name=value.name, type=value.type, shape=value.shape, doc_string=value.doc_string)
+        axes = shown_shape(value)
+        shape = None if axes is None else self.ir.Shape(axes)
+        copy = self.ir.Value(name=value.name, type=value.type, shape=shape, doc_string=value.doc_string)
         self.held[value] = {REPLICATED: copy}
         return copy
 
@@ -156,6 +159,7 @@ class RankEmitter:
     def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
         """A collective on the value being moved; its input and output get their type and shape."""
         assert self.moving is not None
+        shape = tuple(map(shown, shape))
         output = self.op(op_type, [value], domain=DOMAIN, **attributes)[0]
         produced = list(shape)
         if op_type == "AllGather":
@@ -199,7 +203,7 @@ class RankEmitter:
         self.collectives.append(Collective("Send", name, kind, shape, self.stage))
 
     def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
-        shape = shape_of(crossing.value)
+        shape = shown_shape(crossing.value)
         assert shape is not None, "only values of known rank cross"
         return local_shape(shape, crossing.placement, self.world)
 
@@ -268,7 +272,7 @@ class RankEmitter:
             local.name = wanted
         elif not named:
             local.name = self._fresh(f"{wanted}/{placement}")
-        shape = shape_of(value)
+        shape = shown_shape(value)
         if local.producer() is not None:
             local.type = value.type
             local.shape = None if shape is None else self.ir.Shape(local_shape(shape, placement, self.world))

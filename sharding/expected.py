@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sharding.cost import SYMBOL_LENGTH, Sizes
 from sharding.errors import OptionError
-from sharding.values import shape_of
+from sharding.symbols import shown_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,7 +39,7 @@ def expected_sizes(source: Source, given: Mapping[str, int]) -> Sizes:
     inputs = list(source.model.graph.inputs)
     _check(source, inputs, given)
     later = _symbols(inputs)
-    first = {axes[0] for value in inputs if (axes := shape_of(value)) and isinstance(axes[0], str)}
+    first = {axes[0] for value in inputs if (axes := shown_shape(value)) and isinstance(axes[0], str)}
     rows = frozenset(name for name in first - later if name.isidentifier())
     caches, longer = _caches(source)
     if not caches:
@@ -57,7 +57,7 @@ def expected_sizes(source: Source, given: Mapping[str, int]) -> Sizes:
 
 
 def _check(source: Source, inputs: Sequence[ir.Value], given: Mapping[str, int]) -> None:
-    symbols = [axis for value in inputs for axis in shape_of(value) or () if isinstance(axis, str)]
+    symbols = [axis for value in inputs for axis in shown_shape(value) or () if isinstance(axis, str)]
     known = {*symbols, *(name for text in symbols for name in _NAME.findall(text))}
     for name, length in given.items():
         if name not in known:
@@ -73,7 +73,7 @@ def _check(source: Source, inputs: Sequence[ir.Value], given: Mapping[str, int])
 
 def _symbols(values: Iterable[ir.Value]) -> set[str]:
     """The symbols of all axes but the first."""
-    return {axis for value in values for axis in (shape_of(value) or ())[1:] if isinstance(axis, str)}
+    return {axis for value in values for axis in (shown_shape(value) or ())[1:] if isinstance(axis, str)}
 
 
 def _caches(source: Source) -> tuple[list[ir.Value], set[ir.Value]]:
@@ -86,7 +86,7 @@ def _caches(source: Source) -> tuple[list[ir.Value], set[ir.Value]]:
         found = {output for node, index in uses for output in _lengthened(node, index)}
         given = found.intersection(graph.outputs)
         read = any(index in _PAST.get(node.op_identifier()[:2], ()) for node, index in uses)
-        if len(shape_of(value) or ()) > 2 and (given or read or "past" in (value.name or "").lower()):
+        if len(shown_shape(value) or ()) > 2 and (given or read or "past" in (value.name or "").lower()):
             caches.append(value)
             longer |= given
     return caches, longer

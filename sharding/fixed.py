@@ -17,6 +17,7 @@ from sharding.placement import PARTIAL, REPLICATED, Placement
 from sharding.reshard import reshard
 from sharding.rules.base import Emit, Option
 from sharding.steps import Step, fits
+from sharding.symbols import shown_shape
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _impossible(step: Step, wanted: Sequence[Placement | None], world: int) -> s
         if target == PARTIAL:
             why = f"{step.node.op_type} {step.node.name!r} cannot make it as summands"
         elif not fits(target, value, world):
-            why = f"its shape {list(shape_of(value) or ())} does not divide so over {world} ranks"
+            why = f"its shape {list(shown_shape(value) or ())} does not divide so over {world} ranks"
         else:
             continue
         return f"value {value.name!r} cannot be brought to {target}: {why}."

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharding.values import shape_of
+from sharding.rules.base import Dim
+from sharding.symbols import shown, shown_shape
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from sharding.read import Source
 
 PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
@@ -19,20 +24,15 @@ MAX_SUMS = 12
 
 @dataclass(frozen=True)
 class Lengths:
-    """Symbol -> number."""
+    """Symbol -> number, and the number of an axis without a symbol."""
 
     numbers: Mapping[str, int]
+    other: int = PRIMES[0]
 
-    def number(self, length: int | str | None) -> int:
+    def number(self, length: Dim) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
-        if isinstance(length, int):
-            return length
-        if length is None:
-            return PRIMES[0]
-        if length in self.numbers:
-            return self.numbers[length]
-        value = _evaluate(length, self.numbers)
-        return PRIMES[0] if value is None or value < 1 else value
+        value = evaluate(shown(length), self.numbers)
+        return self.other if value is None or value < 1 else value
 
 
 def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
@@ -40,7 +40,7 @@ def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
     of a mask is that of the cache and of the new tokens."""
     found: dict[str, None] = {}
     for value in source.model.graph.inputs:
-        for axis, length in enumerate(shape_of(value) or ()):
+        for axis, length in enumerate(shown_shape(value) or ()):
             if isinstance(length, str) and batch.get(value.name or "") != axis:
                 found[length] = None
     plain = [symbol for symbol in found if symbol.isidentifier()]
@@ -55,32 +55,67 @@ def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
         yield Lengths(numbers | {total: numbers[a] + numbers[b]})
 
 
-def _evaluate(text: str, numbers: Mapping[str, int]) -> int | None:
-    """The value of sums, differences, products and quotients of symbols and numbers."""
+def with_inputs(model: ir.Model, path: Path, sizes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A copy of a model whose inputs have these shapes, inferred anew."""
+    import onnx_ir as ir
+
+    from sharding.shapes import infer
+
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        if value.name in sizes:
+            value.shape = ir.Shape(list(sizes[value.name or ""]))
+    for _ in range(2):  # what the first pass folds to constants lets the second infer more
+        for node in copy.graph:
+            for value in node.outputs:
+                value.shape = None
+        infer(copy, path)
+    return copy
+
+
+def evaluate(length: Dim, numbers: Mapping[str, int]) -> int | None:
+    """The number that an axis' length stands for: a symbol, or an expression of symbols and numbers as
+    exporters write them (``past + 1``, ``Min(128, sequence)``). None where it cannot be told."""
+    if isinstance(length, int) or length is None:
+        return length
+    if length in numbers:
+        return numbers[length]
     try:
-        tree = ast.parse(text[:200], mode="eval").body
+        tree = ast.parse(length[:200], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    return _value(tree, numbers)
 
-    def value(node: ast.expr) -> int | None:
-        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 1 << 31:
-            return node.value
-        if isinstance(node, ast.Name):
-            return numbers.get(node.id)
-        if isinstance(node, ast.BinOp):
-            a, b = value(node.left), value(node.right)
-            if a is None or b is None or abs(a) > 1 << 31 or abs(b) > 1 << 31:
-                return None
-            if isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
-                return (
-                    a + b
-                    if isinstance(node.op, ast.Add)
-                    else a - b
-                    if isinstance(node.op, ast.Sub)
-                    else a * b
-                )
-            if isinstance(node.op, ast.FloorDiv | ast.Div) and b:
-                return a // b
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"min": min, "max": max, "floor": lambda x: x}
+
+
+def _value(node: ast.expr, numbers: Mapping[str, int]) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int and abs(node.value) < 1 << 31 else None
+    if isinstance(node, ast.Name):
+        return numbers.get(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _value(node.operand, numbers)
+        return None if value is None else -value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and node.args:
+        function = _FUNCTIONS.get(node.func.id.lower())
+        found = [_value(item, numbers) for item in node.args]
+        if function is None or None in found or (function not in {min, max} and len(found) > 1):
+            return None
+        return function(*found) if len(found) > 1 else found[0]
+    operation = _OPERATIONS.get(type(node.op)) if isinstance(node, ast.BinOp) else None
+    if operation is None or not isinstance(node, ast.BinOp):
         return None
-
-    return value(tree)
+    a, b = _value(node.left, numbers), _value(node.right, numbers)
+    if a is None or b is None or abs(a) > 1 << 31 or abs(b) > 1 << 31:
+        return None
+    return None if b == 0 and operation in {operator.floordiv, operator.mod} else operation(a, b)

@@ -65,10 +65,10 @@ class _Embedding:
         if any(value is None for value in needed) or unusual or (counts is not None and mask is None):
             return
         ids, words, places, gamma, beta = needed
-        total = self.op("Gather", [words, ids])
+        total = self.op("Gather", [words, self.counted(ids)])
         total = self.op("Add", [total, self.places(ids, places)])
         if self.input(SEGMENT_TABLE) is not None and self.input(SEGMENTS) is not None:
-            segments = self.op("Gather", [self.input(SEGMENT_TABLE), self.input(SEGMENTS)])
+            segments = self.op("Gather", [self.input(SEGMENT_TABLE), self.counted(self.input(SEGMENTS))])
             total = self.op("Add", [total, segments])
         small = DEFAULT_EPSILON if epsilon is None else epsilon.as_float()
         normalized = self.op("LayerNormalization", [total, gamma, beta], axis=-1, epsilon=small)
@@ -86,7 +86,7 @@ class _Embedding:
         """The embeddings of positions: those that are given, or the first ones of the table."""
         positions = self.input(POSITIONS)
         if positions is not None:
-            return self.op("Gather", [table, positions])
+            return self.op("Gather", [table, self.counted(positions)])
         shape = self.op("Shape", [ids])
         one, two, zero = (self.constant([number]) for number in (1, 2, 0))
         length = self.op("Slice", [shape, one, two, zero])
@@ -96,6 +96,11 @@ class _Embedding:
             # Of a slice whose end is computed, inference would know no axis at all.
             found.type, found.shape = table.type, self.ir.Shape([None, columns[1]])
         return found
+
+    def counted(self, indices: Any) -> ir.Value:
+        """Indices of which Gather refuses the negative ones too, as the whole operator does."""
+        negative = self.op("Less", [indices, self.constant(0, np.int32)])
+        return self.op("Where", [negative, self.constant(np.iinfo(np.int32).min, np.int32), indices])
 
     def count(self, mask: Any) -> ir.Value:
         """How many ones each row of the mask has."""

@@ -27,9 +27,9 @@ from sharding.reshard import COLLECTIVES, DOMAIN
 from sharding.solve import counted_weights, solve
 from sharding.stages import Stages, plan_stages
 from sharding.steps import Step, steps
+from sharding.symbols import shown_shape
 from sharding.tensors import WeightTensor, dtype_name
 from sharding.unsplit import hardly_splits, nothing_splits
-from sharding.values import shape_of
 
 MAX_RANKS = 4096
 
@@ -352,8 +352,8 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
 
 
 def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
-    """Name, element type and shape of model inputs or outputs."""
-    return [(value.name or "", dtype_name(value.dtype), shape_of(value) or ()) for value in values]
+    """Name, element type and shape (as the file names its axes) of model inputs or outputs."""
+    return [(value.name or "", dtype_name(value.dtype), shown_shape(value) or ()) for value in values]
 
 
 def _is_weight(weight: WeightTensor) -> bool:

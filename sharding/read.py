@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sharding.constants import constants_to_initializers, load_inner_weights, loaded
 from sharding.control_flow import fold_branches, lift_weights
 from sharding.cost import Sizes
+from sharding.declared import confirm, forget
 from sharding.errors import ModelError
 from sharding.folded_weights import fold_weights
 from sharding.functions import inline_functions
@@ -20,6 +21,7 @@ from sharding.placeholders import refuse_placeholder
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
 from sharding.shapes import infer
+from sharding.symbols import tell_apart
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, check_nodes, first_cause
 from sharding.values import captured
@@ -55,6 +57,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     path = Path(path)
     proto, file = _read_proto(path, key)
     model = _deserialize(proto, path)
+    declared = forget(model.graph)
+    tell_apart(model.graph)
     defaults = _overridable(model, path)
     while True:
         constants_to_initializers(model)
@@ -62,6 +66,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         load_inner_weights(model, path)
         _check_tensors(model, path)
         infer(model, path)
+        if confirm(model, path, declared):
+            infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
     fold_weights(model, path)

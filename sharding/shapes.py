@@ -55,6 +55,8 @@ def _infer_all(model: ir.Model, path: Path) -> None:
         proto = ir.serde.serialize_model(model)
     except Exception as error:  # text that is not UTF-8, for one: only writing it shows
         raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
+    for node in proto.graph.node:
+        _forget_in_bodies(node)
     try:
         # Its own data propagation would allocate whatever length a ConstantOfShape asks for.
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, data_prop=False)
@@ -66,6 +68,30 @@ def _infer_all(model: ir.Model, path: Path) -> None:
         for value in node.outputs:
             if value.name in found:
                 _merge(value, found[value.name])
+
+
+def _forget_in_bodies(node: onnx.NodeProto) -> None:
+    """Takes declared shapes off the bodies of control flow, in the message that inference alone sees.
+
+    What a body is given has the shapes of what is handed to it. The bodies that run keep what they declare:
+    the Scan of ONNX Runtime wants the shapes of its outputs.
+    """
+    for attribute in node.attribute:
+        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            held = {tensor.name for tensor in body.initializer}
+            for info in [*body.value_info, *body.output, *body.input]:
+                if info.name not in held:
+                    _forget_shape(info.type)
+            for inner in body.node:
+                _forget_in_bodies(inner)
+
+
+def _forget_shape(kind: onnx.TypeProto) -> None:
+    which = kind.WhichOneof("value")
+    if which in {"tensor_type", "sparse_tensor_type"}:
+        getattr(kind, which).ClearField("shape")
+    elif which in {"sequence_type", "optional_type"}:
+        _forget_shape(getattr(kind, which).elem_type)
 
 
 def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:

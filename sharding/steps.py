@@ -11,6 +11,7 @@ from sharding.exchanges import exchanging_options
 from sharding.fold import small_constant
 from sharding.placement import REPLICATED, Placement, Split
 from sharding.randomness import drawn_once, draws
+from sharding.refusals import may_refuse
 from sharding.rules import RULES
 from sharding.rules.base import NodeView, Option
 from sharding.rules.blocks import block_counts
@@ -39,8 +40,11 @@ class Step:
     """The first one keeps everything whole, unless the node draws random numbers."""
 
 
-def steps(source: Source, world: int) -> list[Step]:
-    """The graph's nodes in order, each with its options for this world size."""
+def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
+    """The graph's nodes in order, each with its options for this world size.
+
+    ``apart``: the parts are not computed together, so one may refuse its indices and the others not.
+    """
     graph, opsets = source.model.graph, source.model.opset_imports
     functions = {(identifier[0], identifier[1]) for identifier in source.model.functions}
     nodes = _constants_late(graph)
@@ -60,13 +64,16 @@ def steps(source: Source, world: int) -> list[Step]:
             options = [drawn_once(node, inputs, source.path, can_write=can_write)]
         elif world > 1 and (node.domain, node.op_type) not in functions:
             step_values = (*node.inputs, *node.outputs)
+            producers = [_producer(value) for value in node.inputs]
             offered = exchanging_options(view, source.sizes)
             if has_rule:
                 offered += [*RULES[view.domain, view.op_type](view), *copied_options(view, lengths)]
             options += [
                 option
                 for option in offered
-                if _usable(option, step_values, world) and (option.emit is None or can_write)
+                if _usable(option, step_values, world)
+                and (option.emit is None or can_write)
+                and (apart or not may_refuse(view, option, producers))
             ]
         result.append(Step(node, view, inputs, options))
     return result
@@ -137,6 +144,13 @@ def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
         present=[value is not None for value in node.inputs],
         output_shapes=[shape_of(value) for value in node.outputs],
     )
+
+
+def _producer(value: ir.Value | None) -> str | None:
+    if value is None or value.const_value is not None:
+        return ""
+    node = value.producer()
+    return None if node is None else node.op_type
 
 
 def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
-from ranks.tensors import TensorSpec, is_extended
+from ranks.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
 from sharding.text import did_you_mean
 
 Array = NDArray[Any]
@@ -227,7 +227,7 @@ def padded(batch: Batch, size: int) -> Batch:
 
 def _check_input(spec: TensorSpec, header: Header) -> None:
     expected, found = spec.dtype, header.dtype.newbyteorder("=")
-    accepted = found.kind == "U" if expected.hasobject else found == expected
+    accepted = is_text(found) if expected.hasobject else found == expected
     # .npy cannot name bfloat16 and the 8-bit floats, so they come as float32.
     accepted |= is_extended(expected) and found == np.float32
     if not accepted:
@@ -259,4 +259,4 @@ def _native(array: Array) -> Array:
 
 
 def _as_input(array: Array, spec: TensorSpec) -> Array:
-    return np.asarray(array, spec.dtype)
+    return as_text(array, f"Input {spec.name!r}") if spec.dtype == OBJECT else np.asarray(array, spec.dtype)

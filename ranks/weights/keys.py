@@ -49,7 +49,7 @@ def key_of(model: bytes | Path, config: SessionConfig) -> str:
         "runtime": runtime(),
         "cpu": cpu_features(),
         "provider": config.providers[0],
-        "without": session.CPU_DISABLED,
+        "without": session.left_out(config.providers[0]),
         "options": entries,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

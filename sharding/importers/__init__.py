@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
+from sharding.importers.padded_pooling import keep_zeros
 from sharding.importers.sniff import OPSETS, RUN_OPSET, Format, format_of, is_imported
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def import_model(path: str | Path, *, key: Key | None = None, opset: int = RUN_O
     model: onnx.ModelProto = importlib.import_module(IMPORTERS[found]).import_model(
         path, key=key, opset=opset
     )
+    keep_zeros(model)
     return model
 
 

@@ -1,4 +1,8 @@
-"""Gather and its kin."""
+"""Gather and its kin.
+
+ONNX Runtime refuses an index beyond its axis, and so must all ranks together (see also `sharding.refusals`):
+where the indexed axis is cut, each rank checks all indices against the whole axis.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,9 @@ from sharding.rules.common import (
     splits,
     summable,
 )
+
+MICROSOFT = "com.microsoft"
+MOD_OPSET = 10
 
 
 @rule("Gather")
@@ -45,15 +52,46 @@ def gather(node: NodeView) -> list[Option]:
         options.append(option(node, {1: split}, Split(axis + split.axis, split.blocks)))
     vocabulary = table[axis]
     if isinstance(vocabulary, int) and node.divisible(vocabulary) and summable(node.dtypes[0]):
-        emit = partial(_emit_masked, node, axis, node.dtypes[0])
+        emit = partial(_emit_vocabulary, node, axis)
         options.append(option(node, {0: Split(axis)}, PARTIAL, emit))
     return options + partial_option(node)
+
+
+def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> list[Any]:
+    """Rank r holds rows r * rows to (r + 1) * rows; negative indices count from the end.
+
+    Which rank holds a row is looked up in a table as long as the whole axis: that lookup refuses on every
+    rank what the whole model's would, in the same words.
+    """
+    table, indices = node.shapes[0] or (), values[1]
+    vocabulary, trailing = table[axis], len(table) - axis - 1
+    assert isinstance(vocabulary, int)
+    rows = vocabulary // e.world
+    mine = np.zeros(vocabulary, bool)
+    mine[e.rank * rows : (e.rank + 1) * rows] = True
+    held = e.op("Gather", [e.constant(mine), indices])[0]
+    kind = node.dtypes[1] or np.dtype(np.int64)
+
+    def number(value: int) -> Any:
+        return e.constant(np.asarray(value, dtype=kind))
+
+    if e.version >= MOD_OPSET:
+        local = e.op("Mod", [indices, number(rows)])[0]  # as many for every rank; of negative ones, too
+    else:
+        negative = e.op("Less", [indices, number(0)])[0]
+        counted = e.op("Where", [negative, e.op("Add", [indices, number(vocabulary)])[0], indices])[0]
+        local = e.op("Sub", [counted, number(rows * e.rank)])[0]
+    # What others hold is read from one row, which is at hand then.
+    found = e.copy([values[0], e.op("Where", [held, local, number(0)])[0]])[0]
+    if trailing:
+        held = _append_axes(node, e, held, trailing)
+    return e.op("Where", [held, found, e.constant(np.zeros((), dtype=node.dtypes[0]))])
 
 
 def _emit_masked(
     node: NodeView, axis: int, kind: np.dtype[Any] | None, e: Emitter, values: Values
 ) -> list[Any]:
-    """Rank r holds rows r * rows to (r + 1) * rows; negative indices count from the end."""
+    """The same, with zeros for what lies beyond the whole axis, as GatherBlockQuantized gives them."""
     table = node.shapes[0] or ()
     vocabulary, trailing = table[axis], len(table) - axis - 1
     assert isinstance(vocabulary, int)
@@ -84,7 +122,7 @@ def _append_axes(node: NodeView, e: Emitter, value: Any, count: int) -> Any:
     return e.op("Unsqueeze", [value, int64(e, axes)])[0]
 
 
-@rule("GatherBlockQuantized", domain="com.microsoft")
+@rule("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(node: NodeView) -> list[Option]:
     """A table, indices, one scale per block of ``quantize_axis``, zero points; the output is dequantized.
 
@@ -163,7 +201,7 @@ def gather_nd(node: NodeView) -> list[Option]:
     return options + partial_option(node)
 
 
-rule("GatherND", domain="com.microsoft")(gather_nd)
+rule("GatherND", domain=MICROSOFT)(gather_nd)
 
 
 @rule("Scatter", "ScatterElements")

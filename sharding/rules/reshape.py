@@ -134,7 +134,11 @@ def _emit_reshape(
     assert isinstance(part, int)
     value = constant(node, 1)
     if value is None:
-        lengths = [length if isinstance(length, int) else None for length in target]
+        # What is computed is right for all other axes; but a 0 would copy this rank's length of the input.
+        lengths: list[int | None] = [None] * len(target)
+        copied = dim(target, before)
+        if isinstance(copied, int) and not node.attributes.get("allowzero", 0):
+            lengths[before] = copied
         lengths[after] = part // e.world
         return e.copy([values[0], with_lengths(e, values[1], lengths)])
     entries = [int(item) for item in value.reshape(-1)]

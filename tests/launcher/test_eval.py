@@ -411,3 +411,36 @@ def test_a_bar_shows_on_a_terminal_only(model: Path, tmp_path: Path) -> None:
     assert out.startswith(b"{'accuracy': ")
     done = subprocess.run(script, cwd=tmp_path, env=variables, capture_output=True, timeout=60, check=True)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "texts", [np.array(["ab", "c", "ab"]), np.array([b"ab", b"c", b"ab"])], ids=["characters", "bytes"]
+)
+def test_text_as_characters_or_bytes(tmp_path: Path, texts: Any) -> None:
+    """Each text has its number; one that ran into its neighbour would have -7."""
+    nodes = [
+        helper.make_node(
+            "LabelEncoder",
+            ["s"],
+            ["f"],
+            domain="ai.onnx.ml",
+            keys_strings=["ab", "c"],
+            values_floats=[1.0, 2.0],
+            default_float=-7.0,
+        ),
+        helper.make_node("Unsqueeze", ["f", "axis"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("s", TensorProto.STRING, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
+        [onnx.numpy_helper.from_array(np.array([1]), "axis")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    labels = np.array([[1.0], [2.0], [1.0]], np.float32)
+    np.savez(tmp_path / "d.npz", s=texts, label=labels)
+    model = built(tmp_path / "m.onnx")
+    assert model.eval(str(tmp_path / "d.npz"), ["mse"]) == {"mse": 0.0}
+    assert model.eval([(texts, labels)], ["mse"]) == {"mse": 0.0}

@@ -276,3 +276,25 @@ def test_a_header_that_says_more_than_there_is(tmp_path: Path, name: str, rows: 
     said = rf"its header says \d+ bytes, but there are {len(data)}: the file is damaged"
     with pytest.raises(ConfigError, match=said):
         make_inputs([Spec("x", "float32", ("batch", 8))], [str(tmp_path / name)])
+
+
+def test_one_symbol_may_stand_for_two_lengths(tmp_path: Path) -> None:
+    """In what is given, unless ``dims`` says the length; what is made up takes the first."""
+    given = {"ids": np.ones((2, 5), np.int64), "x": np.ones((3, 3), np.float32)}
+    np.savez(tmp_path / "in.npz", **given)
+    arrays, made = make_inputs([IDS, X, MASK], [str(tmp_path / "in.npz")])
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "ids": (2, 5),
+        "x": (3, 3),
+        "mask": (2, 1, 5),
+    }
+    assert made == ["mask"]
+    with pytest.raises(ConfigError, match="expected shape"):
+        make_inputs([IDS, X, MASK], [str(tmp_path / "in.npz")], dims={"batch": 2})
+
+
+@pytest.mark.parametrize("given", [np.array(["ab", "ü"]), np.array([b"ab", "ü".encode()])])
+def test_text_comes_as_characters_or_bytes(tmp_path: Path, given: np.ndarray[Any, Any]) -> None:
+    np.save(tmp_path / "in.npy", given)
+    arrays, _ = make_inputs([Spec("s", "string", ("n",))], [str(tmp_path / "in.npy")])
+    assert arrays["s"].tolist() == ["ab", "ü"]

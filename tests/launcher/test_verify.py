@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from launcher.errors import ConfigError, VerifyError
 from launcher.verify import check, compare, compare_outputs, find_source, run_reference, tolerance_for
 from sharding.manifest import sha256_of
+from tests.sharding import graphs
 
 NAN, INF = float("nan"), float("inf")
 
@@ -119,3 +120,20 @@ def test_source_of_a_slice_folder(tmp_path: Path) -> None:
         find_source(folder, "m.onnx", size, "0" * 64, None)
     with pytest.raises(ConfigError, match=r"neither in that folder nor beside it; give it with --against"):
         find_source(folder, "other.onnx", size, digest, None)
+
+
+def test_the_reference_is_right_where_an_optimizer_is_not(tmp_path: Path) -> None:
+    """Zeros before a MaxPool, which ONNX Runtime's Pad_Fusion would make minus infinity."""
+    text = """g (float[1, 1, 3, 3] x) => (float[1, 1, 3, 3] y) {
+      p = Pad(x, pads) y = MaxPool<kernel_shape = [3, 3]>(p)
+    }"""
+    pads = np.array([0, 0, 1, 1, 0, 0, 1, 1])
+    path = graphs.save(tmp_path / "model.onnx", text, {"pads": pads})
+    found = run_reference(path, {"x": -np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3)})
+    assert found["y"].tolist() == [[[[0, 0, 0], [0, -1, 0], [0, 0, 0]]]]
+
+
+def test_the_reference_takes_text(tmp_path: Path) -> None:
+    path = graphs.save(tmp_path / "model.onnx", "g (string[n] s) => (string[n] t) { t = Identity(s) }", {})
+    found = run_reference(path, {"s": np.array(["a", "naïve"], object)})
+    assert found["t"].tolist() == ["a", "naïve"]

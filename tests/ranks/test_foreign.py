@@ -138,3 +138,40 @@ def test_operators_of_nccl_builds_only(operator: str, with_others: bool, tmp_pat
         ModelError, match=rf"{operator} \(node 'block/7'\), .* only in builds of ONNX Runtime with NCCL"
     ):
         executor.load(tmp_path / "rank_0_m.onnx", communicator=FakeCommunicator(None, 0, 2, 1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("declared", [[1, "length"], [1, 4, 1], ["n", "m", "k", "j"], [], None], ids=str)
+def test_declared_shapes_are_not_insisted_on(declared: list[Any] | None, tmp_path: Path) -> None:
+    """Of the output, and of a value between segments: ONNX Runtime alone would only warn of them."""
+    models = []
+    for rank in range(2):
+        nodes = [
+            node("MatMul", ["x", "w"], ["a"]),
+            node("AllReduce", ["a"], ["b"]),
+            node("Shape", ["b"], ["s"]),
+            node("Concat", ["s", "one"], ["to"], axis=0),
+            node("Reshape", ["b", "to"], ["c"]),
+            node("AllReduce", ["c"], ["d"]),
+            node("Tanh", ["d"], ["y"]),
+        ]
+        rng = np.random.default_rng(rank)
+        weights = {"w": rng.standard_normal((3, 4)).astype(np.float32), "one": np.array([1])}
+        made = model(nodes, [value("x", ["n", 3])], [value("y", declared)], weights)
+        made.graph.value_info.extend(value(name, declared) for name in ("b", "c", "d"))
+        models.append(made)
+        onnx.save(made, tmp_path / f"rank_{rank}_model.onnx")
+    for item in models:
+        del item.graph.value_info[:]  # the whole model, in which nothing is declared
+    whole = ort.InferenceSession(joined(models).SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = [{"x": np.full((rows, 3), rows, np.float32) / 4} for rows in (2, 2, 2, 5, 5, 2)]
+
+    def work(world: FakeCommunicator) -> list[Any]:
+        loaded = executor.load(tmp_path / "rank_{}_model.onnx", communicator=world, threads=1)
+        return [array for each in feeds for array in loaded.run(each)]
+
+    everyone = on_ranks(2, work)
+    assert same_everywhere(everyone)
+    for found, each in zip(everyone[0], feeds, strict=True):
+        right = whole.run(["0/y"], each)[0]
+        assert found.shape == right.shape
+        np.testing.assert_allclose(found, right, atol=1e-6)

@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from ranks import devices, session
+from ranks import devices, executor, session
 from ranks.errors import DeviceError, ModelError, ShardrunError
 from ranks.limits import cores as available_cores
 from ranks.session import SessionConfig, create, default_threads, reason
+from tests.sharding import graphs
 
 
 def relu(element: int = onnx.TensorProto.FLOAT) -> bytes:
@@ -120,3 +122,25 @@ def test_onnxruntime_leaves_no_id_of_this_user(module: str, tmp_path: Path) -> N
         check=False,
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_zeros_before_a_max_pool_stay_zeros(
+    tmp_path: Path, prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's Pad_Fusion makes them minus infinity, whatever the largest of a window is then."""
+    text = """g (float[n, 2, h, w] x) => (float[n, 4, a, b] y) {
+      c = Conv(x, w) p = Pad(c, pads) y = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(p)
+    }"""
+    weights = {"w": -np.ones((4, 2, 3, 3), np.float32), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    feeds = {"x": np.abs(graphs.array(1, 2, 9, 9)) + 1}
+    (right,) = ort.InferenceSession(path, options).run(None, feeds)
+    assert (right == 0).any() and (right < 0).any()
+    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on" if prepared else "off")
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):  # made, then opened
+        (found,) = executor.load(path).run(feeds)
+        np.testing.assert_allclose(found, right, atol=1e-5)

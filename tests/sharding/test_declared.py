@@ -1,0 +1,380 @@
+"""What files declare of shapes inside them, and of outputs, where it is not so."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sharding
+from sharding.lengths import evaluate
+from sharding.manifest import read_manifest
+from sharding.mesh import Mesh
+from sharding.options import SliceOptions
+from sharding.read import read_model
+from sharding.values import shape_of
+from tests.sharding import graphs, lockstep
+
+HEADS, SIZE = 8, 4
+WIDTH = HEADS * SIZE
+Edit = Callable[[onnx.ModelProto], None]
+
+ATTENTION = """
+attention (float[1, seq, 32] x) => (float[a, b, c] y) {
+  shape = Shape(x)
+  batch = Gather<axis = 0>(shape, zero)
+  apart = Concat<axis = 0>(batch, minus, heads, size)
+  flat = Concat<axis = 0>(batch, minus, width)
+  q0 = MatMul(x, wq)
+  q1 = Reshape(q0, apart)
+  q2 = Transpose<perm = [0, 2, 1, 3]>(q1)
+  k0 = MatMul(x, wk)
+  k1 = Reshape(k0, apart)
+  k2 = Transpose<perm = [0, 2, 3, 1]>(k1)
+  v0 = MatMul(x, wv)
+  v1 = Reshape(v0, apart)
+  v2 = Transpose<perm = [0, 2, 1, 3]>(v1)
+  s = MatMul(q2, k2)
+  p = Softmax<axis = -1>(s)
+  c0 = MatMul(p, v2)
+  c1 = Transpose<perm = [0, 2, 1, 3]>(c0)
+  c2 = Reshape(c1, TARGET)
+  y = MatMul(c2, wo)
+}
+"""
+ATTENTION_WEIGHTS = {
+    "zero": np.array([0]),
+    "minus": np.array([-1]),
+    "heads": np.array([HEADS]),
+    "size": np.array([SIZE]),
+    "width": np.array([WIDTH]),
+    **{f"w{name}": graphs.array(WIDTH, WIDTH, seed=n) / 6 for n, name in enumerate("qkvo")},
+}
+
+
+def _declare(model: onnx.ModelProto, declared: Mapping[str, list[Any]]) -> None:
+    for name, shape in declared.items():
+        for info in [*model.graph.value_info, *model.graph.output]:
+            if info.name == name:
+                info.CopyFrom(helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, shape))
+                break
+        else:
+            model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+
+
+def _inferred_then_opened(model: onnx.ModelProto) -> None:
+    """The usual edit: shapes were written for a batch of 1, then the input's batch was opened."""
+    for axis in model.graph.output[0].type.tensor_type.shape.dim:
+        axis.Clear()
+    model.CopyFrom(onnx.shape_inference.infer_shapes(model, data_prop=True))
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def _saved(tmp_path: Path, text: str, weights: dict[str, Any], edit: Edit) -> Path:
+    path = graphs.save(tmp_path / "model.onnx", text, weights, opset=17)
+    model = onnx.load(path)
+    edit(model)
+    onnx.save(model, path)
+    return path
+
+
+def _reshaped(tmp_path: Path, target: str, edit: Edit) -> Path:
+    def both(model: onnx.ModelProto) -> None:
+        _inferred_then_opened(model)
+        edit(model)
+
+    return _saved(tmp_path, ATTENTION.replace("TARGET", target), ATTENTION_WEIGHTS, both)
+
+
+STALE: dict[str, Edit] = {
+    "batch of 1": lambda _: None,
+    "one value alone": lambda model: _only(model, "c2"),
+    "heads elsewhere": lambda model: _declare(model, {"q1": [1, HEADS, "seq", SIZE], "c1": [1, 8, "seq", 4]}),
+    "other heads": lambda model: _declare(model, {"c1": [1, "seq", 4, 2 * SIZE]}),
+    "other rank": lambda model: _declare(model, {"c2": ["batch", WIDTH], "q0": [WIDTH], "p": ["batch", 1]}),
+    "other symbols": lambda model: _declare(model, {"q0": ["seq", "batch", WIDTH], "c2": ["x", "x", WIDTH]}),
+    "all of 1": lambda model: _declare(
+        model, {"p": [1, 1, 1, "seq"], "c0": [1, 1, 1, 1], "c1": [1, 1, 1, 1]}
+    ),
+}
+
+
+def _only(model: onnx.ModelProto, name: str) -> None:
+    for info in [info for info in model.graph.value_info if info.name != name]:
+        model.graph.value_info.remove(info)
+
+
+@pytest.mark.parametrize("target", ["flat", "shape"])
+@pytest.mark.parametrize("stale", STALE)
+def test_stale_shapes_inside_are_not_believed(tmp_path: Path, stale: str, target: str) -> None:
+    path = _reshaped(tmp_path, target, STALE[stale])
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    for batch in (1, 2, 3):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(batch, 5, WIDTH)})
+
+
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"pipeline": 2}, {"pipeline": 2, "tensor": 2}])
+def test_stale_shapes_on_a_mesh(tmp_path: Path, mesh: dict[str, int]) -> None:
+    path = _reshaped(tmp_path, "flat", STALE["batch of 1"])
+    options = SliceOptions(mesh=Mesh.of(**mesh))
+    sharding.slice_model(path, options.mesh.size if options.mesh else 1, tmp_path / "slices", options=options)
+    for batch in (2, 3):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(batch, 5, WIDTH)})
+
+
+def test_a_target_that_only_the_run_knows(tmp_path: Path) -> None:
+    """Nothing but the file says what the Reshape gives, and it is wrong for all batches but one."""
+    text = """g (float[batch, seq, 32] x, int64[3] to) => (float[a, b, c] y) {
+      m = MatMul(x, wq)
+      r = Reshape(m, to)
+      t = Relu(r)
+      y = MatMul(t, wo)
+    }"""
+    weights = {name: ATTENTION_WEIGHTS[name] for name in ("wq", "wo")}
+    path = _saved(tmp_path, text, weights, lambda model: _declare(model, {"r": [1, 5, 32], "t": [1, 5, 32]}))
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    for batch, shape in ((2, (2, 5, 32)), (2, (5, 2, 32)), (1, (1, 5, 32))):
+        feeds = {"x": graphs.array(batch, 5, 32), "to": np.array(shape)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def _branches(opened: bool) -> onnx.ModelProto:
+    """An If, and a Loop, whose bodies declare a batch of 1 for what they make and are given."""
+    parse = onnx.parser.parse_graph
+    then = parse("then () => (float[n, 5, 32] a) { a = Relu(m) }")
+    other = parse("other () => (float[n, 5, 32] b) { b = Tanh(m) }")
+    body = parse(
+        """body (int64 i, bool go, float[1, 5, 32] state) => (bool more, float[n, 5, 32] next)
+        <float[1, 5, 32] t> {
+          more = Identity(go)
+          t = Tanh(state)
+          next = Identity(t)
+        }"""
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "wq"], ["m"]),
+        helper.make_node("If", ["flag"], ["c"], then_branch=then, else_branch=other),
+        helper.make_node("Loop", ["times", "", "c"], ["l"], body=body),
+        helper.make_node("Shape", ["x"], ["sh"]),
+        helper.make_node("Reshape", ["l", "sh"], ["r"]),
+        helper.make_node("MatMul", ["r", "wo"], ["y"]),
+    ]
+    weights = {**{name: ATTENTION_WEIGHTS[name] for name in ("wq", "wo")}, "times": np.array(2)}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch" if opened else 1, 5, WIDTH]),
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5, WIDTH])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+        value_info=[
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 5, WIDTH]) for name in ("c", "l", "r")
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_stale_shapes_in_bodies(tmp_path: Path, flag: bool) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_branches(True), path)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    for batch in (1, 3):
+        feeds = {"x": graphs.array(batch, 5, WIDTH), "flag": np.array(flag)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_stale_shapes_in_a_branch_that_is_always_taken(tmp_path: Path) -> None:
+    model = _branches(True)
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
+    onnx.save(model, tmp_path / "model.onnx")
+    found = {
+        value.name: value
+        for node in read_model(tmp_path / "model.onnx").model.graph
+        for value in node.outputs
+    }
+    assert shape_of(found["c"]) == ("batch", 5, WIDTH)
+
+
+def test_stale_shapes_in_a_function(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17, "local" : 1]>
+    g (float[batch, 5, 32] x) => (float[1, 5, 32] y) <float[1, 5, 32] h> {
+      h = local.block(x, wq, wo)
+      y = Identity(h)
+    }
+    <domain: "local", opset_import: ["" : 17]>
+    block (x, w, v) => (h) {
+      m = MatMul(x, w)
+      n = Relu(m)
+      s = Shape(x)
+      r = Reshape(n, s)
+      h = MatMul(r, v)
+    }"""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for name in ("m", "n", "r"):
+            model.functions[0].value_info.append(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 5, WIDTH])
+            )
+
+    weights = {name: ATTENTION_WEIGHTS[name] for name in ("wq", "wo")}
+    path = _saved(tmp_path, text, weights, edit)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    for batch in (1, 3):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(batch, 5, WIDTH)})
+
+
+HIGH = "(((height - 1)//2)) + 1"
+IMAGES = """
+g (float[batch, 3, height, width] x) => (float[b, 8, h, w] y) {
+  a = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]>(x, w1)
+  b = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(a, w2)
+  y = Add(a, b)
+}
+"""
+
+
+def test_what_an_exporter_knows_is_used_where_it_holds(tmp_path: Path) -> None:
+    """Inference with symbols alone does not know how high a convolution's output is; the exporter said it.
+    Where it says something else, that is not used."""
+    wide = HIGH.replace("height", "width")
+    shapes = {
+        "a": ["batch", 8, HIGH, wide],  # right
+        "b": ["batch", 8, HIGH, "(((width - 1)//3)) + 1"],  # the last axis is wrong
+        "y": ["batch", 8, "height", wide],  # and here the third
+    }
+    weights = {"w1": graphs.array(8, 3, 3, 3), "w2": graphs.array(8, 8, 3, 3)}
+    path = _saved(tmp_path, IMAGES, weights, lambda model: _declare(model, shapes))
+    found = {value.name: shape_of(value) for node in read_model(path).model.graph for value in node.outputs}
+    assert found["a"] == ("batch", 8, HIGH, wide)
+    assert found["b"] is not None and found["b"][:3] == ("batch", 8, HIGH) and found["b"][3] != wide
+    assert "1)//3" not in str(found) and found["y"] is not None and found["y"][2] == HIGH
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    for height in (9, 12):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 3, height, 11)})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("n", 7), ("n + 1", 8), ("2*n - m", 11), ("Min(128, n)", 7), ("Max(1, n, m)", 7), ("floor(n/2)", 3),
+        ("((n - 1)//2) + 1", 4), ("-(-n//2)", 4), ("n % 4", 3), ("n // 0", None), ("k", None), ("n**2", None),
+        ("Min(k, 1)", None), ("", None), ("n(", None), ("open('x')", None), ("1.5", None),
+        ("9999999999", None),
+    ],
+)  # fmt: skip
+def test_expressions_of_lengths(text: str, value: int | None) -> None:
+    assert evaluate(text, {"n": 7, "m": 3}) == value
+
+
+@pytest.mark.parametrize("declared", [[1, "length"], [1, 128, 1], ["a", "b", "c", "d"], [], [5, 64, 1], None])
+def test_outputs_of_another_shape_than_declared(tmp_path: Path, declared: list[Any] | None) -> None:
+    text = """g (float[n, 64] x) => (float[a, b, c] y) {
+      m = MatMul(x, w)
+      s = Shape(m)
+      to = Concat<axis = 0>(s, one)
+      y = Reshape(m, to)
+    }"""
+
+    def edit(model: onnx.ModelProto) -> None:
+        kind = helper.make_tensor_value_info("y", TensorProto.FLOAT, declared)
+        model.graph.output[0].CopyFrom(kind)
+
+    path = _saved(tmp_path, text, {"w": graphs.array(64, 128), "one": np.array([1])}, edit)
+    for mesh in ({"tensor": 2}, {"data": 2}, {"pipeline": 2}):
+        folder = tmp_path / "_".join(mesh)
+        options = SliceOptions(mesh=Mesh.of(**mesh))
+        sharding.slice_model(path, 2, folder, options=options, allow_replicated=True)
+        for rows in (5, 3):
+            lockstep.assert_same(folder, path, {"x": graphs.array(rows, 64)})
+
+
+SYMBOLS = {
+    "one input twice": (
+        """g (float[q, 3, q, q] x) => (float[a, b, c, d] y) {
+          m = Conv<pads = [1, 1, 1, 1]>(x, w)
+          y = Relu(m)
+        }""",
+        {"w": graphs.array(8, 3, 3, 3)},
+        {"x": (2, 3, 6, 9)},
+    ),
+    "a row for all": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[a, b] y) {
+          s = Add(x, z)
+          m = MatMul(s, w)
+          r = Relu(m)
+          y = MatMul(r, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (1, 16), "z": (5, 16)},
+    ),
+    "the target of a Reshape": (
+        """g (float[n, 16] x, float[n, 4] z) => (float[a, b] y) {
+          m = MatMul(x, w)
+          rows = Shape<start = 0, end = 1>(z)
+          to = Concat<axis = 0>(rows, minus)
+          r = Reshape(m, to)
+          y = Tanh(r)
+        }""",
+        {"w": graphs.array(16, 32), "minus": np.array([-1])},
+        {"x": (6, 16), "z": (3, 4)},
+    ),
+    "the same, declared": (
+        """g (float[n, 16] x, float[n, 4] z) => (float[n, 32] y) <float[n, 32] r> {
+          m = MatMul(x, w)
+          rows = Shape<start = 0, end = 1>(z)
+          to = Concat<axis = 0>(rows, minus)
+          r = Reshape(m, to)
+          y = Tanh(r)
+        }""",
+        {"w": graphs.array(16, 32), "minus": np.array([-1])},
+        {"x": (6, 16), "z": (3, 4)},
+    ),
+    "apart": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[n, 8] y, float[n, 8] t) {
+          m = MatMul(x, w)
+          k = MatMul(z, w)
+          mm = Relu(m)
+          kk = Relu(k)
+          y = MatMul(mm, v)
+          t = MatMul(kk, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (2, 16), "z": (7, 16)},
+    ),
+    "joined": (
+        """g (float[n, 16] x, float[n, 16] z) => (float[a, 8] y) {
+          j = Concat<axis = 0>(x, z)
+          m = MatMul(j, w)
+          r = Relu(m)
+          y = MatMul(r, v)
+        }""",
+        {"w": graphs.array(16, 32), "v": graphs.array(32, 8)},
+        {"x": (2, 16), "z": (7, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SYMBOLS)
+def test_one_symbol_for_two_lengths(tmp_path: Path, case: str) -> None:
+    text, weights, shapes = SYMBOLS[case]
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    feeds = {name: graphs.array(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    for mesh in ({"tensor": 2}, {"pipeline": 2}):
+        folder = tmp_path / "_".join(mesh)
+        options = SliceOptions(mesh=Mesh.of(**mesh), micro_batches=1)
+        sharding.slice_model(path, 2, folder, options=options, allow_replicated=True)
+        lockstep.assert_same(folder, path, feeds)
+        manifest = read_manifest(folder)
+        shapes = [entry.shape for entry in (*manifest.inputs, *manifest.outputs, *manifest.collectives)]
+        named = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
+        assert {name for name in named if not name.startswith("unk__")} <= {"q", "n"}  # as the file does
