@@ -20,7 +20,7 @@ from ranks.api.notice import deprecated
 from ranks.api.one_process import OneProcess
 from ranks.api.tensor import OutputTensor, Tensor, TensorMeta, fill, input_tensor, misfit, result_tensor
 from ranks.api.types import ModelType, from_numpy
-from ranks.api.update import parse
+from ranks.api.update import checked, parse
 from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
@@ -196,7 +196,8 @@ class Model(OneProcess):
         """Replaces variable weights, all at once: a `predict` sees all old or all new values.
 
         ``weights`` has one list, of tensors with the names of weights that the configuration made variable
-        (`ranks.api.variable_options`), and with their types and shapes. A pair of tensors ``NAME@A`` and
+        (`ranks.api.variable_options`), and with their types and shapes; where it made one variable, the
+        name may be left out. A pair of tensors ``NAME@A`` and
         ``NAME@B`` makes the weight NAME its base + A @ B, where the base is the value of the file or of the
         last whole update. The values are copied. On ranks every rank makes the call; either rank 0 gives the
         whole weights and the others give ``[]``, or all give the same.
@@ -205,11 +206,12 @@ class Model(OneProcess):
         where the model was not built, a name, type or shape does not fit, or another rank refuses. Nothing
         has changed then, on any rank.
         """
+        failed = "update weight failed!"
         built = self._built
         if built is None:
-            parse(weights)
+            checked(weights)
             raise runtime_error(
-                "update_weights failed! Error is the model is not built: call build_from_file first."
+                f"{failed} Error is Session is null, please build model first! Call build_from_file."
             )
         given: Given | Exception
         try:
@@ -220,7 +222,7 @@ class Model(OneProcess):
             with naming(built.model.path, built.model.given):
                 built.model.update_weights(given)
         except ShardrunError as error:
-            raise as_runtime_error("update_weights failed!", error) from error
+            raise as_runtime_error(failed, error) from error
 
     def eval(
         self,
