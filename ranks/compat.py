@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from ranks import MODULES
 from ranks.errors import ShardrunError
 
 NAME = "mindspore_lite"
@@ -21,11 +22,7 @@ API_VERSION = "2.3.0"
 """The version of mindspore_lite whose interface `ranks` follows, which scripts see as its `__version__`."""
 
 # The modules of mindspore_lite that scripts import from, and where their names are here.
-SUBMODULES = {
-    f"{NAME}.context": "ranks.api.context",
-    f"{NAME}.model": "ranks.api",
-    f"{NAME}.tensor": "ranks.api.tensor",
-}
+SUBMODULES = {f"{NAME}.{module}": f"ranks.{module}" for module in MODULES}
 
 
 def install(enabled: bool | None = None) -> bool:
@@ -84,7 +81,8 @@ class _Stand(ModuleType):
             ) from None
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *importlib.import_module(self.stands_for).__all__})
+        here = {*super().__dir__(), *importlib.import_module(self.stands_for).__all__}
+        return sorted({*here, *MODULES} if self.__name__ == NAME else here)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

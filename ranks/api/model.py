@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Model", "ModelType"]
 
 
+Data = Tensor | np.ndarray[Any, Any]
+
+
 class Model(OneProcess):
     """A model for inference: build it from a file, give it tensors, get tensors.
 
@@ -129,28 +132,38 @@ class Model(OneProcess):
         ]
 
     def predict(
-        self, inputs: Sequence[Tensor | np.ndarray[Any, Any]], outputs: Sequence[TensorMeta] | None = None
+        self,
+        inputs: Sequence[Data] | Data,
+        outputs: Sequence[TensorMeta] | Data | None = None,
+        *further: Data,
     ) -> list[Tensor]:
         """Runs the model on ``inputs`` (tensors or arrays, in order) and returns its outputs.
 
-        The outputs are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs`
-        or with arrays of the caller's own, are filled and returned instead of new tensors.
+        Inputs may also be given one by one, ``predict(a, b)``, as MindSpore's Model takes them. The outputs
+        are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs` or with
+        arrays of the caller's own, are filled and returned instead of new tensors.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the model was not built, an input or an array given for an output does not fit, or inference
         fails.
         """
         if type(inputs) is not list:
+            inputs, outputs = _one_by_one(inputs, outputs, further)
             check_sequence("inputs", inputs)
+        assert isinstance(inputs, (list, tuple))
         built = self._built
         if built is None:
             check_elements("inputs", inputs, (Tensor, np.ndarray))
             raise runtime_error(
-                "predict failed! Error is the model is not built: call build_from_file first."
+                "predict failed! Error is the model is not built: call build_from_file first (model input "
+                f"len:0 not equal input len:{len(inputs)}!)."
             )
         names = built.input_names
         if len(inputs) != len(names):
-            raise runtime_error(f"model input len:{len(names)} not equal input len:{len(inputs)}!")
+            raise runtime_error(
+                f"model input len:{len(names)} not equal input len:{len(inputs)}! predict failed! Error is "
+                f"the model's inputs are {', '.join(map(repr, names)) or 'none'}."
+            )
         feeds = {}
         for index, given in enumerate(inputs):
             if isinstance(given, Tensor):
@@ -160,29 +173,24 @@ class Model(OneProcess):
                 feeds[names[index]] = given
             else:
                 raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
-        if outputs is not None:
-            _check_outputs(outputs, len(built.outputs))
+        places = None if outputs is None else _checked_outputs(outputs, len(built.outputs))
         try:
             results = built.run(feeds)
         except ShardrunError as error:
             raise as_runtime_error("predict failed!", error) from error
-        if outputs is None:
+        if places is None:
             return [
                 result_tensor(*named, array)
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
         # Only now, since the other ranks of a group wait for this one; and before any is written to.
-        for (name, _), output, array in zip(built.named_outputs, outputs, results, strict=True):
-            assert isinstance(output, Tensor)
+        for (name, _), output, array in zip(built.named_outputs, places, results, strict=True):
             wrong = misfit(output, array)
             if wrong is not None:
                 raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
-        filled: list[Tensor] = []
-        for output, array in zip(outputs, results, strict=True):
-            assert isinstance(output, Tensor)
+        for output, array in zip(places, results, strict=True):
             fill(output, array)
-            filled.append(output)
-        return filled
+        return places
 
     def _zeros(self, index: int, tensor: Tensor) -> np.ndarray[Any, Any]:
         if min(tensor.shape, default=0) < 0:
@@ -227,27 +235,35 @@ class Model(OneProcess):
     def eval(
         self,
         data: str | os.PathLike[str] | Iterable[Any],
-        metrics: Any,
+        metrics: Any = None,
         *,
         batch_size: int | None = None,
         label: str | None = None,
         rename: Mapping[str, str] | None = None,
         prediction: str | None = None,
         ignore_label: int | None = None,
+        dataset_sink_mode: bool = False,
     ) -> dict[str, Any]:
         """Runs the model over labelled data and returns the metrics by name.
 
         ``data``: an ``.npz`` file, a folder of ``.npz`` or ``.npy`` files, or an iterable of
         (inputs, labels). ``metrics``: a name or several, functions of (prediction, labels), or a mapping.
-        `ranks.evaluation.evaluate.evaluate` has what the other arguments mean. A progress bar shows on a
-        terminal. In a group every rank makes the same call.
+        `ranks.evaluation.evaluate.evaluate` has what the other arguments mean. ``dataset_sink_mode`` is
+        MindSpore's, which sends whole data sets to a device; here batches go to the model one by one. A
+        progress bar shows on a terminal. In a group every rank makes the same call.
 
-        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
-        where the model was not built, or data, labels and metrics do not fit.
+        Raises `TypeError` for arguments of another type, `ValueError` without metrics, and a `RuntimeError`
+        (that is a `ShardrunError` too) where the model was not built, or data, labels and metrics do not fit.
         """
         from ranks.evaluation.built import evaluated
         from ranks.evaluation.evaluate import Options
 
+        check_isinstance("dataset_sink_mode", dataset_sink_mode, bool)
+        if metrics is None:
+            raise ValueError(
+                "For Model.eval, the argument 'metrics' can not be None or empty: name what to measure, as "
+                "model.eval(data, 'accuracy') does."
+            )
         built = self._built
         if built is None:
             raise runtime_error("eval failed! Error is the model is not built: call build_from_file first.")
@@ -295,7 +311,10 @@ class Model(OneProcess):
         """Text about the model: "input_shape" as ``name:1,3,-1;...`` (-1: open), "user_info" the ONNX file's
         metadata as JSON, "shareable_weight_mem_handle" the handle for others of a model that shares its
         weights, and, before the model is built too, "current_pid" this process's id; else ""."""
-        check_isinstance("key", key, str)
+        if not isinstance(key, str):
+            raise TypeError(
+                f"get_model_info(): incompatible function arguments. key must be str, but got {type(key)}."
+            )
         if key == "current_pid":
             return str(os.getpid())
         return "" if self._built is None else self._built.info(key)
@@ -323,12 +342,24 @@ def _length(dim: int | str | None) -> int:
     return dim if isinstance(dim, int) else -1
 
 
-def _check_outputs(outputs: object, expected: int) -> None:
+def _one_by_one(inputs: Any, outputs: Any, further: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Inputs and outputs of ``predict(a, b, ...)``; what ``predict([a, b], outputs)`` was given stays."""
+    if not isinstance(inputs, (Tensor, np.ndarray)):
+        return inputs, outputs
+    if isinstance(outputs, (Tensor, np.ndarray)):
+        return [inputs, outputs, *further], None
+    return [inputs, *further], outputs
+
+
+def _checked_outputs(outputs: object, expected: int) -> list[Tensor]:
     check_sequence("outputs", outputs)
     assert isinstance(outputs, (list, tuple))
     check_elements("outputs", outputs, Tensor)
     if len(outputs) != expected:
-        raise runtime_error(f"model output len:{expected} not equal output len:{len(outputs)}!")
+        raise runtime_error(
+            f"predict failed! Error is model output len:{expected} not equal output len:{len(outputs)}!"
+        )
+    return list(outputs)
 
 
 def _shapes(dims: Sequence[object]) -> list[tuple[int, ...]]:

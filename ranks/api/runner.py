@@ -19,7 +19,7 @@ from ranks.api.content import is_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
-from ranks.api.model import Model
+from ranks.api.model import Data, Model
 from ranks.api.notice import deprecated, warn_user
 from ranks.api.one_process import OneProcess
 from ranks.api.parallel import Parallel
@@ -141,14 +141,17 @@ class ModelParallelRunner(OneProcess):
         return self._model.get_outputs()
 
     def predict(
-        self, inputs: Sequence[Tensor | np.ndarray[Any, Any]], outputs: Sequence[TensorMeta] | None = None
+        self,
+        inputs: Sequence[Data] | Data,
+        outputs: Sequence[TensorMeta] | Data | None = None,
+        *further: Data,
     ) -> list[Tensor]:
         """Runs the model as `Model.predict` does, when a worker is free; for any number of threads at once.
 
         Raises what `Model.predict` raises, and `ranks.errors.QueueFullError`, a `RuntimeError` too, where as
         many predictions wait already as may. An error is this caller's alone: others are served on.
         """
-        return self._model.predict(inputs, outputs)
+        return self._model.predict(inputs, outputs, *further)
 
     def close(self) -> None:
         """Frees the model when the last prediction that runs has ended; those that wait get an error.
