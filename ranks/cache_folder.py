@@ -29,6 +29,7 @@ from ranks import regular
 from ranks.errors import ModelError, ShardrunError
 from ranks.pins import is_at
 from sharding.manifest import sha256_of
+from sharding.nearby import hint
 
 if TYPE_CHECKING:
     import onnx
@@ -225,7 +226,7 @@ def _external_files(model: Path) -> list[str]:
 
     try:
         if not model.is_file():
-            raise ModelError(f"{model} does not exist or is not a file; expected an ONNX file.")
+            raise ModelError(f"{model} does not exist or is not a file{hint(model)}; expected an ONNX file.")
         proto = parse_without_weights(model)
     except OSError as problem:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None

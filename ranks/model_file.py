@@ -12,6 +12,7 @@ from ranks.errors import ModelError, ShardError
 from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
 from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
+from sharding.nearby import hint, shown
 
 if TYPE_CHECKING:
     import onnx
@@ -69,8 +70,8 @@ def find(path: str | Path) -> Shard:
     if path.is_dir():
         return Shard(path, read_manifest(path))
     if not path.is_file():
-        state = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise ModelError(f"The model {path} {state}.")
+        state = "is neither a file nor a folder" if path.exists() else f"does not exist{hint(path)}"
+        raise ModelError(f"The model {shown(path)} {state}.")
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
         ranks = tuple(entry.rank for entry in manifest.ranks if entry.model == path.name)

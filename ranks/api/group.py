@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ranks.api import membership
 from ranks.api.check import check_isinstance, check_sequence, integers
-from ranks.api.content import content_of, is_there
+from ranks.api.content import content_of, is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
@@ -99,7 +99,7 @@ class ModelGroup:
         paths = [path for path in models if isinstance(path, str)]
         for path in paths:
             if not is_there(path):
-                raise runtime_error(f"{_ADD} No file or folder {path!r}.")
+                raise runtime_error(f"{_ADD} {not_there(path)}")
         for index, model in enumerate(objects):
             if model._built is not None:
                 raise runtime_error(

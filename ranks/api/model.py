@@ -13,7 +13,7 @@ from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence, decryption_key, integer
-from ranks.api.content import is_there
+from ranks.api.content import is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
@@ -93,8 +93,7 @@ class Model(OneProcess):
         check_isinstance("config_path", config_path, str)
         if not is_there(model_path):
             raise runtime_error(
-                f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}.",
-                ModelError,
+                f"build_from_file failed, model_path does not exist! {not_there(model_path)}", ModelError
             )
         key = decryption_key(dec_key, dec_mode)
         if key is not None:

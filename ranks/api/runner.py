@@ -15,7 +15,7 @@ from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
 from ranks.api.check import check_isinstance, decryption_key
-from ranks.api.content import is_there
+from ranks.api.content import is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
@@ -179,9 +179,7 @@ def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
     if not is_there(model_path):
-        raise runtime_error(
-            f"{failed}, model_path does not exist! No file or folder {model_path!r}.", ModelError
-        )
+        raise runtime_error(f"{failed}, model_path does not exist! {not_there(model_path)}", ModelError)
 
 
 def _workers(
