@@ -96,7 +96,7 @@ FOREIGN = {
     "a.ort": (b"\x1c\0\0\0ORTM" + bytes(40), "is a model in ONNX Runtime's own format (.ort)"),
     "a.engine": (b"ftrt" + bytes(40), "is a TensorRT engine"),
     "a.h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file"),
-    "a.pb": (b"\n\x0a\n\1x\x12\5Const" + bytes(4), "is a TensorFlow graph (.pb)"),
+    "a.pb": (b"\x22\3\x08\xd1\x0c", "is a TensorFlow graph (.pb)"),
     "a.gguf": (b"GGUF\3\0\0\0" + bytes(40), "is a model of llama.cpp (.gguf)"),
 }
 
