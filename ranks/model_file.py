@@ -183,6 +183,23 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     return 0 if dtype.hasobject else count * dtype.itemsize
 
 
+def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
+    """A tensor's bytes as the file has them, of a model that `read` has checked; mapped if they lie beside.
+
+    Those of a tensor whose numbers stand in a field of their type are that field's.
+    """
+    if tensor.data_location != tensor.EXTERNAL:
+        return memoryview(tensor.raw_data or tensor.SerializeToString())
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(fields.get("length") or _tensor_bytes(tensor))
+    if length == 0:
+        return memoryview(b"")
+    import numpy as np
+
+    offset = int(fields.get("offset") or 0)
+    return np.memmap(path.parent / fields["location"], np.uint8, "r", offset, (length,)).data
+
+
 def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """All tensors that a graph holds, its subgraphs' too."""
     yield from graph.initializer
