@@ -2,11 +2,13 @@
 
 python examples/shared_weights.py MODEL.onnx
 
-Each process writes its id into an array. The owner builds the model with all ids, and writes the handle that
-it gets into a value. The clients build the same model with the handle. In a script written for
-mindspore_lite, only the import changes; `shardrun exec SCRIPT` runs it unchanged.
+The clients write their ids into an array, in which the owner's own place stays 0. The owner builds the model
+with these ids, and writes the handle that it gets into a value. The clients build the same model with the
+handle. In a script written for mindspore_lite, only the import changes; `shardrun exec SCRIPT` runs it
+unchanged.
 """
 
+import ctypes
 import sys
 from multiprocessing import Array, Barrier, Process, Value
 from pathlib import Path
@@ -46,7 +48,8 @@ def predict(model: mslite.Model, who: str) -> None:
 
 def process(number: int, model_path: str, pids: Any, handle: Any, meet: Any) -> None:
     """What each process does: number 0 owns the weights, the others attach to them."""
-    pids[number] = int(mslite.Model().get_model_info("current_pid"))
+    if number != 0:
+        pids[number] = int(mslite.Model().get_model_info("current_pid"))
     meet.wait(PATIENCE)  # all ids are there
     if number == 0:
         model = build(model_path, "shareable_weight_pid_list", ", ".join(map(str, pids)))
@@ -63,7 +66,7 @@ def process(number: int, model_path: str, pids: Any, handle: Any, meet: Any) -> 
 def main(model_path: str) -> int:
     """Starts the processes; 0 if all of them succeeded."""
     pids = Array("i", CLIENTS + 1)
-    handle = Value("Q", 0)
+    handle = Value(ctypes.c_int64, 0)
     meet = Barrier(CLIENTS + 1)
     given = (model_path, pids, handle, meet)
     processes = [Process(target=process, args=(number, *given)) for number in range(CLIENTS + 1)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
+from sharding.nearby import hint, shown
 
 if TYPE_CHECKING:
     import onnx
@@ -170,8 +171,8 @@ def _file(request: Request) -> Converted:
     path = request.model
     assert path is not None
     if not path.is_file():
-        state = "is not a file" if path.exists() else "does not exist"
-        raise ConfigError(f"convert: {path} {state}; expected a model")
+        state = "is not a file" if path.exists() else f"does not exist{hint(path)}"
+        raise ConfigError(f"convert: {shown(path)} {state}; expected a model")
     if path.suffix == ".py":
         raise ConfigError(
             f"convert: {path} is Python code, no model; give a network of it with --network "

@@ -13,6 +13,7 @@ from launcher.model_kinds import check_sliceable
 from launcher.rank_models import is_rank_models, missing
 from launcher.slicing import Slicing, parse_dims, slicing_of
 from sharding.mesh import Mesh
+from sharding.nearby import hint, shown
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -76,9 +77,8 @@ class Job:
             )
         for path, what in ((self.rank_table, "rank table"), (self.against, "model")):
             if path is not None and not path.is_file():
-                raise ConfigError(
-                    f"{path}: {'not a file' if path.exists() else 'no such file'}; expected a {what}"
-                )
+                state = "not a file" if path.exists() else f"no such file{hint(path)}"
+                raise ConfigError(f"{shown(path)}: {state}; expected a {what}")
         if self.output is not None:
             check_target("--output", self.output, "archive")
         slicing = self.slicing

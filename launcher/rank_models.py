@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
+from sharding.nearby import hint, shown
 from sharding.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def is_rank_models(path: Path) -> bool:
 def missing(path: Path) -> ConfigError:
     """The error for a model that is not there."""
     rule = "; {}, {r} or {rank} stands for the rank" if "{" in str(path) else ""
-    return ConfigError(f"{path}: no such file or folder; expected a model or a slice folder{rule}")
+    return ConfigError(
+        f"{shown(path)}: no such file or folder{hint(path)}; expected a model or a slice folder{rule}"
+    )
 
 
 def count_files(pattern: Path) -> int:

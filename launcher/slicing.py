@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import ConfigError
 from sharding.mesh import Mesh, parse_mesh
+from sharding.nearby import hint, shown
 from sharding.options import SliceOptions
 from sharding.text import counted
 
@@ -87,8 +88,8 @@ class Slicing:
         for name, what in FILES.items():
             path = getattr(self, name)
             if path is not None and not path.is_file():
-                state = "not a file" if path.exists() else "no such file"
-                raise ConfigError(f"{FLAGS[name]} {path}: {state}; expected a {what}")
+                state = "not a file" if path.exists() else f"no such file{hint(path)}"
+                raise ConfigError(f"{FLAGS[name]} {shown(path)}: {state}; expected a {what}")
         size = self.ranks()
         if ranks is not None and size is not None and ranks != size:
             source = f"--mesh {self.mesh}" if self.mesh else f"--plan {self.plan}"

@@ -57,7 +57,15 @@ __all__ = [
 ]
 
 
+MODULES = ("context", "model", "tensor")
+"""Modules that `import mindspore_lite` makes attributes of it."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        import importlib
+
+        return importlib.import_module(f"ranks.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'ranks' has no attribute {name!r}")
     from ranks import api
@@ -68,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *MODULES})

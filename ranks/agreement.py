@@ -42,8 +42,7 @@ def agree(
     signature = hashlib.sha256(repr(plan.signatures()).encode()).digest()
     slicing = part.digest if part is not None else b""
     row = signature + hashlib.sha256(slicing).digest() + bytes([simple, bool(fits)])
-    with memory.active():
-        rows = _gather(np.frombuffer(row, np.uint8), group, memory)
+    rows = _rows(row, group, memory)
     if (rows[:, 32:64] != rows[0, 32:64]).any():
         raise ShardError(
             "The ranks' models come from different slicings (their meshes, micro-batches or layouts differ): "
@@ -61,6 +60,16 @@ def agree(
     tensor_groups = part.groups("tensor") if part is not None else (tuple(range(group.size)),)
     why = stuck(everyone, tensor_groups, buffered=final)
     return None if why is None else f"the ranks' models do not fit together: {why}"
+
+
+def gather_rows(mine: bytes, group: Communicator, memory: Memory) -> list[bytes]:
+    """Every rank's bytes, as many on each. A collective."""
+    return [row.tobytes() for row in _rows(mine, group, memory)]
+
+
+def _rows(mine: bytes, group: Communicator, memory: Memory) -> np.ndarray[Any, Any]:
+    with memory.active():
+        return _gather(np.frombuffer(mine, np.uint8), group, memory)
 
 
 def gather_json(value: Any, group: Communicator, memory: Memory) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import agreement, devices, model_file
+from ranks import agreement, devices, likeness, model_file
 from ranks.buffers import HostMemory, Memory
 from ranks.collectives.base import Communicator
 from ranks.cut import POINT_TO_POINT, Cut, cut
@@ -53,17 +53,19 @@ def assemble(
     model: onnx.ModelProto,
     world: Communicator | None,
     config: SessionConfig,
-    *,
     part: Part | None = None,
+    *,
     whole: Mapping[str, Sequence[Dim]] | None = None,
     weights: VariableWeights | None = None,
     fits: Mapping[str, bool] | None = None,
+    manifest: Manifest | None = None,
 ) -> Assembly:
     """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
 
     A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
     whole model's inputs and outputs, where something knows them better than the rank model does.
     ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
+    ``manifest``: of the slice folder that the file lies in.
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
     """
@@ -76,6 +78,11 @@ def assemble(
     exchange = _on_memory(world, memory) if world is not None else None
     if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
+        odd = likeness.compare(exchange, memory, likeness.Loaded(file, model, part, manifest))
+        if odd is not None:
+            from ranks.api.notice import warn_user
+
+            warn_user(odd)
         plan = _agreed(plan, exchange, memory, part, file, fits)
         group = exchange if part is None else exchange.split(part.groups("tensor"))
         if isinstance(memory, HostMemory):

@@ -29,6 +29,7 @@ from ranks import cache_place, pins, regular
 from ranks.errors import ModelError, ShardrunError
 from sharding.external import locations, target_of
 from sharding.manifest import sha256_of
+from sharding.nearby import hint
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
 
@@ -218,7 +219,7 @@ def _external_files(model: Path) -> list[str]:
 
     try:
         if not model.is_file():
-            raise ModelError(f"{model} does not exist or is not a file; expected an ONNX file.")
+            raise ModelError(f"{model} does not exist or is not a file{hint(model)}; expected an ONNX file.")
         proto = parse_without_weights(model)
     except OSError as problem:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from ranks import MODULES
 from ranks.errors import ShardrunError
 
 NAME = "mindspore_lite"
@@ -21,11 +22,7 @@ API_VERSION = "2.3.0"
 """The version of mindspore_lite whose interface `ranks` follows, which scripts see as its `__version__`."""
 
 # The modules of mindspore_lite that scripts import from, and where their names are here.
-SUBMODULES = {
-    f"{NAME}.context": "ranks.api.context",
-    f"{NAME}.model": "ranks.api",
-    f"{NAME}.tensor": "ranks.api.tensor",
-}
+SUBMODULES = {f"{NAME}.{module}": f"ranks.{module}" for module in MODULES}
 
 
 def install(enabled: bool | None = None) -> bool:
@@ -84,7 +81,8 @@ class _Stand(ModuleType):
             ) from None
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *importlib.import_module(self.stands_for).__all__})
+        here = {*super().__dir__(), *importlib.import_module(self.stands_for).__all__}
+        return sorted({*here, *MODULES} if self.__name__ == NAME else here)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -92,6 +90,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != NAME and fullname not in SUBMODULES:
+            if fullname.startswith(f"{NAME}."):
+                raise ModuleNotFoundError(
+                    f"No module named {fullname!r}: shardrun, to which the import resolves, has "
+                    f"{', '.join(sorted(SUBMODULES))} of it.",
+                    name=fullname,
+                )
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == NAME)
 
@@ -107,7 +111,8 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: s
 
     ``target`` "cpu" runs scripts that name "gpu" or "ascend" on the CPU, None leaves that to the environment.
     What the script raises, `SystemExit` included, comes through; `format_error` prints it without the frames
-    of this module. Raises `ShardrunError` where there is no such script.
+    of this module. Raises `ShardrunError` where there is no such script, or where it imports
+    MindSpore, which is not installed.
     """
     script = os.fspath(path)
     _check_script(script)
@@ -127,8 +132,38 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: s
         sys.path[:replaced] = [str(Path(script).resolve().parent)]
     try:
         runpy.run_path(script, run_name="__main__")
+    except ModuleNotFoundError as error:
+        missing = _of_mindspore(error)
+        if missing is None:
+            raise
+        raise ShardrunError(_without_mindspore(missing, script, error)) from error
     finally:
         sys.argv[:], sys.path[:] = argv_before, path_before
+
+
+_BUILT_ON = ("mindcv", "mindformers", "mindnlp", "mindocr", "mindone", "mindyolo")
+
+
+def _of_mindspore(error: ModuleNotFoundError) -> str | None:
+    """The package that an import did not find, if it is MindSpore or built on it."""
+    package = (error.name or "").partition(".")[0]
+    ours = package != NAME and (package == "mindspore" or package.startswith("mindspore_"))
+    found = error.name == package and (ours or package in _BUILT_ON)
+    return package if found else None
+
+
+def _without_mindspore(package: str, script: str, error: BaseException) -> str:
+    """What to do with a script that needs a package of MindSpore's which is not installed."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lines = [frame.f_lineno for frame in frames if frame.f_code.co_filename == script]
+    where = f"{script}, line {lines[-1]}" if lines else script
+    return (
+        f"{where}: {package} is not installed, and shardrun stands in for {NAME} alone. Install it beside "
+        f"shardrun (pip install {package}) and the script runs as it is; or make a model of the network and "
+        "its checkpoint, `shardrun convert --network package.module:FACTORY --weights FILE.ckpt model.onnx` "
+        "(a MindIR file that MindSpore exported elsewhere needs none of this), run it with `shardrun run "
+        "model.onnx`, and measure it with `shardrun eval model.onnx --data DATA --metric accuracy`."
+    )
 
 
 def format_error(error: BaseException) -> str:

@@ -356,7 +356,9 @@ def _load_group(  # noqa: PLR0917 - what `_load` was given
         held = [share.held for whole in wholes.values() for share in whole.shares]
         weights = _marked(model, held, file, config)
     whole = whole_shapes(manifest, dims)
-    made = assemble(file, model, communicator, config, part=part, whole=whole, weights=weights, fits=fits)
+    made = assemble(
+        file, model, communicator, config, part, whole=whole, weights=weights, fits=fits, manifest=manifest
+    )
     return _cut_model(file, made, communicator, wholes, defaults)
 
 

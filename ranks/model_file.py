@@ -14,6 +14,7 @@ from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
 from sharding.external import find_data
 from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
+from sharding.nearby import hint, shown
 from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def find(path: str | Path) -> Shard:
     if path.is_dir():
         return Shard(path, read_manifest(path))
     if not path.is_file():
-        state = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise ModelError(f"The model {path} {state}.")
+        state = "is neither a file nor a folder" if path.exists() else f"does not exist{hint(path)}"
+        raise ModelError(f"The model {shown(path)} {state}.")
     if (path.parent / FILE_NAME).is_file():
         manifest = read_manifest(path.parent)
         ranks = tuple(entry.rank for entry in manifest.ranks if entry.model == path.name)
@@ -208,6 +209,23 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
         count *= dim
     dtype = element_dtype(tensor.data_type)
     return 0 if dtype.hasobject else count * dtype.itemsize
+
+
+def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
+    """A tensor's bytes as the file has them, of a model that `read` has checked; mapped if they lie beside.
+
+    Those of a tensor whose numbers stand in a field of their type are that field's.
+    """
+    if tensor.data_location != tensor.EXTERNAL:
+        return memoryview(tensor.raw_data or tensor.SerializeToString())
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(fields.get("length") or _tensor_bytes(tensor))
+    if length == 0:
+        return memoryview(b"")
+    import numpy as np
+
+    offset = int(fields.get("offset") or 0)
+    return np.memmap(path.parent / fields["location"], np.uint8, "r", offset, (length,)).data
 
 
 def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 class Pin:
     """Something in use: held, it is not thrown out. ``close`` lets go of it."""
 
+    _close = staticmethod(os.close)  # at the interpreter's end the module's names may be gone already
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
@@ -33,7 +35,7 @@ class Pin:
     def close(self) -> None:
         """Lets go. Safe to call twice."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._close(self._descriptor)
             self._descriptor = -1
 
     __del__ = close

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ranks.errors import IdentityError
 from ranks.identity import Identity
+from sharding.nearby import hint
 
 _READY = "completed"
 _LARGEST = 64 << 20  # bytes; a table of 10 000 ranks has about 2 MB
@@ -75,7 +76,7 @@ class _Entry(NamedTuple):
 def _bytes(path: Path) -> bytes:
     try:
         if not path.is_file():
-            state = "is not a file" if path.exists() else "does not exist"
+            state = "is not a file" if path.exists() else f"does not exist{hint(path)}"
             raise IdentityError(f"Rank table {path} {state}: expected an HCCL rank table (JSON or YAML).")
         if path.stat().st_size > _LARGEST:
             raise IdentityError(

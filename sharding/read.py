@@ -16,6 +16,7 @@ from sharding.folded_weights import fold_weights
 from sharding.functions import inline_functions
 from sharding.importers import import_model, is_imported
 from sharding.manifest import FileEntry, sha256_of
+from sharding.nearby import hint, shown
 from sharding.packed_products import take_apart
 from sharding.placeholders import refuse_placeholder
 from sharding.protobuf import MalformedError, without_weights
@@ -98,7 +99,7 @@ def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry
                 stripped = without_weights(data)
             entry = _entry(path, size)
     except FileNotFoundError:
-        raise ModelError(f"{path} does not exist; expected an ONNX file.") from None
+        raise ModelError(f"{shown(path)} does not exist{hint(path)}; expected an ONNX file.") from None
     except MalformedError as error:
         raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
     except (OSError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Options of `Model.build_from_file` from a configuration file and from a dictionary.
 
 The file is the INI format of mindspore_lite: ``[section]``, then ``key=value`` a line, ``#`` for comments.
+A value may stand in quotes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ranks.api.content import exists
 from ranks.api.errors import runtime_error
 from ranks.api.notice import warn_user
 from ranks.errors import SettingError, ShardrunError
+from ranks.quotes import unquoted
 from ranks.weights.request import Attach, Share
 
 Sections = dict[str, dict[str, str]]
@@ -121,6 +123,7 @@ def load(config_path: str, config_dict: object = None) -> Options:
             config_dict, here = share_options.take_short(config_dict)
         check_sections("config_dict", config_dict)
         assert isinstance(config_dict, dict)
+        config_dict = {section: _unquoted(entries) for section, entries in config_dict.items()}
         sharing = here + share_options.in_sections(_all_folded(config_dict), "config_dict") or sharing
         for section, entries in config_dict.items():
             sections.setdefault(section, {}).update(entries)
@@ -174,10 +177,14 @@ def read_file(config_path: str) -> Sections:
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case, as documented
     try:
         parser.read_string(text, source=config_path)
-        return {section: dict(parser.items(section)) for section in parser.sections()}
+        return {section: _unquoted(dict(parser.items(section))) for section in parser.sections()}
     except (configparser.Error, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise _malformed(f"{config_path} is not made of [section] and key=value lines: {reason}") from error
+
+
+def _unquoted(entries: Mapping[str, str]) -> dict[str, str]:
+    return {key: unquoted(value) for key, value in entries.items()}
 
 
 def _all_folded(sections: Mapping[str, Mapping[str, str]]) -> Sections:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sharding.importers.sniff import Format, format_of
+from sharding.nearby import hint
 
 Content = Format | Literal["slices"]
 
@@ -16,6 +17,11 @@ def exists(path: str) -> bool:
     # `os.path.exists`, unlike `Path.exists`, has no errors of its own: names that are too long, folders that
     # may not be searched.
     return "\0" not in path and os.path.exists(path)  # noqa: PTH110
+
+
+def not_there(path: str) -> str:
+    """The sentence for a path of a model that `is_there` does not find."""
+    return f"No file or folder {path!r}{hint(path)}."
 
 
 def is_there(path: str) -> bool:

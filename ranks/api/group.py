@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ranks.api import membership
 from ranks.api.check import check_isinstance, check_sequence, integers
-from ranks.api.content import content_of, is_there
+from ranks.api.content import content_of, is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.membership import Sharing
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelGroup", "ModelGroupFlag"]
 
 
+_ADD = "ModelGroup's add model failed."
+_CALCULATE = "ModelGroup's cal max size of workspace failed."
 _FIRST = 1 << 20  # bytes of the arena where nobody said how much the models need
 
 
@@ -47,7 +49,12 @@ class ModelGroup:
     """
 
     def __init__(self, flags: ModelGroupFlag = ModelGroupFlag.SHARE_WORKSPACE) -> None:
-        check_isinstance("flags", flags, ModelGroupFlag)
+        if not isinstance(flags, ModelGroupFlag):
+            raise runtime_error(
+                "Parameter flags should be ModelGroupFlag.SHARE_WORKSPACE or ModelGroupFlag.SHARE_WEIGHT or "
+                "ModelGroupFlag.kShareWeightAndWorkspace (in Python: SHARE_WEIGHT_WORKSPACE), but got "
+                f"{flags!r:.80}."
+            )
         self._flags = flags
         self._group = membership.Group(
             Sharing(
@@ -71,9 +78,12 @@ class ModelGroup:
         for an empty list, a file that is not there, a model that is built, one that belongs to another
         group, and after `cal_max_size_of_workspace`. Nothing is added then.
         """
-        check_sequence("models", models)
+        if not isinstance(models, (list, tuple)):
+            raise TypeError(f"models must be list/tuple, but got {type(models)}.")
         if not models:
-            raise runtime_error("add_model failed! models must not be empty.")
+            raise runtime_error(
+                f"{_ADD} models cannot be empty: give paths, or Model objects that are not built."
+            )
         kind = str if isinstance(models[0], str) else Model
         for index, element in enumerate(models):
             if not isinstance(element, kind):
@@ -82,24 +92,24 @@ class ModelGroup:
                 )
         if self._workspaces is not None:
             raise runtime_error(
-                "add_model failed! The size of this group's workspace is calculated already: add all models "
+                f"{_ADD} The size of this group's workspace is calculated already: add all models "
                 "before cal_max_size_of_workspace."
             )
         objects = [model for model in models if isinstance(model, Model)]
         paths = [path for path in models if isinstance(path, str)]
         for path in paths:
             if not is_there(path):
-                raise runtime_error(f"add_model failed! No file or folder {path!r}.")
+                raise runtime_error(f"{_ADD} {not_there(path)}")
         for index, model in enumerate(objects):
             if model._built is not None:
                 raise runtime_error(
-                    f"add_model failed! The model at index {index} is built from {model.model_path_} "
+                    f"{_ADD} The model at index {index} is built from {model.model_path_} "
                     "already: add it before build_from_file."
                 )
         try:
             membership.enter(self._group, objects, paths)
         except ShardrunError as error:
-            raise as_runtime_error("add_model failed!", error) from None
+            raise as_runtime_error(_ADD, error) from None
         for path in paths:
             self._paths.setdefault(membership.key_of(path), path)
 
@@ -124,12 +134,12 @@ class ModelGroup:
         check_isinstance("model_type", model_type, ModelType)
         if not self._group.sharing.workspace:
             raise runtime_error(
-                "cal_max_size_of_workspace failed! This group shares weights only: make it with "
+                f"{_CALCULATE} This group shares weights only: make it with "
                 "ModelGroupFlag.SHARE_WORKSPACE or SHARE_WEIGHT_WORKSPACE."
             )
         if not self._paths:
             raise runtime_error(
-                "cal_max_size_of_workspace failed! No paths were added: a Model object has no file until it "
+                f"{_CALCULATE} No paths were added: a Model object has no file until it "
                 "is built, and its workspace grows as it runs."
             )
         given = self._given(shapes)
@@ -139,7 +149,7 @@ class ModelGroup:
                 for key, path in self._paths.items()
             }
         except ShardrunError as error:
-            raise as_runtime_error("cal_max_size_of_workspace failed!", error) from error
+            raise as_runtime_error(_CALCULATE, error) from error
         self._workspaces = found
         if self.max_size_of_workspace:
             from ranks import arena
@@ -171,9 +181,7 @@ class ModelGroup:
             check_isinstance("shapes key", path, str)
             check_isinstance(f"shapes[{path!r}]", inputs, dict)
             if membership.key_of(path) not in self._paths:
-                raise runtime_error(
-                    f"cal_max_size_of_workspace failed! shapes names {path!r}, which was not added."
-                )
+                raise runtime_error(f"{_CALCULATE} shapes names {path!r}, which was not added.")
             for name, shape in inputs.items():
                 check_sequence(f"shapes[{path!r}][{name!r}]", shape, " of int")
                 lengths = integers(f"shapes[{path!r}][{name!r}]", shape)

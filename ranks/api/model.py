@@ -14,7 +14,7 @@ from ranks.api import membership
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence, decryption_key, integer
-from ranks.api.content import is_there
+from ranks.api.content import is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.notice import deprecated
@@ -30,7 +30,7 @@ from ranks.api.tensor import (
     result_tensor,
 )
 from ranks.api.types import ModelType, from_numpy
-from ranks.api.update import parse
+from ranks.api.update import checked, parse
 from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from ranks.weights.variable_values import Given
 
 __all__ = ["Model", "ModelType"]
+
+
+Data = Tensor | np.ndarray[Any, Any]
 
 
 class Model(OneProcess):
@@ -105,8 +108,7 @@ class Model(OneProcess):
         check_isinstance("config_path", config_path, str)
         if not is_there(model_path):
             raise runtime_error(
-                f"build_from_file failed, model_path does not exist! No file or folder {model_path!r}.",
-                ModelError,
+                f"build_from_file failed, model_path does not exist! {not_there(model_path)}", ModelError
             )
         key = decryption_key(dec_key, dec_mode)
         if key is not None:
@@ -167,29 +169,39 @@ class Model(OneProcess):
         ]
 
     def predict(
-        self, inputs: Sequence[Tensor | np.ndarray[Any, Any]], outputs: Sequence[TensorMeta] | None = None
+        self,
+        inputs: Sequence[Data] | Data,
+        outputs: Sequence[TensorMeta] | Data | None = None,
+        *further: Data,
     ) -> list[Tensor]:
         """Runs the model on ``inputs`` (tensors or arrays, in order) and returns its outputs.
 
-        The outputs are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs`
-        or with arrays of the caller's own, are filled and returned instead of new tensors. What is no
-        tensor (a sequence, a map) goes in and comes out as a list or dict, as ONNX Runtime has it.
+        Inputs may also be given one by one, ``predict(a, b)``, as MindSpore's Model takes them. The outputs
+        are the caller's: a later prediction does not change them. ``outputs``, from `get_outputs` or with
+        arrays of the caller's own, are filled and returned instead of new tensors. What is no tensor (a
+        sequence, a map) goes in and comes out as a list or dict, as ONNX Runtime has it.
 
         Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
         where the model was not built, an input or an array given for an output does not fit, or inference
         fails.
         """
         if type(inputs) is not list:
+            inputs, outputs = _one_by_one(inputs, outputs, further)
             check_sequence("inputs", inputs)
+        assert isinstance(inputs, (list, tuple))
         built = self._built
         if built is None:
             check_elements("inputs", inputs, (Tensor, np.ndarray))
             raise runtime_error(
-                "predict failed! Error is the model is not built: call build_from_file first."
+                "predict failed! Error is the model is not built: call build_from_file first (model input "
+                f"len:0 not equal input len:{len(inputs)}!)."
             )
         names = built.input_names
         if len(inputs) != len(names):
-            raise runtime_error(f"model input len:{len(names)} not equal input len:{len(inputs)}!")
+            raise runtime_error(
+                f"model input len:{len(names)} not equal input len:{len(inputs)}! predict failed! Error is "
+                f"the model's inputs are {', '.join(map(repr, names)) or 'none'}."
+            )
         feeds = {}
         for index, given in enumerate(inputs):
             if isinstance(given, Tensor):
@@ -199,29 +211,24 @@ class Model(OneProcess):
                 feeds[names[index]] = given
             else:
                 raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
-        if outputs is not None:
-            _check_outputs(outputs, len(built.outputs))
+        places = None if outputs is None else _checked_outputs(outputs, len(built.outputs))
         try:
             results = built.run(feeds)
         except ShardrunError as error:
             raise as_runtime_error("predict failed!", error) from error
-        if outputs is None:
+        if places is None:
             return [
                 result_tensor(*named, array) if type(array) is np.ndarray else array
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
         # Only now, since the other ranks of a group wait for this one; and before any is written to.
-        for (name, _), output, array in zip(built.named_outputs, outputs, results, strict=True):
-            assert isinstance(output, Tensor)
+        for (name, _), output, array in zip(built.named_outputs, places, results, strict=True):
             wrong = misfit(output, array) if type(array) is np.ndarray else NO_TENSOR
             if wrong is not None:
                 raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
-        filled: list[Tensor] = []
-        for output, array in zip(outputs, results, strict=True):
-            assert isinstance(output, Tensor)
+        for output, array in zip(places, results, strict=True):
             fill(output, array)
-            filled.append(output)
-        return filled
+        return places
 
     def _zeros(self, index: int, tensor: Tensor) -> np.ndarray[Any, Any]:
         if min(tensor.shape, default=0) < 0:
@@ -235,7 +242,8 @@ class Model(OneProcess):
         """Replaces variable weights, all at once: a `predict` sees all old or all new values.
 
         ``weights`` has one list, of tensors with the names of weights that the configuration made variable
-        (`ranks.api.variable_options`), and with their types and shapes. A pair of tensors ``NAME@A`` and
+        (`ranks.api.variable_options`), and with their types and shapes; where it made one variable, the
+        name may be left out. A pair of tensors ``NAME@A`` and
         ``NAME@B`` makes the weight NAME its base + A @ B, where the base is the value of the file or of the
         last whole update. The values are copied. On ranks every rank makes the call; either rank 0 gives the
         whole weights and the others give ``[]``, or all give the same.
@@ -244,11 +252,12 @@ class Model(OneProcess):
         where the model was not built, a name, type or shape does not fit, or another rank refuses. Nothing
         has changed then, on any rank.
         """
+        failed = "update weight failed!"
         built = self._built
         if built is None:
-            parse(weights)
+            checked(weights)
             raise runtime_error(
-                "update_weights failed! Error is the model is not built: call build_from_file first."
+                f"{failed} Error is Session is null, please build model first! Call build_from_file."
             )
         given: Given | Exception
         try:
@@ -259,32 +268,40 @@ class Model(OneProcess):
             with naming(built.model.path, built.model.given):
                 built.model.update_weights(given)
         except ShardrunError as error:
-            raise as_runtime_error("update_weights failed!", error) from error
+            raise as_runtime_error(failed, error) from error
 
     def eval(
         self,
         data: str | os.PathLike[str] | Iterable[Any],
-        metrics: Any,
+        metrics: Any = None,
         *,
         batch_size: int | None = None,
         label: str | None = None,
         rename: Mapping[str, str] | None = None,
         prediction: str | None = None,
         ignore_label: int | None = None,
+        dataset_sink_mode: bool = False,
     ) -> dict[str, Any]:
         """Runs the model over labelled data and returns the metrics by name.
 
         ``data``: an ``.npz`` file, a folder of ``.npz`` or ``.npy`` files, or an iterable of
         (inputs, labels). ``metrics``: a name or several, functions of (prediction, labels), or a mapping.
-        `ranks.evaluation.evaluate.evaluate` has what the other arguments mean. A progress bar shows on a
-        terminal. In a group every rank makes the same call.
+        `ranks.evaluation.evaluate.evaluate` has what the other arguments mean. ``dataset_sink_mode`` is
+        MindSpore's, which sends whole data sets to a device; here batches go to the model one by one. A
+        progress bar shows on a terminal. In a group every rank makes the same call.
 
-        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
-        where the model was not built, or data, labels and metrics do not fit.
+        Raises `TypeError` for arguments of another type, `ValueError` without metrics, and a `RuntimeError`
+        (that is a `ShardrunError` too) where the model was not built, or data, labels and metrics do not fit.
         """
         from ranks.evaluation.built import evaluated
         from ranks.evaluation.evaluate import Options
 
+        check_isinstance("dataset_sink_mode", dataset_sink_mode, bool)
+        if metrics is None:
+            raise ValueError(
+                "For Model.eval, the argument 'metrics' can not be None or empty: name what to measure, as "
+                "model.eval(data, 'accuracy') does."
+            )
         built = self._built
         if built is None:
             raise runtime_error("eval failed! Error is the model is not built: call build_from_file first.")
@@ -332,7 +349,10 @@ class Model(OneProcess):
         """Text about the model: "input_shape" as ``name:1,3,-1;...`` (-1: open), "user_info" the ONNX file's
         metadata as JSON, "shareable_weight_mem_handle" the handle for others of a model that shares its
         weights, and, before the model is built too, "current_pid" this process's id; else ""."""
-        check_isinstance("key", key, str)
+        if not isinstance(key, str):
+            raise TypeError(
+                f"get_model_info(): incompatible function arguments. key must be str, but got {type(key)}."
+            )
         if key == "current_pid":
             return str(os.getpid())
         return "" if self._built is None else self._built.info(key)
@@ -360,12 +380,24 @@ def _length(dim: int | str | None) -> int:
     return dim if isinstance(dim, int) else -1
 
 
-def _check_outputs(outputs: object, expected: int) -> None:
+def _one_by_one(inputs: Any, outputs: Any, further: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Inputs and outputs of ``predict(a, b, ...)``; what ``predict([a, b], outputs)`` was given stays."""
+    if not isinstance(inputs, (Tensor, np.ndarray)):
+        return inputs, outputs
+    if isinstance(outputs, (Tensor, np.ndarray)):
+        return [inputs, outputs, *further], None
+    return [inputs, *further], outputs
+
+
+def _checked_outputs(outputs: object, expected: int) -> list[Tensor]:
     check_sequence("outputs", outputs)
     assert isinstance(outputs, (list, tuple))
     check_elements("outputs", outputs, Tensor)
     if len(outputs) != expected:
-        raise runtime_error(f"model output len:{expected} not equal output len:{len(outputs)}!")
+        raise runtime_error(
+            f"predict failed! Error is model output len:{expected} not equal output len:{len(outputs)}!"
+        )
+    return list(outputs)
 
 
 def _shapes(dims: Sequence[object]) -> list[tuple[int, ...]]:

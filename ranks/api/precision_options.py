@@ -45,7 +45,7 @@ def modes(sections: Mapping[str, Mapping[str, str]]) -> Modes:
         mode = sections.get(f"{target}_context", {}).get(KEY)
         if mode is None:
             continue
-        mode = mode.strip().strip('"')
+        mode = mode.strip()
         if mode not in allowed:
             raise ShardrunError(
                 f"[{target}_context] {KEY} must be one of {', '.join(allowed)}, but is {mode[:80]!r}"
@@ -61,7 +61,7 @@ def plan(sections: Mapping[str, Mapping[str, str]], where: str) -> tuple[tuple[s
     """
     found = []
     for key, value in sections.get(PLAN, {}).items():
-        match = _TYPE.fullmatch(value.strip().strip('"'))
+        match = _TYPE.fullmatch(value.strip())
         if not match:
             raise ShardrunError(
                 f"{where}, [{PLAN}] {key} must be data_type:float16 or data_type:float32, "

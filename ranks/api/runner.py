@@ -14,11 +14,11 @@ from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
 from ranks.api.check import check_isinstance, decryption_key
-from ranks.api.content import is_there
+from ranks.api.content import is_there, not_there
 from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.api.legacy_runner import RunnerConfig
-from ranks.api.model import Model
+from ranks.api.model import Data, Model
 from ranks.api.notice import deprecated, warn_user
 from ranks.api.one_process import OneProcess
 from ranks.api.parallel import Parallel
@@ -140,14 +140,17 @@ class ModelParallelRunner(OneProcess):
         return self._model.get_outputs()
 
     def predict(
-        self, inputs: Sequence[Tensor | np.ndarray[Any, Any]], outputs: Sequence[TensorMeta] | None = None
+        self,
+        inputs: Sequence[Data] | Data,
+        outputs: Sequence[TensorMeta] | Data | None = None,
+        *further: Data,
     ) -> list[Tensor]:
         """Runs the model as `Model.predict` does, when a worker is free; for any number of threads at once.
 
         Raises what `Model.predict` raises, and `ranks.errors.QueueFullError`, a `RuntimeError` too, where as
         many predictions wait already as may. An error is this caller's alone: others are served on.
         """
-        return self._model.predict(inputs, outputs)
+        return self._model.predict(inputs, outputs, *further)
 
     def close(self) -> None:
         """Frees the model when the last prediction that runs has ended; those that wait get an error.
@@ -175,9 +178,7 @@ def _check_path(model_path: object, failed: str) -> None:
     check_isinstance("model_path", model_path, str)
     assert isinstance(model_path, str)
     if not is_there(model_path):
-        raise runtime_error(
-            f"{failed}, model_path does not exist! No file or folder {model_path!r}.", ModelError
-        )
+        raise runtime_error(f"{failed}, model_path does not exist! {not_there(model_path)}", ModelError)
 
 
 def _workers(

@@ -13,6 +13,7 @@ from typing import Any
 from ranks.api.check import identifier
 from ranks.api.errors import as_runtime_error, runtime_error
 from ranks.errors import WeightsError
+from ranks.quotes import unquoted
 from ranks.weights.handle import parse_handle
 from ranks.weights.peers import parse_pids
 from ranks.weights.request import Attach, Share
@@ -34,7 +35,7 @@ def take_short(config_dict: dict[Any, Any]) -> tuple[dict[Any, Any], Given]:
         if key not in SHORT or isinstance(value, dict):
             rest[key] = value
         else:
-            given.append((SHORT[key], _text(key, value), f"config_dict[{key!r}]"))
+            given.append((SHORT[key], unquoted(_text(key, value)), f"config_dict[{key!r}]"))
     return rest, given
 
 

@@ -16,7 +16,7 @@ from ranks.api.model import Model
 from ranks.api.types import ModelType
 from ranks.collectives import LONGEST_TIMEOUT
 from ranks.errors import WeightsError
-from ranks.weights.handle import check, is_number, parse_handle
+from ranks.weights.handle import check, is_number, parse_handle, unsigned
 from ranks.weights.peers import parse_pids
 from ranks.weights.request import Attach, Share
 
@@ -137,7 +137,7 @@ def attach(
     """
     if not isinstance(handle, str):
         try:
-            handle = identifier("handle", handle)
+            handle = unsigned(identifier("handle", handle))
         except TypeError:
             raise TypeError(f"handle must be int or str, but got {type(handle)}.") from None
     try:

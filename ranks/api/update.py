@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from ranks.api.tensor import Tensor
 from ranks.errors import WeightsError
 from ranks.weights.variable_values import Given, Pair
 
+_FORM = "Give a list that holds one list (or tuple) of Tensor."
+_LISTED = 8  # names that an error shows
 A, B = "@A", "@B"
 """What follows a weight's name in the names of a pair's tensors: the weight becomes its base + A @ B."""
 
@@ -17,39 +20,56 @@ A, B = "@A", "@B"
 def parse(weights: object, names: frozenset[str] = frozenset()) -> Given:
     """New values from ``[[Tensor, ...]]``; ``names`` are the variable weights (which may end in @A, too).
 
-    Raises `TypeError` for another type, and `WeightsError` for tensors without name or data, for one that
+    A tensor without a name is the one weight that is variable. Raises `TypeError` for another type, and
+    `WeightsError` for tensors without data, without name where several weights are variable, for one that
     comes twice, and for half a pair.
     """
-    if not isinstance(weights, (list, tuple)):
-        raise TypeError(f"weights must be list or tuple of list of Tensor, but got {type(weights)}.")
+    groups = checked(weights)
     found: dict[str, np.ndarray[Any, Any]] = {}
-    for index, group in enumerate(weights):
-        if not isinstance(group, (list, tuple)):
-            raise TypeError(
-                f"weights element must be list or tuple of Tensor, but got {type(group)} at index {index}."
-            )
+    for index, group in enumerate(groups):
         for position, tensor in enumerate(group):
-            if not isinstance(tensor, Tensor):
-                raise TypeError(
-                    f"weights element's element must be Tensor, but got {type(tensor)} at {index}th weights "
-                    f"element's {position}th element."
-                )
-            _add(tensor, f"{index}th weights element's {position}th element", found)
-    if len(weights) > 1:
+            name = tensor.name or _only(names, f"{index}th weights element's {position}th element")
+            if name in found:
+                raise WeightsError(f"The weight {name!r} is given twice.")
+            if tensor._array is None and min(tensor.shape, default=0) < 0:
+                raise WeightsError(f"The tensor {name!r} has no data and the open shape {tensor.shape}.")
+            found[name] = tensor.get_data_to_numpy()
+    if len(groups) > 1:
         raise WeightsError(
-            f"{len(weights)} lists of tensors were given, but there is one model: give all in one list."
+            f"{len(groups)} lists of tensors were given, but there is one model: give all in one list."
         )
     return _paired(found, names)
 
 
-def _add(tensor: Tensor, where: str, found: dict[str, np.ndarray[Any, Any]]) -> None:
-    if not tensor.name:
-        raise WeightsError(f"The {where} has no name: set its name to that of a weight.")
-    if tensor.name in found:
-        raise WeightsError(f"The weight {tensor.name!r} is given twice.")
-    if tensor._array is None and min(tensor.shape, default=0) < 0:
-        raise WeightsError(f"The tensor {tensor.name!r} has no data and the open shape {tensor.shape}.")
-    found[tensor.name] = tensor.get_data_to_numpy()
+def checked(weights: object) -> Sequence[Sequence[Tensor]]:
+    """``weights``, which must be ``[[Tensor, ...]]``. Raises `TypeError`, with mindspore_lite's words."""
+    if not isinstance(weights, (list, tuple)):
+        raise TypeError(f"weights must be list, but got {type(weights)}. {_FORM}")
+    for index, group in enumerate(weights):
+        if not isinstance(group, (list, tuple)):
+            raise TypeError(f"weight must be list, but got {type(group)} at index {index}. {_FORM}")
+        for position, tensor in enumerate(group):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"weights element must be Tensor, but got {type(tensor)} as index {index}{position}. "
+                    f"{_FORM}"
+                )
+    return weights
+
+
+def _only(names: frozenset[str], where: str) -> str:
+    """The name of a tensor that has none."""
+    if len(names) == 1:
+        return next(iter(names))
+    if not names:
+        raise WeightsError(f"The {where} has no name, and no weight of this model is variable.")
+    listed = sorted(names)
+    shown = ", ".join(repr(name[:100]) for name in listed[:_LISTED])
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    raise WeightsError(
+        f"The {where} has no name: say which weight it is, tensor.name = {listed[0][:100]!r}. The variable "
+        f"weights are {shown}{more}."
+    )
 
 
 def _paired(found: dict[str, np.ndarray[Any, Any]], names: frozenset[str]) -> Given:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ranks.api.content import exists
 from ranks.api.errors import as_runtime_error
 from ranks.errors import WeightsError
+from ranks.quotes import unquoted
 
 SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
 LIST, FILE = "variable_weights_list", "variable_weights_file"
@@ -35,7 +36,7 @@ def named(sections: Sections, from_dict: Sections, config_path: str) -> tuple[st
             own = from_dict.get(section, {})
             entries = {**sections.get(section, {}), **own}
             if LIST in entries:
-                names += _some(entries[LIST].split(","), f"[{section}] {LIST}")
+                names += _some(_inner(entries[LIST]).split(","), f"[{section}] {LIST}")
             if FILE in entries:
                 text = entries[FILE].strip()
                 path = text if FILE in own else beside(text, config_path)
@@ -53,8 +54,15 @@ def beside(path: str, config_path: str) -> str:
     return str(found) if exists(str(found)) else path
 
 
+def _inner(text: str) -> str:
+    """A list of quoted names without brackets around it; names without quotes may begin and end with one."""
+    text = text.strip()
+    bracketed = text.startswith("[") and text.endswith("]")
+    return text[1:-1] if bracketed and text[1:-1].strip()[:1] in {"'", '"'} else text
+
+
 def _some(items: list[str], what: str) -> list[str]:
-    found = [name for item in items if (name := item.strip())]
+    found = [name for item in items if (name := unquoted(item))]
     if not found:
         raise WeightsError(f"{what} names no weight.")
     return found

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
+from sharding.nearby import hint, shown
 from sharding.placeholders import placeholder
 
 Array = NDArray[Any]
@@ -201,8 +202,10 @@ def find_shards(path: Path) -> list[Shard]:
             )
         return [Archive(path)]
     if not path.is_dir():
-        state = "a device or pipe" if path.exists() else "no such file or folder"
-        raise EvaluationError(f"{path}: {state}; expected an .npz file, or a folder of .npz or .npy files.")
+        state = "a device or pipe" if path.exists() else f"no such file or folder{hint(path)}"
+        raise EvaluationError(
+            f"{shown(path)}: {state}; expected an .npz file, or a folder of .npz or .npy files."
+        )
     with readable(str(path)):
         found = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     for entry in found:

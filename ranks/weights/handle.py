@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from ranks.errors import WeightsError
 
 LARGEST_HANDLE = 2**64 - 1
+LARGEST_NEW = 2**63 - 1
+"""New handles fit into a signed number of 64 bits, in which programs hand them on (`ctypes.c_int64`)."""
 LONGEST_NAME = 200
 
 # The socket's name can be listed, so handles could be tried against it without asking the owner. 2**63 tries
@@ -60,15 +62,20 @@ def is_nonce(value: object) -> bool:
 
 
 def new_handle() -> int:
-    """A handle that nobody can guess: 64 bits from the system's generator, never 0."""
-    return secrets.randbelow(LARGEST_HANDLE) + 1
+    """A handle that nobody can guess: 63 bits from the system's generator, never 0."""
+    return secrets.randbelow(LARGEST_NEW) + 1
+
+
+def unsigned(number: int) -> int:
+    """A handle that went through a signed number of 64 bits, which from 2**63 on made it negative."""
+    return number + 2**64 if -(2**63) <= number < 0 else number
 
 
 def parse_handle(text: str, what: str) -> int:
     """The handle in ``text``, decimal digits; raises `WeightsError` that says what ``what`` should be."""
     digits = text.strip()
-    if digits.isascii() and digits.isdigit() and len(digits) <= 20 and 0 < int(digits) <= LARGEST_HANDLE:
-        return int(digits)
+    if re.fullmatch(r"-?[0-9]{1,20}", digits) and 0 < (number := unsigned(int(digits))) <= LARGEST_HANDLE:
+        return number
     found = "empty" if not digits else f"a text of {len(digits)} characters that is no such number"
     raise WeightsError(
         f"{what} must be the number that get_model_info('shareable_weight_mem_handle') gave in the owner, "

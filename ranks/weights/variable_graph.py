@@ -59,15 +59,16 @@ def divide(model: onnx.ModelProto, names: Sequence[str], file: Path, *, products
     A weight is an initializer (also one that is an input as well, or of a body) or a Constant node's output.
     Raises `ModelError` for a name that is no weight, stands for several, or whose type cannot be updated.
     """
-    weights = {name: _take(model, name, file) for name in dict.fromkeys(names)}
+    known = _names(model)  # before any is taken
+    weights = {name: _take(model, name, file, known) for name in dict.fromkeys(names)}
     return _Divider(model, weights, file).divide(products)
 
 
-def _take(model: onnx.ModelProto, name: str, file: Path) -> onnx.TensorProto:
-    """Removes a weight from the model and returns it."""
+def _take(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]) -> onnx.TensorProto:
+    """Removes a weight from the model and returns it; ``known`` are the names of all that it had."""
     places = [place for graph in _graphs(model.graph) for place in _places(graph, name)]
     if not places:
-        raise ModelError(_unknown(model, name, file))
+        raise ModelError(_unknown(model, name, file, known))
     if len(places) > 1:
         raise ModelError(
             f"{file} has {len(places)} weights named {name!r}, in bodies of its control flow: which of them "
@@ -110,14 +111,25 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(inner)
 
 
-def _unknown(model: onnx.ModelProto, name: str, file: Path) -> str:
+def _names(model: onnx.ModelProto) -> list[str]:
+    """The names of all that can be made variable."""
+    return [
+        name
+        for graph in _graphs(model.graph)
+        for name in (
+            *(tensor.name for tensor in graph.initializer),
+            *(output for node in graph.node if is_constant(node) for output in node.output),
+        )
+    ]
+
+
+def _unknown(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]) -> str:
     if any(name == item.values.name for item in model.graph.sparse_initializer):
         return f"The weight {name!r} of {file} is stored sparse and cannot be variable: store it dense."
     if any(name == value.name for value in model.graph.input):
         return f"{name!r} is an input of {file}, not a weight: give it to predict."
     if any(name in node.output for node in model.graph.node):
         return f"{name!r} is computed by {file}; only weights that the file holds can be variable."
-    known = [tensor.name for graph in _graphs(model.graph) for tensor in graph.initializer]
     close = difflib.get_close_matches(name[:200], known, 3, 0.6) if len(known) <= 20_000 else []
     hint = f"; similar are {', '.join(map(repr, close))}" if close else ""
     return f"{file} has no weight {name[:200]!r} among its {len(known)}{hint}."

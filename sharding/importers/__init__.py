@@ -23,6 +23,7 @@ IMPORTERS: dict[Format, str] = {
     "mindir_old": "sharding.importers.mindir.convert",
     "mindir_encrypted": "sharding.importers.mindir.convert",
     "mindir_lite": "sharding.importers.mindir.convert",
+    "foreign": "sharding.importers.foreign",
 }
 """Format -> the module whose ``import_model(path, key=..., opset=...)`` reads it."""
 

@@ -6,14 +6,15 @@ import mmap
 from pathlib import Path
 
 from sharding.errors import ModelError
+from sharding.nearby import hint, shown
 
 
 def mapped(path: Path, expected: str) -> memoryview:
     """A file's bytes. Raises `ModelError`: it is no file, is empty or cannot be read."""
     try:
         if not path.is_file():
-            state = "is not a file" if path.exists() else "does not exist"
-            raise ModelError(f"{path} {state}; expected {expected}.")
+            state = "is not a file" if path.exists() else f"does not exist{hint(path)}"
+            raise ModelError(f"{shown(path)} {state}; expected {expected}.")
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except ValueError:

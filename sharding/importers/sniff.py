@@ -10,7 +10,9 @@ from typing import BinaryIO, Literal
 from sharding.errors import ModelError
 from sharding.placeholders import refuse_placeholder
 
-Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "unknown"]
+Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "foreign", "unknown"]
+HEAD = 16
+"""Bytes at a file's begin that hold its magic number."""
 
 # FlatBuffers' file identifier, bytes 4 to 7 of a .ms file, by version of its schema.
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
@@ -25,7 +27,8 @@ _ONNX_OPSET_IMPORT, _PRODUCER, _MINDSPORE = 8, 2, b"MindSpore"
 
 
 def format_of(path: str | Path) -> Format:
-    """Decides by content: a magic number, or the first field of a protobuf message.
+    """Decides by content: a magic number, or the first field of a protobuf message; "foreign" are models of
+    other runtimes, which have their own sentence (`sharding.importers.foreign`), some by their name only.
 
     ONNX and MindIR are both protobuf messages and both have ``ir_version`` as field 1: a number in ONNX
     (onnx.proto), a string in MindIR (mind_ir.proto). In version 0 of MindIR it was a number, too; such a
@@ -36,15 +39,20 @@ def format_of(path: str | Path) -> Format:
     refuse_placeholder(path)
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(HEAD)
             if head[4:8] in LITE_IDENTIFIERS:
                 return "mindir_lite"
             if head[:4] in ENCRYPTED:
                 return "mindir_encrypted"
             file.seek(0)
-            return _protobuf(file)
+            found = _protobuf(file)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    if found == "unknown" and head:
+        from sharding.importers.foreign import kind_of
+
+        return found if kind_of(path, head) is None else "foreign"
+    return found
 
 
 def is_imported(path: str | Path) -> bool:

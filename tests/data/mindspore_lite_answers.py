@@ -9,6 +9,9 @@ import io
 import json
 import sys
 import tempfile
+from pathlib import Path
+
+A_MODEL = str(Path(__file__).resolve().parent / "mindir" / "mlp" / "model_v1.mindir")
 
 CASES = [
     # Printed forms. The value of the last expression is printed.
@@ -158,10 +161,79 @@ CASES = [
     " mslite.ModelParallelRunner().build_from_file(a_file, context=c)",
 ]
 
+# Every property, with a value of every kind (but tuples, which later releases take for lists), and every
+# argument of every call. "t" is a tensor, "built" a model of one input x of shape [4, 20].
+VALUES = (
+    *("None", "True", "-1", "3", "1.5", "'a'", "''", "b'a'", "[]", "['a']", "[1]", "[1.5]", "[None]", "{}"),
+    *("{'a': 1}", "{'a': {'b': 'c'}}", "object", "mslite.DataType.INT8", "mslite.Format.NHWC"),
+)
+PROPERTIES = (
+    *("Context().target", "Context().cpu.thread_num", "Context().cpu.inter_op_parallel_num"),
+    *("Context().cpu.thread_affinity_mode", "Context().cpu.thread_affinity_core_list"),
+    *("Context().cpu.precision_mode", "Context().gpu.precision_mode", "Context().gpu.device_id"),
+    *("Context().gpu.rank_id", "Context().gpu.group_size", "Context().ascend.precision_mode"),
+    *("Context().ascend.device_id", "Context().parallel.workers_num", "Context().parallel.config_info"),
+    *("Context().parallel.config_path", "Tensor().name", "Tensor().dtype", "Tensor().shape"),
+    *("Tensor().format", "Tensor().element_num", "Tensor().data_size"),
+)
+_BUILT = "built = mslite.Model(); built.build_from_file(a_model, mslite.ModelType.MINDIR); "
+_TENSOR = "t = mslite.Tensor(); t.shape = [4, 20]; "
+CALLS = (
+    *(
+        "Tensor({})",
+        "Tensor().set_data_from_numpy({})",
+        "Model().build_from_file({}, mslite.ModelType.MINDIR)",
+    ),
+    *("Model().build_from_file(a_file, {})", "Model().build_from_file(a_file, mslite.ModelType.MINDIR, {})"),
+    "Model().build_from_file(a_file, mslite.ModelType.MINDIR, None, {})",
+    *("Model().predict({})", "Model().resize({}, [])", "Model().resize([], {})"),
+    *("ModelParallelRunner().build_from_file({})", "ModelParallelRunner().build_from_file(a_file, {})"),
+    "ModelParallelRunner().predict({})",
+)
+CASES += [f"mslite.{name} = {value}" for name in PROPERTIES for value in VALUES]
+CASES += [f"mslite.{call.format(value)}" for call in CALLS for value in VALUES]
+CASES += [_TENSOR + f"mslite.Model().resize([t], [{value}])" for value in VALUES]
+CASES += [_TENSOR + f"mslite.Model().resize([t], [[4, {value}]])" for value in VALUES]
+CASES += [_BUILT + f"built.predict([{value}])" for value in VALUES]
+CASES += [_BUILT + f"built.resize([{value}], [[4, 20]])" for value in VALUES]
+CASES += [_BUILT + _TENSOR + f"built.resize([t], [{value}])" for value in VALUES]
+CASES += [
+    _BUILT + last
+    for last in (
+        "[(t.name, t.shape, t.dtype, t.format) for t in built.get_inputs()]",
+        "built.predict([])",
+        "built.predict(built.get_inputs() * 2)",
+        "built.resize(built.get_inputs(), [])",
+        "built.resize(built.get_inputs() * 2, [[4, 20], [4, 20]])",
+        "built.resize(built.get_inputs(), [[4, 20], [4, 20]])",
+        "built.resize(built.get_inputs(), [[4, 20, 1]])",
+        "built.resize(built.get_inputs(), [[4]])",
+        "built.resize(built.get_inputs(), [[4, 21]])",
+        "built.get_inputs()[0].set_data_from_numpy(np.zeros((4, 20)))",
+        "built.get_inputs()[0].set_data_from_numpy(np.zeros((4, 15), np.float32))",
+        "built.get_inputs()[0].set_data_from_numpy(np.zeros(80, np.float32))",
+        "built.get_inputs()[0].set_data_from_numpy(np.zeros((4, 20), np.int32))",
+        "built.build_from_file(a_file, mslite.ModelType.MINDIR)",
+        "built.build_from_file(a_model, mslite.ModelType.MINDIR, None, a_file + '.none')",
+    )
+]
+# Calls with arguments missing or too many: the words are Python's own.
+CASES += [
+    "mslite.Model().build_from_file()",
+    "mslite.Model().build_from_file(a_file)",
+    "mslite.Model().build_from_file(model=a_file)",
+    "mslite.Model().predict()",
+    "mslite.Model().resize()",
+    "mslite.Model().resize([])",
+    "mslite.ModelParallelRunner().build_from_file()",
+    "mslite.ModelParallelRunner().predict()",
+    "mslite.Tensor().set_data_from_numpy()",
+]
+
 
 def answer(case, mslite, np, a_file):
     """What one case prints, or the type and message of what it raises."""
-    names = {"mslite": mslite, "np": np, "a_file": a_file}
+    names = {"mslite": mslite, "np": np, "a_file": a_file, "a_model": A_MODEL}
     *statements, last = [part.strip() for part in case.split(";")]
     try:
         for statement in statements:

@@ -127,6 +127,13 @@ def test_every_form_of_data_gives_the_same(model: Path, reference: Any, tmp_path
     assert loaded.eval(tmp_path / "other_names.npz", ["mse", "mae"], label="wanted") == want
     pairs = [(X[:60], TARGETS[:60]), ([X[60:]], TARGETS[60:])]
     assert loaded.eval(pairs, ["mse", "mae"]) == want
+    for sink in (True, False):  # of MindSpore's Model.eval
+        assert loaded.eval(pairs, ["mse", "mae"], dataset_sink_mode=sink) == want
+    with pytest.raises(TypeError, match="dataset_sink_mode must be bool, but got <class 'str'>"):
+        loaded.eval(pairs, "mse", dataset_sink_mode="x")  # type: ignore[arg-type]  # what is tested
+    for options in ({}, {"dataset_sink_mode": False}):
+        with pytest.raises(ValueError, match=r"For Model.eval, the argument 'metrics' can not be None"):
+            loaded.eval(pairs, **options)
     assert loaded.eval((({"x": x}, y) for x, y in [(X, TARGETS)]), ("mse", "mae")) == want
 
 

@@ -1,5 +1,6 @@
 """Configuration files and dictionaries of `Model.build_from_file`."""
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ranks import Context
 from ranks.api import config
 from ranks.errors import ShardrunError
+from ranks.weights.request import Attach, Share
 
 
 def write(folder: Path, text: str | bytes) -> str:
@@ -52,6 +54,71 @@ def test_byte_order_mark_crlf_and_percent_signs(tmp_path: Path) -> None:
 def test_keys_in_the_case_of_the_documents(tmp_path: Path) -> None:
     path = write(tmp_path, "[ms_cache]\nserialize_Path=/a\n[ascend_context]\nRANK_TABLE_FILE=/b\n")
     assert config.load(path, {"ms_cache": {"Serialize_Path": "/c"}}) == config.Options("/b", "/c")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('"a b.json"', "a b.json"),
+        ("'a.json'", "a.json"),
+        (' "a.json" ', "a.json"),
+        ('" a.json "', "a.json"),
+        ('""', ""),
+        ('"', '"'),
+        ("\"a.json'", "\"a.json'"),
+        ('a".json', 'a".json'),
+        ('"a.json', '"a.json'),
+        ('"it\'s.json"', "it's.json"),
+        ("'\"a.json\"'", '"a.json"'),
+    ],
+)
+def test_quotes_are_taken_off_once(written: str, read: str, tmp_path: Path) -> None:
+    path = write(
+        tmp_path, f"[ascend_context]\nrank_table_file={written}\n[ms_cache]\nserialize_path={written}\n"
+    )
+    assert config.load(path) == config.Options(read, read)
+    assert config.load("", {"ms_cache": {"serialize_path": written}}) == config.Options("", read)
+
+
+def test_quoted_values_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "update_weight_name_list.txt").write_text('w3\n"w4"\n')
+    path = write(
+        tmp_path,
+        f"""
+        [cpu_context]
+        variable_weights_list="w1, w2"
+        precision_mode="enforce_fp32"
+        shareable_weight_pid_list="0, {os.getpid()}"
+        [gpu_context]
+        variable_weights_list="w5","w,6"
+        precision_mode='preferred_fp16'
+        [ascend_context]
+        variable_weights_file="update_weight_name_list.txt"
+        [parallel_runner]
+        queue_limit="7"
+        [execution_plan]
+        op="data_type:float16"
+        """.replace("        ", ""),
+    )
+    options = config.load(path)
+    assert options.variable_weights == ("w3", "w4", "w1", "w2", "w5", '"w', '6"')
+    assert options.precision_modes == (("cpu", "enforce_fp32"), ("gpu", "preferred_fp16"))
+    assert options.sharing == Share((os.getpid(),), "[cpu_context] shareable_weight_pid_list in " + path)
+    assert options.queue_limit == 7
+    assert options.execution_plan == (("op", "float16"),)
+    handle = write(tmp_path, '[gpu_context]\nshareable_weight_mem_handle="-5"\n')
+    assert config.load(handle).sharing == Attach(2**64 - 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["a, b", '"a", "b"', "'a','b'", '"a, b"', "['a', 'b']", '["a","b"]', "\"['a', 'b']\"", "a,'b',"]
+)
+def test_lists_of_names(text: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"[cpu_context]\nvariable_weights_list={text}\n")
+    assert config.load(path).variable_weights == ("a", "b")
+    given = {"cpu_context": {"variable_weights_list": text}}
+    assert config.load("", given).variable_weights == ("a", "b")
 
 
 def test_dictionary_wins(tmp_path: Path) -> None:

@@ -235,6 +235,33 @@ def test_outputs_that_do_not_fit(tmp_path: Path) -> None:
         model.predict(data, [])
 
 
+def test_inputs_one_by_one(tmp_path: Path) -> None:
+    """As MindSpore's Model takes them: a tensor or an array, or several."""
+    model = built(api_models.add_one(tmp_path / "m.onnx"))
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    place = np.zeros((2, 3), np.float32)
+    ways: list[tuple[Any, ...]] = [(array,), (Tensor(array),), (array, [Tensor(place)]), ((array,),)]
+    for arguments in ways:
+        (found,) = model.predict(*arguments)
+        assert np.array_equal(found.get_data_to_numpy(), array + 1)
+    assert np.array_equal(place, array + 1)
+    with pytest.raises(RuntimeError, match="model input len:1 not equal input len:3! predict failed!"):
+        model.predict(array, array, array)
+    runner = ModelParallelRunner()
+    runner.build_from_file(str(tmp_path / "m.onnx"))
+    assert np.array_equal(runner.predict(array)[0].get_data_to_numpy(), array + 1)
+    with pytest.raises(RuntimeError, match=r"predict failed! .*not equal input len:2!"):
+        Model().predict(array, Tensor(array))
+
+
+def test_several_inputs_one_by_one(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Sub", ["a", "b"], ["y"])
+    model = built(api_models.save(tmp_path / "m.onnx", [node], {"a": [2], "b": [2]}, {"y": [2]}))
+    a, b = np.array([5, 6], np.float32), np.array([1, 4], np.float32)
+    assert np.array_equal(model.predict(a, b)[0].get_data_to_numpy(), [4, 2])
+    assert np.array_equal(model.predict(Tensor(b), Tensor(a))[0].get_data_to_numpy(), [-4, -2])
+
+
 @pytest.mark.parametrize(
     ("own", "words"),
     [
@@ -425,7 +452,7 @@ def test_paths_where_nothing_is(path: str) -> None:
         Model().build_from_file(path, ModelType.ONNX)
     with pytest.raises(ShardrunError, match="build from file failed, model_path does not exist! No file or"):
         ModelParallelRunner().build_from_file(path)
-    with pytest.raises(ShardrunError, match="add_model failed! No file or folder"):
+    with pytest.raises(ShardrunError, match=r"ModelGroup's add model failed. No file or folder"):
         ModelGroup(ModelGroupFlag.SHARE_WEIGHT).add_model([path])
 
 

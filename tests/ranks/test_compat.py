@@ -54,6 +54,40 @@ def test_import_resolves_to_ranks() -> None:
     assert mindspore_lite.model.Model is ranks.Model
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("context", ["Context"]),
+        ("model", ["Model", "ModelGroup", "ModelGroupFlag", "ModelParallelRunner", "ModelType"]),
+        ("tensor", ["DataType", "Format", "Tensor", "TensorMeta"]),
+    ],
+)
+@pytest.mark.parametrize("package", ["ranks", "mindspore_lite"])
+def test_modules_of_the_package(package: str, module: str, names: list[str]) -> None:
+    """Imported by their own name, and as attributes of a package that was only imported itself."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from ranks import compat
+compat.install()
+import {package} as package
+assert {module!r} in dir(package)
+module = package.{module}
+import {package}.{module}
+from {package} import {module} as again
+assert set({names!r}) <= set(dir(module))
+for name in {names!r}:
+    assert getattr(module, name) is getattr(again, name) is getattr(package, name), name
+    exec(f"from {package}.{module} import {{name}} as imported")
+    assert imported is getattr(package, name)
+print(len(dir(module)) > 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_parts_that_are_not_here_are_named() -> None:
     compat.install()
     import mindspore_lite as mslite

@@ -155,7 +155,7 @@ def test_collectives_work_in_place_on_buffers_that_stay(tmp_path: Path) -> None:
     paths = save(models, tmp_path)
     by_rank = on_ranks(2, work)
     assert_close([list(item) for item in zip(*by_rank, strict=True)], reference(models, feeds))
-    assert seen == [5, 5]  # the check that the ranks' models agree, then one per run
+    assert seen == [6, 6]  # the two checks that the ranks' models fit together, then one per run
 
 
 def test_the_caller_owns_the_outputs(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     before = oracle(path, FEEDS)[0]
     after = oracle(replaced(path, new, tmp_path / "now.onnx"), FEEDS)[0]
-    words = [("'x' is not variable", "Rank 1 refuses"), ("Rank 0 refuses", "must be list or tuple")]
+    words = [("'x' is not variable", "Rank 1 refuses"), ("Rank 0 refuses", "weights must be list, but got")]
     for rank in (0, 1):
         found = json.loads((tmp_path / f"found_{rank}.json").read_text())
         for answer in (found[0], found[1], found[4]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 import ranks
 from ranks.api import config
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights import handle, peers, protocol, server
+from ranks.weights import handle, peers, protocol, server, sharing
 from tests.ranks import api_models
 from tests.ranks.weights_worker import INPUT, Refused, Workers, oracle
 
@@ -428,7 +429,9 @@ def test_nothing_to_share_with(workers: Workers, shared_model: Path, tmp_path: P
         ({"pids": ""}, "must list 1 to 1024 process ids, but lists 0"),
         ({"pids": "a"}, "config_dict['pids'] must be process ids from 1 to 4194304 separated by commas"),
         ({"pids": "-5"}, "but holds '-5'"),
-        ({"pids": "0"}, "but holds '0'"),
+        ({"pids": "0"}, "must list 1 to 1024 process ids, but holds nothing but 0"),
+        ({"pids": [0, 0]}, "must list 1 to 1024 process ids, but holds nothing but 0"),
+        ({"cpu_context": {"shareable_weight_pid_list": "[0, 0]"}}, "but holds nothing but 0"),
         ({"pids": "4194305"}, "but holds '4194305'"),
         ({"pids": "9" * 5000}, "but holds '999"),
         ({"pids": "1,,2"}, "but holds ''"),
@@ -441,7 +444,8 @@ def test_nothing_to_share_with(workers: Workers, shared_model: Path, tmp_path: P
         ),
         ({"shared_mem_handle": ""}, "must be the number that get_model_info"),
         ({"shared_mem_handle": "0"}, "from 1 to 2**64 - 1"),
-        ({"shared_mem_handle": -1}, "but is a text of 2 characters"),
+        ({"shared_mem_handle": -(2**63) - 1}, "but is a text of 20 characters"),
+        ({"shared_mem_handle": "--1"}, "but is a text of 3 characters"),
         ({"shared_mem_handle": str(2**64)}, "but is a text of 20 characters"),
         ({"shared_mem_handle": "0x10"}, "but is a text of 4 characters"),
         ({"pids": "1", "shared_mem_handle": "1"}, "either shares its weights or attaches to another's"),
@@ -579,12 +583,55 @@ def test_any_handle(text: str) -> None:
         assert len(text) < 4 or text not in str(error)  # it may be a secret
 
 
+@pytest.mark.parametrize("number", [2**63, 2**63 + 5, 2**64 - 1, 2**63 - 1, 1])
+def test_a_handle_that_went_through_a_signed_number(number: int) -> None:
+    signed = ctypes.c_int64(number).value
+    assert handle.unsigned(signed) == number
+    assert handle.parse_handle(f" {signed}", "handle") == number
+    assert handle.parse_handle(str(number), "handle") == number
+
+
+def test_an_owner_with_the_largest_handle(
+    monkeypatch: pytest.MonkeyPatch, workers: Workers, shared_model: Path
+) -> None:
+    """An owner whose handle no signed number can hold: others come with its two's complement, as text and
+    as a number."""
+    monkeypatch.setattr(sharing, "new_handle", lambda: handle.LARGEST_HANDLE - 6)
+    path = str(shared_model)
+    with ranks.share_weights(path) as owner:
+        assert owner.handle == handle.LARGEST_HANDLE - 6
+        signed = ctypes.c_int64(int(owner.handle)).value
+        assert signed == -7
+        with ranks.attach(signed, path) as attached:
+            assert np.array_equal(attached.predict([INPUT])[0].get_data_to_numpy(), oracle(shared_model))
+        model = ranks.Model()
+        section = {"gpu_context": {"shareable_weight_mem_handle": str(signed)}}
+        model.build_from_file(path, ranks.ModelType.MINDIR, config_dict=section)
+        assert np.array_equal(model.predict([INPUT])[0].get_data_to_numpy(), oracle(shared_model))
+
+
+def test_the_largest_new_handle_fits_into_a_signed_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle.secrets, "randbelow", lambda bound: bound - 1)
+    assert handle.new_handle() == 2**63 - 1 == ctypes.c_int64(handle.new_handle()).value
+    monkeypatch.setattr(handle.secrets, "randbelow", lambda bound: 0)
+    assert handle.new_handle() == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0, {0}, {1}", "[0, {0}, {1}]", "{0},0,{1},0", "'{0}', '0', \"{1}\"", "['{0}','{1}']", "000,{0},{1},"],
+)
+def test_a_list_of_pids_with_places_that_nobody_filled(text: str) -> None:
+    listed = text.format(os.getpid(), os.getppid())
+    assert peers.parse_pids(listed, "pids") == (os.getpid(), os.getppid())
+
+
 def test_handles_cannot_be_guessed() -> None:
     found = {handle.new_handle() for _ in range(2000)}
     assert len(found) == 2000
-    assert all(0 < number < 2**64 for number in found)
+    assert all(0 < number < 2**63 for number in found)  # programs hand them on as signed numbers
     # Every bit is set in about half of them.
-    for bit in range(64):
+    for bit in range(63):
         assert 800 < sum(number >> bit & 1 for number in found) < 1200
     shown = repr(handle.address(77)) + str(handle.address(77))
     assert "key" not in shown and "socket_name" not in shown

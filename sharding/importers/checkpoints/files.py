@@ -10,6 +10,7 @@ from sharding.errors import ModelError
 from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
 from sharding.importers.checkpoints.base import Checkpoint
 from sharding.importers.mindir.encryption import encryption_of
+from sharding.nearby import hint, shown
 from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def kind_of(path: Path) -> Kind:
             head = file.read(_HEAD)
         if head.startswith(b"PK"):
             return _archive_kind(path)
+    except FileNotFoundError:
+        raise ModelError(f"{shown(path)} does not exist{hint(path)}; expected a checkpoint.") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not head:

@@ -17,6 +17,7 @@ from sharding.errors import ModelError, OptionError
 from sharding.importers import torch_import
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
+from sharding.nearby import hint, is_address
 from sharding.text import one_line, shortened
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -56,7 +57,7 @@ def build(text: str) -> Network:
     if not colon or not _DOTTED.fullmatch(module) or not _DOTTED.fullmatch(attribute):
         raise OptionError(
             f"--network {text!r}: expected package.module:factory, or a folder with the {CONFIG} of a "
-            "transformers model."
+            f"transformers model{hint(text) if is_address(text) else ''}."
         )
     with _search_here(), torch_import.alone():
         factory = _import(module, text)
