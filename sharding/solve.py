@@ -80,10 +80,11 @@ def _best(problem: Problem) -> _Found:
     if not reuse.counts:
         return found
     apart, steps = reuse.apart()
-    ideal = _Search(apart).run()
-    if ideal.picoseconds < found.picoseconds:
+    for ideal in _tried(apart):
+        if ideal.picoseconds >= found.picoseconds:
+            continue
         for pins in reuse.wishes(steps, ideal.choices):
-            found = min(found, *_tried(reuse.pinned(pins)), key=lambda item: item.cost)
+            found = min([found, *_tried(reuse.pinned(pins))], key=lambda item: item.cost)
     # Where a cut takes longer than it saves, the weight is held whole; but something must be cut.
     alone = reuse.held_whole(by_all=True)
     if alone is not None and any(item.picoseconds < found.picoseconds for item in _tried(alone)):

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.architectures.language import SPREAD, causal
+from tests.architectures.language import LAYERS, SPREAD, causal
 
-LAYERS = 2
 WORDS = 2048
 COMMON: dict[str, Any] = {
     "vocab_size": WORDS,

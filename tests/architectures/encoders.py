@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from tests.architectures.exporting import Feeds, export, normal, randomise, save_feeds, tokens
-from tests.architectures.language import SPREAD, TEXT, example_ids, masked
+from tests.architectures.language import LAYERS, SPREAD, TEXT, example_ids, masked
 
-LAYERS = 2
 SHARED_LAYERS = 4
 SWIN_DEPTHS = (2, 2)
 WORDS = 2048

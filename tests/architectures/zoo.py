@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.architectures import decoders, encoders, language, variants
+from tests.architectures import encoders, language, variants
 from tests.architectures.build import EXPORTED, MODULES
 from tests.architectures.exporting import Feeds
 from tests.models import BUILD_SECONDS, ROOT, cache_folder
@@ -30,11 +30,9 @@ NAMES = (*EXPORTED, *BASES)
 
 TRANSFORMER_LAYERS = language.LAYERS
 LAYERS = {
-    **dict.fromkeys(encoders.BUILDERS, encoders.LAYERS),
-    **dict.fromkeys(decoders.BUILDERS, decoders.LAYERS),
     "albert": encoders.SHARED_LAYERS,
     "swin": sum(encoders.SWIN_DEPTHS),
-    "clip": 2 * encoders.LAYERS,
+    "clip": 2 * language.LAYERS,
 }
 """Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together."""
 LAYER_COLLECTIVES = 2
