@@ -80,7 +80,7 @@ class _Stand(ModuleType):
         except AttributeError:
             raise AttributeError(
                 f"module {self.__name__!r} has no attribute {name!r}: shardrun, to which the import "
-                f"resolves, does not have this part of mindspore_lite{_CONVERT if name in _CONVERTER else ''}."
+                f"resolves, does not have this part of {NAME}{_CONVERT if name in _CONVERTER else ''}."
             ) from None
 
     def __dir__(self) -> list[str]:
