@@ -98,6 +98,12 @@ def test_parts_that_are_not_here_are_named() -> None:
         exec("from mindspore_lite import Converter")
     with pytest.raises(ModuleNotFoundError, match=r"mindspore_lite.converter"):
         exec("import mindspore_lite.converter")
+    for statement in ("mslite.Converter", "mslite.FmkType.ONNX", "import mindspore_lite.converter"):
+        with pytest.raises((AttributeError, ImportError), match=r"converted by `shardrun convert`"):
+            exec(statement, {"mslite": mslite})
+    with pytest.raises(AttributeError) as caught:
+        _ = mslite.LLMEngine
+    assert "convert" not in str(caught.value)
 
 
 def test_uninstall_takes_it_back() -> None:

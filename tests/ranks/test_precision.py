@@ -148,9 +148,8 @@ def test_factors_are_rounded_to_float16(tmp_path: Path) -> None:
 def test_a_node_by_name_wins_over_its_type(tmp_path: Path) -> None:
     path = mlp(tmp_path / "m.onnx")
     plan = {"MatMul": "data_type:float16", "second": "data_type:float32", "act": '"datatype: FLOAT16"'}
-    types = element_types(
-        converted(path, Precision("", precision_options.plan({"execution_plan": plan}, "")))
-    )
+    entries = config.load("", {"execution_plan": plan}).execution_plan
+    types = element_types(converted(path, Precision("", entries)))
     assert types == {"first": TensorProto.FLOAT16, "act": TensorProto.FLOAT16, "second": TensorProto.FLOAT}
     # No cast stands between two nodes of one type.
     model = converted(path, Precision("", (("first", FLOAT16), ("act", FLOAT16))))
