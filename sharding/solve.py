@@ -11,7 +11,7 @@ Costs are compared as (bytes of weights held, seconds): weights are cut wherever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,16 +39,22 @@ of very many parallel branches reach it: without it they would take hours."""
 
 
 def solve(
-    source: Source, graph: list[Step], world: int, fixed: Mapping[ir.Value, Placement] | None = None
+    source: Source,
+    graph: list[Step],
+    world: int,
+    fixed: Mapping[ir.Value, Placement] | None = None,
+    *,
+    whole: Collection[str] = (),
 ) -> list[int]:
     """The number of the chosen option for each step.
 
     ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the
-    steps that produce them are replaced accordingly (see `sharding.fixed`).
+    steps that produce them are replaced accordingly (see `sharding.fixed`). ``whole``: weights that need not
+    be cut.
     """
     if fixed:
         fix(graph, fixed, world, source.path)
-    search = _Search(Problem(source, graph, world))
+    search = _Search(Problem(source, graph, world, whole))
     try:
         return search.run()
     except _NoWayError as error:
