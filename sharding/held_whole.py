@@ -38,42 +38,61 @@ PLAIN = MOVES | {*UNARY, *BROADCASTING, "Add", "Cast", "Div", "Expand", "Mul", "
 def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int) -> list[int]:
     """The choices with such weights whole, where that saves collectives; else those that are given."""
     counted = counted_weights(source)
-    allowed = sum(source.weights[name].nbytes for name in counted) // SHARE
-    exchanged = _exchanged(graph, choices)
-    masks, groups = _masks(exchanged, counted), _groups(graph, exchanged, counted)
-    if not masks and not groups:
-        return choices
     whole: frozenset[str] = frozenset()
-    count = len(emit_rank(source, graph, choices, 0, world).collectives)
-    groups.sort(key=lambda group: sum(source.weights[name].nbytes for name in group))
-    for names in (*([masks] if masks else []), *groups):
-        if names is not masks:
-            allowed -= sum(source.weights[name].nbytes for name in names)
+    count: int | None = None
+
+    def better(names: frozenset[str], worth: int) -> None:
+        """Holds these weights whole if that saves so many collectives."""
+        nonlocal choices, whole, count
+        if count is None:
+            count = _collectives(source, graph, choices, world)
+        tried = solve(source, graph, world, whole=whole | names)
+        fewer = _collectives(source, graph, tried, world)
+        if count - fewer >= worth:
+            whole, choices, count = whole | names, tried, fewer
+
+    masks = _masks(graph, choices, counted)
+    if masks:
+        better(masks, 1)
+    allowed = sum(source.weights[name].nbytes for name in counted) // SHARE
+    for names in sorted(
+        _groups(graph, _exchanged(graph, choices), counted),
+        key=lambda group: sum(source.weights[name].nbytes for name in group),
+    ):
+        allowed -= sum(source.weights[name].nbytes for name in names)
         if allowed < 0:
             break
-        tried = solve(source, graph, world, whole=whole | names)
-        fewer = len(emit_rank(source, graph, tried, 0, world).collectives)
-        if 2 * (count - fewer) >= len(names):  # keys and values may share one
-            whole, choices, count = whole | names, tried, fewer
+        better(names, (len(names) + 1) // 2)  # keys and values may share a collective
     return choices
 
 
-def _masks(exchanged: set[ir.Value], counted: set[str]) -> frozenset[str]:
-    """Weights that are in no product and no lookup before something made of them is exchanged."""
-    found: set[str] = set()
-    seen: set[ir.Value] = set()
-    waiting = list(exchanged)
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = value.producer()
-        if value.is_initializer() and value.name in counted:
-            found.add(value.name or "")
-        elif node is not None and not node.domain and node.op_type in PLAIN:
-            waiting += [item for item in node.inputs if item is not None]
-    return frozenset(found)
+def _collectives(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> int:
+    return len(emit_rank(source, graph, choices, 0, world).collectives)
+
+
+def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> frozenset[str]:
+    """Weights that are cut, and of which each element is only added to others, or multiplied with them."""
+    origin: dict[ir.Value, set[str]] = {}
+    cut: set[str] = set()
+    other: set[str] = set()
+    for step, choice in zip(graph, choices, strict=True):
+        constant = True
+        names: set[str] = set()
+        for value, where in zip(step.inputs, step.options[choice].inputs, strict=True):
+            if value is None:
+                continue
+            if value.is_initializer() and value.name in counted:
+                origin[value] = {value.name or ""}
+                if where != REPLICATED:
+                    cut.add(value.name or "")
+            constant = constant and (value in origin or value.is_initializer())
+            names |= origin.get(value, set())
+        op_type = step.node.op_type
+        if names and (step.node.domain or op_type not in PLAIN):
+            other |= names
+        elif names and (constant or op_type in MOVES or len(step.inputs) == 1 or op_type == "Expand"):
+            origin.update((value, names) for value in step.node.outputs)
+    return frozenset(cut - other)
 
 
 def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) -> list[frozenset[str]]:

@@ -39,11 +39,12 @@ PLAIN = "mN = Identity(sN)"
 KEPT = {"multi-query": ("wk", "wv"), "latent": ("wqa", "wla")}
 
 
-def _model(path: Path, kind: str, scores: str) -> Path:
+def _model(path: Path, kind: str, scores: str, length: int | None = None) -> Path:
     layer = MULTI_QUERY if kind == "multi-query" else LATENT
     body = "sh = Shape(x) length = Gather<axis = 0>(sh, one) ends = Concat<axis = 0>(length, length)"
     weights = {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}
     weights |= {"norm": graphs.array(SIZE), "mask": graphs.array(1, 1, 16, 16)}
+    weights |= {"unit": np.float32(1), "eights": np.asarray([8, 8])}
     narrow = (WIDTH, SIZE)
     if kind == "multi-query":
         shapes = {"wq": (WIDTH, WIDTH), "wk": narrow, "wv": narrow, "wo": (WIDTH, WIDTH)}
@@ -59,7 +60,7 @@ def _model(path: Path, kind: str, scores: str) -> Path:
     if "mask" not in body:
         del weights["mask"]
     text = f"g (float[batch, seq, {WIDTH}] x) => (float[batch, seq, {WIDTH}] y) {{ {body} }}"
-    return graphs.save(path, text, weights)
+    return graphs.save(path, text.replace("seq", str(length)) if length else text, weights)
 
 
 def _numbered(layer: str, number: int) -> str:
@@ -80,6 +81,27 @@ def test_one_sum_a_layer(tmp_path: Path, kind: str, scores: str) -> None:
             assert str(plan.weights[f"wo_{number}"][0]) == "split:0"
     sharding.slice_model(path, 4, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 5, WIDTH)}, tolerance=1e-5)
+
+
+FIXED = {
+    "added": "mN = Add(sN, mask)",
+    "scaled": "rN = Sub(unit, mask) tN = Mul(rN, unit) mN = Add(sN, tN)",
+    "cut": "tN = Slice(mask, zeros, eights, last_two) mN = Add(sN, tN)",
+}
+
+
+@pytest.mark.parametrize("form", FIXED)
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_mask_for_a_fixed_length(tmp_path: Path, kind: str, form: str) -> None:
+    """Larger than any weight, it could be cut by queries, and then all else would be exchanged for it."""
+    path = _model(tmp_path / "model.onnx", kind, FIXED[form], length=8 if form == "cut" else 16)
+    for ranks in (2, 4, 8):
+        plan = sharding.plan_model(path, ranks)
+        assert plan.collective_counts() == {"AllReduce": LAYERS}
+        assert str(plan.weights["mask"][0]) == "replicated"
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    feeds = {"x": graphs.array(2, 8 if form == "cut" else 16, WIDTH)}
+    lockstep.assert_same(tmp_path / "slices", path, feeds, tolerance=1e-5)
 
 
 def test_a_narrow_weight_that_costs_nothing_is_cut(tmp_path: Path) -> None:
