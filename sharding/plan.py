@@ -14,6 +14,7 @@ from sharding.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.errors import OptionError, SliceError
 from sharding.expected import expected_sizes
 from sharding.fold import SMALL_ELEMENTS
+from sharding.held_whole import hold_whole
 from sharding.importers.mindir.encryption import Key
 from sharding.kinds import refuse_others_of
 from sharding.manifest import BatchAxes
@@ -271,7 +272,9 @@ class Planner:
         if key not in self._solved:
             graph = steps(self.source, world)
             demands = pin(self.source, graph, options)
-            self._solved[key] = graph, solve(self.source, graph, world, demands)
+            found = solve(self.source, graph, world, demands)
+            whole = world > 1 and not demands
+            self._solved[key] = graph, hold_whole(self.source, graph, found, world) if whole else found
         return self._solved[key]
 
     def _batch(self, mesh: Mesh, *, strict: bool) -> tuple[BatchAxes, int]:

@@ -7,7 +7,7 @@ bytes of weights held times `BYTE`, plus picoseconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,8 +100,11 @@ class Choice:
 class Problem:
     """The values, steps and costs of one graph on ``world`` ranks."""
 
-    def __init__(self, source: Source, graph: Sequence[Step], world: int) -> None:
+    def __init__(
+        self, source: Source, graph: Sequence[Step], world: int, whole: Collection[str] = ()
+    ) -> None:
         self.world = world
+        self.counted = counted_weights(source).difference(whole)
         self._numbers: dict[Placement, int] = {REPLICATED: WHOLE, PARTIAL: SUM}
         self._placements: list[Placement] = [REPLICATED, PARTIAL]
         self._brought: dict[tuple[tuple[int, bool], Held, int], tuple[int, Held]] = {}
@@ -123,7 +126,7 @@ class Problem:
 
     def _describe(self, source: Source, graph: Sequence[Step]) -> None:
         model_graph, end = source.model.graph, len(graph)
-        counted, outputs = counted_weights(source), set(model_graph.outputs)
+        counted, outputs = self.counted, set(model_graph.outputs)
         last: dict[ir.Value, int] = {}
         for index, step in enumerate(graph):
             last.update((value, index) for value in step.inputs if value is not None)

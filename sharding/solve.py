@@ -13,7 +13,7 @@ a cheaper plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,16 +42,22 @@ of very many parallel branches reach it: without it they would take hours."""
 
 
 def solve(
-    source: Source, graph: list[Step], world: int, fixed: Mapping[ir.Value, Placement] | None = None
+    source: Source,
+    graph: list[Step],
+    world: int,
+    fixed: Mapping[ir.Value, Placement] | None = None,
+    *,
+    whole: Collection[str] = (),
 ) -> list[int]:
     """The number of the chosen option for each step.
 
     ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the
-    steps that produce them are replaced accordingly (see `sharding.fixed`).
+    steps that produce them are replaced accordingly (see `sharding.fixed`). ``whole``: weights that need not
+    be cut.
     """
     if fixed:
         fix(graph, fixed, world, source.path, source.sizes)
-    problem = Problem(source, graph, world)
+    problem = Problem(source, graph, world, whole)
     try:
         return _best(problem).choices
     except _NoWayError as error:

@@ -1,0 +1,115 @@
+"""Weights whose cut would take a collective of their own are held whole: one shared head, latents, masks."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharding
+from tests.sharding import graphs, lockstep
+
+HEADS, SIZE, WIDTH, LAYERS = 8, 4, 32, 2
+NUMBERS = {
+    "heads": [0, 0, HEADS, SIZE],
+    "flat": [0, 0, WIDTH],
+    "one": [1],
+    "zeros": [0, 0],
+    "last_two": [2, 3],
+}
+
+MULTI_QUERY = """
+  qN = MatMul(xN, wq_N) qhN = Reshape(qN, heads) qtN = Transpose<perm = [0, 2, 1, 3]>(qhN)
+  kN = MatMul(xN, wk_N) kuN = Unsqueeze(kN, one) ktN = Transpose<perm = [0, 1, 3, 2]>(kuN)
+  vN = MatMul(xN, wv_N) vuN = Unsqueeze(vN, one)
+  sN = MatMul(qtN, ktN) SCORES pN = Softmax<axis = -1>(mN) cN = MatMul(pN, vuN)
+  ctN = Transpose<perm = [0, 2, 1, 3]>(cN) cfN = Reshape(ctN, flat) oN = MatMul(cfN, wo_N) OUT = Add(oN, xN)
+"""
+LATENT = """
+  qaN = MatMul(xN, wqa_N) qnN = LayerNormalization(qaN, norm) qN = MatMul(qnN, wq_N)
+  laN = MatMul(xN, wla_N) lnN = LayerNormalization(laN, norm) kN = MatMul(lnN, wk_N) vN = MatMul(lnN, wv_N)
+  qhN = Reshape(qN, heads) qtN = Transpose<perm = [0, 2, 1, 3]>(qhN)
+  khN = Reshape(kN, heads) ktN = Transpose<perm = [0, 2, 3, 1]>(khN)
+  vhN = Reshape(vN, heads) vtN = Transpose<perm = [0, 2, 1, 3]>(vhN)
+  sN = MatMul(qtN, ktN) SCORES pN = Softmax<axis = -1>(mN) cN = MatMul(pN, vtN)
+  ctN = Transpose<perm = [0, 2, 1, 3]>(cN) cfN = Reshape(ctN, flat) oN = MatMul(cfN, wo_N) OUT = Add(oN, xN)
+"""
+MASKED = "sliceN = Slice(mask, zeros, ends, last_two) mN = Add(sN, sliceN)"
+PLAIN = "mN = Identity(sN)"
+KEPT = {"multi-query": ("wk", "wv"), "latent": ("wqa", "wla")}
+
+
+def _model(path: Path, kind: str, scores: str, length: int | None = None) -> Path:
+    layer = MULTI_QUERY if kind == "multi-query" else LATENT
+    body = "sh = Shape(x) length = Gather<axis = 0>(sh, one) ends = Concat<axis = 0>(length, length)"
+    weights = {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}
+    weights |= {"norm": graphs.array(SIZE), "mask": graphs.array(1, 1, 16, 16)}
+    weights |= {"unit": np.float32(1), "eights": np.asarray([8, 8])}
+    narrow = (WIDTH, SIZE)
+    if kind == "multi-query":
+        shapes = {"wq": (WIDTH, WIDTH), "wk": narrow, "wv": narrow, "wo": (WIDTH, WIDTH)}
+    else:
+        shapes = {"wqa": narrow, "wla": narrow, "wo": (WIDTH, WIDTH)}
+        shapes |= dict.fromkeys(("wq", "wk", "wv"), (SIZE, WIDTH))
+    for number in range(LAYERS):
+        own = layer.replace("SCORES", scores).replace("OUT", f"x{number + 1}")
+        body += _numbered(own, number)
+        for seed, (name, shape) in enumerate(shapes.items()):
+            weights[f"{name}_{number}"] = graphs.array(*shape, seed=seed) / 4
+    body = body.replace(f"x{LAYERS} =", "y =").replace("x0", "x")
+    if "mask" not in body:
+        del weights["mask"]
+    text = f"g (float[batch, seq, {WIDTH}] x) => (float[batch, seq, {WIDTH}] y) {{ {body} }}"
+    return graphs.save(path, text.replace("seq", str(length)) if length else text, weights)
+
+
+def _numbered(layer: str, number: int) -> str:
+    """Every name that ends in N ends in the layer's number."""
+    return re.sub(r"\b(\w+?)N\b", rf"\g<1>{number}", layer)
+
+
+@pytest.mark.parametrize("scores", [PLAIN, MASKED], ids=["plain", "masked"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_one_sum_a_layer(tmp_path: Path, kind: str, scores: str) -> None:
+    path = _model(tmp_path / "model.onnx", kind, scores)
+    for ranks in (2, 4, 8):
+        plan = sharding.plan_model(path, ranks)
+        assert plan.collective_counts() == {"AllReduce": LAYERS}
+        for number in range(LAYERS):
+            assert all(str(plan.weights[f"{name}_{number}"][0]) == "replicated" for name in KEPT[kind])
+            assert str(plan.weights[f"wq_{number}"][0]) == "split:1"
+            assert str(plan.weights[f"wo_{number}"][0]) == "split:0"
+    sharding.slice_model(path, 4, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 5, WIDTH)}, tolerance=1e-5)
+
+
+FIXED = {
+    "added": "mN = Add(sN, mask)",
+    "scaled": "rN = Sub(unit, mask) tN = Mul(rN, unit) mN = Add(sN, tN)",
+    "cut": "tN = Slice(mask, zeros, eights, last_two) mN = Add(sN, tN)",
+}
+
+
+@pytest.mark.parametrize("form", FIXED)
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_mask_for_a_fixed_length(tmp_path: Path, kind: str, form: str) -> None:
+    """Larger than any weight, it could be cut by queries, and then all else would be exchanged for it."""
+    path = _model(tmp_path / "model.onnx", kind, FIXED[form], length=8 if form == "cut" else 16)
+    for ranks in (2, 4, 8):
+        plan = sharding.plan_model(path, ranks)
+        assert plan.collective_counts() == {"AllReduce": LAYERS}
+        assert str(plan.weights["mask"][0]) == "replicated"
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    feeds = {"x": graphs.array(2, 8 if form == "cut" else 16, WIDTH)}
+    lockstep.assert_same(tmp_path / "slices", path, feeds, tolerance=1e-5)
+
+
+def test_a_narrow_weight_that_costs_nothing_is_cut(tmp_path: Path) -> None:
+    """From many to few and back: the first by column, the second by row, as ever."""
+    text = """g (float[batch, 64] x) => (float[batch, 64] y) {
+      a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2)
+    }"""
+    weights = {"w1": graphs.array(64, 16), "w2": graphs.array(16, 64)}
+    plan = sharding.plan_model(graphs.save(tmp_path / "m.onnx", text, weights), 4)
+    assert plan.collective_counts() == {"AllReduce": 1}
+    assert plan.whole_weights == ()
