@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
 
-def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | None]:
+def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Value | None]:
     """The result's lengths along the last axes; None keeps one."""
     if not isinstance(setting, (tuple, Value)):
         setting = (setting,)
     items = list(setting) if isinstance(setting, tuple) else list(integers(b, setting, "output_size"))
     items = items * count if len(items) == 1 else items
-    found: list[int | None] = []
+    found: list[int | Value | None] = []
     for item in items:
+        if isinstance(item, Value) and item.constant is None:
+            found.append(item)  # a length of the operand, as a rule
+            continue
         length = None if item is None else integers(b, item, "output_size")[0]
         found.append(None if length is None or length < 0 else length)
     if len(found) != count:
@@ -38,9 +41,11 @@ def _adaptive(b: Builder, x: Value, setting: Operand, count: int, largest: bool)
     return wide
 
 
-def _adapted(b: Builder, x: Value, axis: int, wanted: int, largest: bool) -> Value:
+def _adapted(b: Builder, x: Value, axis: int, wanted: int | Value, largest: bool) -> Value:
     """One axis in windows from floor(i n / m) to ceil((i + 1) n / m)."""
     kind = "ReduceMax" if largest else "ReduceMean"
+    if isinstance(wanted, Value):
+        return _adapted_later(b, x, axis, wanted, b.dim(x, axis), largest)
     if wanted == 1:
         return b.op(kind, [x, b.ints((axis,))], {"keepdims": 1})
     length = b.dim(x, axis)
@@ -83,7 +88,9 @@ def _windows(b: Builder, length: Operand, wanted: Operand) -> tuple[Value, Value
     return b.op("Min", [places, last]), size, own
 
 
-def _adapted_later(b: Builder, x: Value, axis: int, wanted: int, length: Value, largest: bool) -> Value:
+def _adapted_later(
+    b: Builder, x: Value, axis: int, wanted: int | Value, length: int | Value, largest: bool
+) -> Value:
     """The same for a length that only a run tells: each window's places are taken apart."""
     places, size, own = _windows(b, length, wanted)
     apart = b.op("Gather", [x, places], {"axis": axis})
@@ -96,11 +103,12 @@ def _adapted_later(b: Builder, x: Value, axis: int, wanted: int, length: Value, 
         total = b.op("ReduceSum", [kept, b.ints((-behind - 1,))], {"keepdims": 0})
         found = b.op("Div", [total, b.unsqueeze(b.cast(size, x.dtype), range(1, 1 + behind))])
     if x.shape is not None:
-        found.shape = (*x.shape[:axis], wanted, *x.shape[axis + 1 :])
+        count = wanted if isinstance(wanted, int) else None
+        found.shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     return found
 
 
-def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | None]) -> Value:
+def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | Value | None]) -> Value:
     """Where the largest of each window is, counted over the last axes."""
     shape = b.shape_of(x)
     assert isinstance(shape, tuple)

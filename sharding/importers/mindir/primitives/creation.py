@@ -55,6 +55,19 @@ def _filled(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Opera
     return filled(b, shape, amount, wanted)
 
 
+@primitive("Empty")
+def empty(b: Builder, node: Node, shape: Operand, dtype: Operand = None, *rest: Operand) -> Value:
+    """What MindSpore leaves as it was in memory; zeros."""
+    return _filled(b, node, shape, 0, dtype)
+
+
+@primitive("EmptyLike", "NewEmpty")
+def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
+    """The same in the shape of another tensor, or in a given one."""
+    shape = rest[0] if node.op_type == "NewEmpty" else b.shape_of(like)
+    return filled(b, shape, 0, result_type(node, like.dtype))
+
+
 @primitive("Zeros")
 def zeros(b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
     """Zeros in a shape."""
@@ -109,13 +122,20 @@ def lin_space(
     b: Builder, node: Node, start: Operand, stop: Operand, num: Operand, dtype: Operand = None
 ) -> Value:
     """This many numbers at equal distances, both ends included."""
-    count = integer(b, num, "num")
+    known = b.known_ints(num)
     first, last = (b.cast(b.value(item, None if isinstance(item, Value) else FLOAT32), FLOAT32)
                    for item in (start, stop))  # fmt: skip
     first, last = (item if not item.rank else b.reshape(item, ()) for item in (first, last))
-    if count < 1:
-        raise RefusedError(f"num must be positive, found {count}")
-    places = b.const(np.arange(count) / max(count - 1, 1), np.float32)
+    if known is None and isinstance(num, Value):
+        count = b.reshape(b.ints(num), ())
+        line = b.op("Range", [b.const(0, np.int64), count, b.const(1, np.int64)])
+        steps_ = b.cast(b.op("Max", [b.op("Sub", [count, 1]), 1]), FLOAT32)
+        places = b.op("Div", [b.cast(line, FLOAT32), steps_])
+    else:
+        length = integer(b, num, "num")
+        if length < 1:
+            raise RefusedError(f"num must be positive, found {length}")
+        places = b.const(np.arange(length) / max(length - 1, 1), np.float32)
     steps = b.op("Mul", [b.op("Sub", [last, first]), places])
     found = b.op("Add", [steps, first])
     return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
@@ -267,12 +287,18 @@ def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> V
     rest = [axis for axis in range(rank) if axis not in {one, other}]
     front = b.transpose(x, [one, other, *rest])
     rows, columns = b.dim(x, one), b.dim(x, other)
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        raise RefusedError("the lengths of the diagonal's axes must be known")
-    count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
-    steps = np.arange(count)
-    places = np.stack([steps - min(offset, 0), steps + max(offset, 0)], axis=-1)
-    found = b.op("GatherND", [front, b.const(places, np.int64)])
+    starts = [max(-offset, 0), max(offset, 0)]
+    if isinstance(rows, int) and isinstance(columns, int):
+        count = max(min(rows - starts[0], columns - starts[1]), 0)
+        places = b.const(np.arange(count)[:, None] + starts, np.int64)
+    else:
+        ends = [
+            b.op("Sub", [b.value(item), start]) for item, start in zip((rows, columns), starts, strict=True)
+        ]
+        most = b.op("Max", [b.op("Min", ends), 0])
+        steps = b.op("Range", [b.const(0, np.int64), most, b.const(1, np.int64)])
+        places = b.op("Add", [b.unsqueeze(steps, [1]), b.const(starts, np.int64)])
+    found = b.op("GatherND", [front, places])
     return b.transpose(found, [*range(1, rank - 1), 0])
 
 

@@ -174,7 +174,8 @@ def layer_norm_ext(
     eps: Operand = 1e-5,
 ) -> Operand:
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
-    count = len(integers(b, normalized_shape, "normalized_shape"))
+    given = normalized_shape
+    count = len(given if isinstance(given, tuple) else integers(b, given, "normalized_shape"))
     epsilon = float(number(eps, "eps"))
     found, axes, wide = _layer(b, x, -count, weight, bias, epsilon)
     variance, mean = moments(b, wide, axes, 0, True)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.primitives.creation import diagonal_of
 from sharding.importers.mindir.primitives.operands import (
     Axes,
     axes_of,
@@ -212,12 +213,7 @@ def l2_loss(b: Builder, node: Node, x: Value) -> Value:
 def trace(b: Builder, node: Node, x: Value) -> Value:
     """The sum of a matrix's diagonal."""
     wide = computable(b, b.cast(x, result_type(node, x.dtype)))
-    rows, columns = (b.dim(x, axis) for axis in (0, 1))
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        raise RefusedError("the matrix's lengths must be known")
-    count = min(rows, columns)
-    places = np.arange(count)[:, None].repeat(2, 1)
-    return b.op("ReduceSum", [b.op("GatherND", [wide, b.const(places, np.int64)])], {"keepdims": 0})
+    return b.op("ReduceSum", [diagonal_of(b, wide, 0, 0, 1)], {"keepdims": 0})
 
 
 @primitive("MedianExt")
