@@ -398,7 +398,7 @@ def test_a_closed_group_leaves_no_descriptor_open(two_slices: Path, launcher: st
         before = descriptors()
         with start(two_slices, launcher=launcher) as group:
             assert descriptors() > before
-        wait_until(lambda: descriptors() <= before)  # a thread's own come a little later
+        assert wait_until(lambda: descriptors() <= before, 20)  # a thread's own come a little later
         del group
     finally:
         gc.enable()
