@@ -47,7 +47,7 @@ class Shard:
         if self.ranks is not None and rank not in self.ranks and self.manifest.world_size == world_size:
             whose = " and ".join(map(str, self.ranks))
             raise ShardError(f"{self.path} is the shard of rank {whose}, but this process is rank {rank}.")
-        if folder.parent.name == "slices":
+        if folder.parent.name.startswith("slices"):  # saves the import for most
             from ranks.cache_folder import is_cached
 
             if is_cached(folder, "slices"):

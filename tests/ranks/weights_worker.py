@@ -179,7 +179,8 @@ class _Doer:
         def trace(name: str) -> None:
             if name == step:
                 self._pipe.send(f"at {step}")
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: of a signal to the process another thread hears first, and this one goes on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         protocol.trace = trace
         return "set"
