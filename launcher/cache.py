@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -90,7 +91,7 @@ def _slice_into(
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
         slice_model(model, ranks, work / "slices", options=options, progress=progress)
-        if place.exists():  # else we would not be here
+        if os.path.lexists(place):  # else we would not be here
             log.warning("%s was damaged and is made again", place)
             discard(place, FORMS["slices"])
         try:

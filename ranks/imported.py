@@ -49,8 +49,7 @@ def as_onnx(path: str | Path) -> Path:
         limit = limit_of(folder)
         with locked(place.with_suffix(".lock")):
             found = _complete(place, path)
-            if found is not None:
-                hold(place)
+            if found is not None and hold(place):
                 return found
             found = _convert(path, place)
             hold(place)
@@ -170,7 +169,7 @@ def _convert(path: Path, place: Path) -> Path:
             flush(file)
         sizes = {file.name: file.stat().st_size for file in files}
         (work / _COMPLETE).write_text(json.dumps(sizes))
-        if place.is_dir():
+        if os.path.lexists(place):
             discard(place, FORMS["converted"])
         work.rename(place)
     finally:
