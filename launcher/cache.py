@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -105,7 +106,7 @@ def _slice_into(
         files = seal(
             work / "slices", {one.file: (one.bytes, one.sha256) for rank in made.ranks for one in rank.files}
         )
-        if place.exists():  # else we would not be here
+        if os.path.lexists(place):  # else we would not be here
             say_damaged(place)
             discard(place, FORMS["slices"])
         try:

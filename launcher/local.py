@@ -103,11 +103,12 @@ class LocalHandle(Handle):
             self._error = error
         finally:
             self._started.set()
-        running = {_end_of(process): rank for rank, process in enumerate(self._processes)}
+        processes = list(self._processes)
+        running = {_end_of(process): rank for rank, process in enumerate(processes)}
         while running:
             for end in wait(list(running)):
                 rank = running.pop(cast(int, end))
-                process = self._processes[rank]
+                process = processes[rank]
                 if end != process.sentinel:
                     os.close(cast(int, end))
                     # What the rank started, while its number cannot be another's: it is not reaped yet.
@@ -152,6 +153,14 @@ class LocalHandle(Handle):
         """See `Handle.kill`."""
         for process in self._own():
             process.kill()
+
+    def close(self) -> None:
+        """Closes the pipes by which multiprocessing notices the children's ends, which it would leave to the
+        collector of cycles."""
+        own, self._processes = self._own(), []
+        for process in own:
+            with contextlib.suppress(ValueError):  # it still runs
+                process.close()
 
     def _own(self) -> list[SpawnProcess]:
         return self._processes if self._owner == os.getpid() else []

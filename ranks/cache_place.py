@@ -157,6 +157,9 @@ def demand_root(root: Path) -> None:
 def discard(folder: Path, form: Form) -> None:
     """Removes a thing that is a folder. What we did not write into it stays, in a folder beside it, as
     `free_name` gives. Raises `OSError`."""
+    if folder.is_symlink() or not folder.is_dir():  # we make only folders: it is not ours
+        folder.rename(free_name(folder))
+        return
     going = folder
     if form.key(folder.name) == folder.name:
         others = [path for path in folder.iterdir() if path.is_dir() or not form.is_file(path.name)]

@@ -51,10 +51,9 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
         place = folder / _key(path)
         limit = limit_of(folder)
         with locked(place.with_suffix(".lock"), timeout):
-            if is_sealed(place) and (place / _name(path)).is_file():
-                hold(place)
+            if is_sealed(place) and (place / _name(path)).is_file() and hold(place):
                 return place / _name(path)
-            if place.exists():
+            if os.path.lexists(place):
                 say_damaged(place)
             found = _convert(path, place)
             hold(place)
@@ -163,7 +162,7 @@ def _convert(path: Path, place: Path) -> Path:
         for file in files:  # a crash of the machine must not leave it whole by its size alone
             flush(file)
         sealed = seal(work)
-        if place.is_dir():
+        if os.path.lexists(place):
             discard(place, FORMS["converted"])
         work.rename(place)
         note(place, sealed)

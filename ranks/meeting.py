@@ -22,6 +22,7 @@ from ranks.identity import Identity
 from ranks.rendezvous import Rendezvous, close_all, read, readable
 
 _PROTOCOL = "shardrun-rendezvous-1"
+_MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they are
 _NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
 
 
@@ -97,6 +98,10 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
                     if guest is not None:
                         guests[guest.socket.fileno()] = guest
                         poll.register(guest.socket, select.POLLIN)
+                    if len(guests) > _MOST_SILENT + size:  # the first that came goes
+                        silent = guests.pop(next(iter(guests)))
+                        poll.unregister(silent.socket)
+                        silent.socket.close()
                 elif descriptor in guests:
                     guest = guests.pop(descriptor)
                     poll.unregister(descriptor)
@@ -106,7 +111,9 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
                         pids[rank] = guest.pid
                         poll.register(guest.socket, select.POLLIN)
                 else:  # a rank that has joined says nothing until all have: it ended
-                    rank = next(r for r, peer in peers.items() if peer.fileno() == descriptor)
+                    rank = next((r for r, peer in peers.items() if peer.fileno() == descriptor), None)
+                    if rank is None:  # one that has just been dropped
+                        continue
                     raise PeerLostError(
                         f"Rank {rank} (pid {pids[rank]}) ended before all ranks had joined.", rank
                     )

@@ -61,7 +61,7 @@ class Shard:
             whose = " and ".join(map(str, self.ranks))
             raise ShardError(f"{self.path} is the shard of rank {whose}, but this process is rank {rank}.")
         cached = False
-        if folder.parent.name == "slices":
+        if folder.parent.name.startswith("slices"):  # saves the import for most
             from ranks.cache_folder import is_cached
 
             if cached := is_cached(folder, "slices"):

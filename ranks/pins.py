@@ -54,15 +54,17 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def pin(folder: Path, seconds: float | None = None) -> Pin | None:
-    """Holds a folder of the cache, and notes that it is used now; None where there is none.
+    """Holds a folder of the cache, and notes that it is used now; None where there is none of this user.
 
     Raises `HeldError` where it is being removed for longer than ``seconds``, by default ``SHARDRUN_TIMEOUT``.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     held = Pin(descriptor)
+    if os.fstat(descriptor).st_uid != os.geteuid():  # from a time when others could write to the cache
+        return None
     lock(descriptor, fcntl.LOCK_SH, folder, seconds)
     # Between opening and locking it may have been removed: then the name is gone, or another folder's.
     if not held.is_at(folder):

@@ -16,6 +16,10 @@ from ranks.quotes import unquoted
 
 LARGEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
 MOST_PIDS = 1024
+MOST_ANCESTORS = 1024
+"""How far above a process its family is looked for."""
+_MOST_STRANGERS = 4096
+_STAT_BYTES = 4096
 
 
 class Status(NamedTuple):
@@ -29,7 +33,11 @@ def status(pid: int) -> Status | None:
     """The status of process ``pid``; None where no such process runs (one that only waits for its parent to
     notice its end does not)."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, _STAT_BYTES)
+        finally:
+            os.close(descriptor)
         # The command's name stands in parentheses and may itself hold any character.
         fields = text[text.rindex(b")") + 1 :].split()
         return None if fields[0] in {b"Z", b"X", b"x"} else Status(int(fields[1]), int(fields[19]))
@@ -70,6 +78,8 @@ class Guests:
     """Start times by process id."""
     family: tuple[int, int] | None = None
     """Process id and start time of the process that may attach with its descendants."""
+    _strangers: set[tuple[int, int]] = field(default_factory=set, compare=False, repr=False)
+    """Whoever was refused once is refused quickly, with all above it: refusing costs the owner's time."""
 
     def refusal(self, pid: int) -> str | None:
         """Why the process that the kernel names as a connection's other end may not attach; None: it may."""
@@ -83,7 +93,9 @@ class Guests:
         start = self.listed.get(pid)
         if start == now.start:
             return None
-        if self.family is not None and ((pid, now.start) == self.family or _descends(pid, self.family)):
+        if self.family is not None and (
+            (pid, now.start) == self.family or _descends(pid, self.family, self._strangers)
+        ):
             return None
         if start is not None:
             return (
@@ -140,20 +152,30 @@ def _user(pid: int) -> int | None:
         return None
 
 
-def _descends(pid: int, ancestor: tuple[int, int]) -> bool:
+def _descends(pid: int, ancestor: tuple[int, int], strangers: set[tuple[int, int]] | None = None) -> bool:
     """Whether the process ``pid`` has the running process ``ancestor`` (id, start) above it.
 
     A parent that ends meanwhile hands its children to another process, and its number to whoever comes next:
-    each step counts only if the child still has this parent once the parent's own status was read.
+    so the way up counts only if nothing of it has changed once the ancestor is reached.
+    ``strangers``: processes (id, start) that are known not to descend from it; they are added to. Nobody
+    becomes a descendant later: whoever adopts orphans descended from the same ones.
     """
-    child = status(pid)
-    for _ in range(LARGEST_PID):
-        if child is None or child.parent <= 0:
-            return False
-        parent = status(child.parent)
-        if parent is None or parent.start > child.start or status(pid) != child:
-            return False
-        if (child.parent, parent.start) == ancestor:
-            return True
-        pid, child = child.parent, parent
+    way: list[tuple[int, Status]] = []
+    now = status(pid)
+    while now is not None and len(way) < MOST_ANCESTORS:
+        way.append((pid, now))
+        if strangers is not None and (pid, now.start) in strangers:
+            break
+        if now.parent <= 0:
+            break
+        parent = status(now.parent)
+        if parent is None or parent.start > now.start:
+            return False  # one of them has ended meanwhile
+        if (now.parent, parent.start) == ancestor:
+            return all(status(one) == was for one, was in way)
+        pid, now = now.parent, parent
+    if strangers is not None and now is not None:
+        if len(strangers) > _MOST_STRANGERS:
+            strangers.clear()
+        strangers.update((one, was.start) for one, was in way)
     return False

@@ -8,6 +8,8 @@ On a connection of an abstract Unix socket that keeps packets apart (SOCK_SEQPAC
     attacher  {"fetch": true}          any time later, any number of times
     owner     {"refused": sentence}    or {"parts": ...} + descriptors
 
+The owner has the kernel say of each packet who sent it.
+
 Whatever may be long travels as a sealed memory file, so every packet is small. The attacher sends no
 descriptors: the owner receives without room for any, and the kernel drops what comes.
 """
@@ -15,15 +17,21 @@ descriptors: the owner receives without room for any, and the kernel drops what 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ranks.errors import WeightsError
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
+_SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+_SO_PEERPIDFD = 77  # asm-generic/socket.h
 
 PROTOCOL = "shardrun-weights-2"
 LARGEST_PACKET = 4096
@@ -53,13 +61,38 @@ class Packet(NamedTuple):
 
     data: dict[str, Any] | None
     descriptors: list[int]
+    sender: int | None = None
+    """The process that sent it, where `name_senders` asked the kernel for it."""
 
 
 def credentials(peer: socket.socket) -> tuple[int, int]:
     """Process and user id of the other end, as the kernel noted them when it connected or listened."""
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", raw)
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
+
+
+def name_senders(peer: socket.socket) -> None:
+    """Has the kernel say of each packet who sent it: the process that connected may have handed it on."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+
+def process_of(peer: socket.socket) -> int | None:
+    """A pidfd of the process that connected, whose number is nobody else's as long as it runs; None where the
+    kernel (before 6.5) has none."""
+    try:
+        return peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as problem:
+        if problem.errno in {errno.ENOPROTOOPT, errno.EINVAL, errno.EOPNOTSUPP}:
+            return None
+        raise
+
+
+def has_ended(process: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def send(peer: socket.socket, data: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -71,16 +104,17 @@ def send(peer: socket.socket, data: Mapping[str, Any], descriptors: Sequence[int
         peer.send(raw, socket.MSG_NOSIGNAL)
 
 
-def receive(peer: socket.socket, descriptors: int = 0) -> Packet | None:
-    """One packet with up to so many descriptors; None at the end of the connection.
+def receive(peer: socket.socket, descriptors: int = 0, *, named: bool = False) -> Packet | None:
+    """One packet with up to so many descriptors, or, after `name_senders`, with its sender; None at the end
+    of the connection.
 
     Raises `BlockingIOError` or `TimeoutError` where ``peer`` has none in time.
     """
     try:
-        raw, found, flags = _receive(peer, descriptors)
+        raw, found, flags, sender = _receive(peer, descriptors, named)
     except ConnectionResetError:  # it closed without reading all; what it had sent before is still there
         try:
-            raw, found, flags = _receive(peer, descriptors)
+            raw, found, flags, sender = _receive(peer, descriptors, named)
         except ConnectionError:
             return None
     except (BlockingIOError, TimeoutError):
@@ -93,15 +127,21 @@ def receive(peer: socket.socket, descriptors: int = 0) -> Packet | None:
     if not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         with contextlib.suppress(ValueError, RecursionError):
             data = json.loads(raw)
-    return Packet(data if isinstance(data, dict) else None, found)
+    return Packet(data if isinstance(data, dict) else None, found, sender)
 
 
-def _receive(peer: socket.socket, descriptors: int) -> tuple[bytes, list[int], int]:
+def _receive(peer: socket.socket, descriptors: int, named: bool) -> tuple[bytes, list[int], int, int | None]:
+    if named:
+        # The kernel puts the sender first, for whom alone there is room.
+        raw, extra, flags, _ = peer.recvmsg(LARGEST_PACKET, socket.CMSG_SPACE(_CREDENTIALS.size))
+        said = [value for level, kind, value in extra if (level, kind) == _SENDER]
+        whole = len(said) == 1 and len(said[0]) == _CREDENTIALS.size
+        return raw, [], flags, _CREDENTIALS.unpack(said[0])[0] if whole else None
     if not descriptors:
         raw, _, flags, _ = peer.recvmsg(LARGEST_PACKET)
-        return raw, [], flags
+        return raw, [], flags, None
     raw, found, flags, _ = socket.recv_fds(peer, LARGEST_PACKET, descriptors, socket.MSG_CMSG_CLOEXEC)
-    return raw, list(found), flags
+    return raw, list(found), flags, None
 
 
 def pack(parts: Mapping[str, Part]) -> tuple[list[list[Any]], list[int], list[int]]:

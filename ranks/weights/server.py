@@ -29,7 +29,10 @@ from ranks.weights.protocol import (
     Part,
     close_all,
     credentials,
+    has_ended,
+    name_senders,
     pack,
+    process_of,
     receive,
     send,
     step,
@@ -66,6 +69,18 @@ class _Guest:
     deadline: float | None
     """When it must have proved to know the handle; None: it has."""
     nonce: str
+    process: int | None = None
+    """A pidfd of the process that connected, until it has proved; see `process_of`."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()
+        self.forget_process()
+
+    def forget_process(self) -> None:
+        """Lets go of the pidfd."""
+        process, self.process = self.process, None
+        close_all([process] if process is not None else [])
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -123,7 +138,7 @@ class Server:
     def _release(self) -> None:
         peers, self._peers = self._peers, {}
         for guest in peers.values():
-            guest.socket.close()
+            guest.close()
         self._listener.close()
         with self._lock:
             offer, self._offer = self._offer, None
@@ -194,8 +209,19 @@ class Server:
         if refusal is not None:
             _refuse(connection, refusal)
             return
-        guest = _Guest(connection, pid, time.monotonic() + HANDSHAKE_SECONDS, secrets.token_hex(16))
-        send(connection, {"protocol": PROTOCOL, "nonce": guest.nonce})
+        name_senders(connection)  # before the nonce, so that a proof cannot come unnamed
+        guest = _Guest(
+            connection,
+            pid,
+            time.monotonic() + HANDSHAKE_SECONDS,
+            secrets.token_hex(16),
+            process_of(connection),
+        )
+        try:
+            send(connection, {"protocol": PROTOCOL, "nonce": guest.nonce})
+        except OSError:
+            guest.close()
+            raise
         self._peers[connection.fileno()] = guest
         poll.register(connection, select.POLLIN)
         step("challenged")
@@ -227,12 +253,12 @@ class Server:
         poll.unregister(descriptor)
         if refusal:
             _refuse(guest.socket, refusal)
-        guest.socket.close()
+        guest.close()
 
     def _hear(self, descriptor: int, poll: select.poll) -> None:
         guest = self._peers[descriptor]
         try:
-            packet = receive(guest.socket)
+            packet = receive(guest.socket, named=True)
         except OSError:  # it was readable, and is not: nothing has come
             return
         if packet is None:
@@ -240,6 +266,11 @@ class Server:
             return
         data = packet.data or {}
         try:
+            if packet.sender != guest.pid:
+                raise WeightsError(
+                    f"process {packet.sender} uses a connection that process {guest.pid} made: each process "
+                    "attaches itself"
+                )
             if guest.deadline is not None:
                 self._admit(guest, data)
             elif data.get("fetch") is True:
@@ -261,13 +292,16 @@ class Server:
             raise WeightsError("it did not speak the protocol of this version")
         if not self._address.is_proof(data.get("proof"), "attacher", guest.nonce, nonce):
             raise WeightsError("the handle is wrong")
-        # Again: between the two the process may have ended, and another have got its number.
+        # Between the two the process may have ended, and another have got its number.
+        if guest.process is not None and has_ended(guest.process):
+            raise WeightsError(f"process {guest.pid} has ended")
         if refusal := self._guests.refusal(guest.pid):
             raise WeightsError(refusal)
         assert self._offer is not None
         proof = self._address.prove("owner", nonce, guest.nonce)
         self._give(guest.socket, {"proof": proof, "facts": self._offer.facts}, (self._offer.folder,))
         guest.deadline = None
+        guest.forget_process()
         step("admitted")
 
     def _give(self, peer: socket.socket, data: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:

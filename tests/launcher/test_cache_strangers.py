@@ -237,6 +237,23 @@ def test_a_forged_memo_is_not_believed(folder: Path) -> None:
 
 
 @as_root
+@pytest.mark.parametrize("how", ["owner", "link"])
+def test_a_forged_slice_folder_is_made_again(folder: Path, how: str) -> None:
+    """One that another user put there while he could."""
+    model = save_mlp(folder / "m.onnx", width=512)
+    place = cache.sliced(model, 2)
+    pins._held.clear()
+    right = (place / "rank_0.data").read_bytes()
+    (place / "rank_0.data").chmod(0o600)
+    (place / "rank_0.data").write_bytes(bytes(len(right)))  # as long as the right one
+    spoil(how, place, folder)
+    assert cache.sliced(model, 2) == place
+    assert (place / "rank_0.data").read_bytes() == right and not place.is_symlink()
+    if how == "link":
+        assert (folder / "elsewhere" / "rank_0.data").read_bytes() == bytes(len(right))
+
+
+@as_root
 def test_a_folder_like_tmp_is_safe(folder: Path) -> None:
     """There, others can put folders, but not replace ours."""
     root = folder / "cache"

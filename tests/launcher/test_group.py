@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -440,3 +441,24 @@ def test_the_package_has_what_a_program_needs(two_slices: Path) -> None:
     with start(two_slices, launcher="local") as group:
         assert repr(group) == f"<Group of 2 ranks by local: {two_slices}>"
     assert repr(group).endswith(", closed>")
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_a_closed_group_leaves_no_descriptor_open(two_slices: Path, launcher: str) -> None:
+    """By itself, and not when the collector of cycles happens to run."""
+    with start(two_slices, launcher=launcher):  # what a process opens once
+        pass
+    gc.collect()
+    gc.disable()
+    try:
+        before = descriptors()
+        with start(two_slices, launcher=launcher) as group:
+            assert descriptors() > before
+        assert wait_until(lambda: descriptors() <= before, 20)  # a thread's own come a little later
+        del group
+    finally:
+        gc.enable()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -16,6 +16,7 @@ import pytest
 import ranks
 import sharding
 from ranks import executor, imported, pins
+from ranks.cache_place import prepare
 from ranks.errors import ShardrunError
 from tests.ranks import api_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
@@ -102,7 +103,7 @@ def test_a_build_that_fails_holds_nothing(cache: Path) -> None:
 
 def test_shards_of_the_cache_are_held_by_the_ranks_that_run_them(cache: Path, tmp_path: Path) -> None:
     model = api_models.linear(tmp_path / "m.onnx")
-    place = cache / "slices" / "m-2"
+    place = prepare(cache, "slices") / f"m-2-{'0' * 24}"
     sharding.slice_model(model, 2, place)
 
     def work(communicator: FakeCommunicator) -> list[bool]:

@@ -185,6 +185,28 @@ def test_strangers_do_not_disturb(pool: ThreadPoolExecutor, job: str) -> None:
     assert open_descriptors() == before
 
 
+def dropped(connections: list[socket.socket]) -> int:
+    return sum(bool(select.select([one], [], [], 0)[0]) and one.recv(1) == b"" for one in connections)
+
+
+def test_silent_connections_do_not_use_up_what_ranks_need(pool: ThreadPoolExecutor, job: str) -> None:
+    before = open_descriptors()
+    first = join(pool, job, 0, 3)
+    silent = [stranger(job, 3) for _ in range(200)]
+    deadline = time.monotonic() + PATIENCE
+    while dropped(silent) < 200 - meeting._MOST_SILENT - 3:  # the first that came
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not select.select([silent[-1]], [], [], 0)[0]
+    others = [join(pool, job, rank, 3) for rank in (1, 2)]
+    for member in [first.result(PATIENCE), *(other.result(PATIENCE) for other in others)]:
+        member.close()
+    assert dropped(silent) == 200  # at the latest when all have joined
+    for one in silent:
+        one.close()
+    assert open_descriptors() <= before
+
+
 @pytest.mark.parametrize("rank", [-1, 2, "1", None, True, 1.0, [1]])
 def test_impossible_ranks_are_refused(pool: ThreadPoolExecutor, job: str, rank: object) -> None:
     first = join(pool, job, 0, 2)

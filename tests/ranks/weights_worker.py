@@ -183,7 +183,7 @@ class _Doer:
         def trace(name: str) -> None:
             if name == step:
                 self._pipe.send(f"at {step}")
-                # By this thread itself: it might go on for a moment while another one takes the signal.
+                # To this thread: of a signal to the process another thread hears first, and this one goes on.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         protocol.trace = trace
