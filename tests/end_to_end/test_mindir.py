@@ -1,5 +1,6 @@
 """MindIR on the command line: run, sliced, inspected, converted, and as the distributed tutorials run it."""
 
+import json
 import re
 import shlex
 import shutil
