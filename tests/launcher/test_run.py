@@ -43,7 +43,7 @@ def reference(model: Path, x: Any) -> Any:
     return session.run(None, {"x": x})[0]
 
 
-ROW = re.compile(r"^y +\[[0-9, ]+\] +float32 +(.*?) \.\.\. +(\S+) to (\S+)\r?$", re.M)
+ROW = re.compile(r"^ *y +\[[0-9, ]+\] +float32 +(.*?) \.\.\. +(\S+) to (\S+)\r?$", re.M)
 
 
 def first_values(out: str) -> list[float]:
