@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from launcher.exits import EXIT_USAGE, prepare_streams, report, stop
 from sharding.text import did_you_mean, one_line, printable
 
-COMMANDS = ("slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
+COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
 
 EPILOG = """\
 examples:

@@ -14,7 +14,14 @@ from launcher import decryption
 from launcher.errors import ConfigError, ShardrunError
 from launcher.job import Job
 from launcher.model_kinds import check_whole
-from launcher.rank_models import STRATEGY, folder_of, is_rank_models, open_rank_models
+from launcher.rank_models import (
+    BY_FLAG,
+    STRATEGY,
+    folder_of,
+    is_rank_models,
+    open_rank_models,
+    wrong_count,
+)
 from sharding.text import counted
 
 if TYPE_CHECKING:
@@ -40,8 +47,18 @@ def world_size(job: Job) -> int | None:
     return job.ranks if job.ranks is not None else job.slicing.ranks()
 
 
-def open_slices(folder: Path, ranks: int | None) -> Manifest:
-    """The manifest of a slice folder; raises `ConfigError` if it is for another number of ranks."""
+def asked_by(job: Job) -> str:
+    """Who says the number of ranks that `world_size` gives, or the environment does."""
+    if job.rank_table is not None:
+        return f"the rank table {job.rank_table}"
+    return (
+        BY_FLAG if job.ranks is not None else "the environment (RANK and WORLD_SIZE, or mpirun's or srun's)"
+    )
+
+
+def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Manifest:
+    """The manifest of a slice folder; raises `ConfigError` if ``said_by`` asks for another number of
+    ranks."""
     from sharding.errors import ShardError
     from sharding.manifest import read_manifest
 
@@ -51,8 +68,8 @@ def open_slices(folder: Path, ranks: int | None) -> Manifest:
         raise ConfigError(str(error)) from None
     if ranks is not None and ranks != manifest.world_size:
         raise ConfigError(
-            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but {ranks} are asked for: "
-            f"leave out --ranks, or slice the model with --ranks {ranks}"
+            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but "
+            f"{wrong_count(ranks, manifest.world_size, said_by)}, or slice the model with --ranks {ranks}"
         )
     return manifest
 
@@ -139,9 +156,9 @@ def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Pa
     if is_rank_models(model):
         model = folder_of(model) or model
         if not is_slices(model):
-            return model, open_rank_models(model, ranks)
+            return model, open_rank_models(model, ranks, said_by=asked_by(job))
     if is_slices(model):
-        return model, open_slices(model, ranks)
+        return model, open_slices(model, ranks, asked_by(job))
     ranks = demand_ranks(model, ranks)
     from launcher.cache import sliced
     from launcher.report import progress

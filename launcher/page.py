@@ -64,6 +64,13 @@ tr.total td { font-weight: 600; border-top: 2px solid var(--ink); }
   var(--talk); }
 details summary { cursor: pointer; } details table { margin: .4rem 0; font-size: .85rem; }
 td.name { overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono", monospace; }
+/* A phone: the names scroll with the table, which they would cover otherwise. */
+@media (max-width: 40rem) {
+  body { padding: .75rem; }
+  table.plan th:first-child, table.plan td:first-child { position: static; min-width: 8rem; max-width: 55vw; }
+  table.plan td.cell { min-width: 4rem; }
+  details { max-width: 55vw; overflow-x: auto; }
+}
 """
 
 

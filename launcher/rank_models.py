@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STRATEGY = "rank models"
 """What their manifest gives as the strategy: nobody knows how they were made."""
+BY_FLAG = "--ranks"
 _COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Send", "Broadcast"}
 
 
@@ -57,7 +58,17 @@ def count_files(pattern: Path) -> int:
     return len(found)
 
 
-def open_rank_models(pattern: Path, ranks: int | None, key: Key | None = None) -> Manifest:
+def wrong_count(asked: int, there: int, said_by: str) -> str:
+    """Who asks for another number of ranks than there is, and what to do: the middle of a sentence."""
+    if said_by == BY_FLAG:
+        return f"{asked} are asked for by --ranks: leave out --ranks"
+    change = "give a table of" if said_by.startswith("the rank table") else "start"
+    return f"{asked} are asked for by {said_by}: {change} {counted(there, 'rank')}"
+
+
+def open_rank_models(
+    pattern: Path, ranks: int | None, key: Key | None = None, said_by: str = BY_FLAG
+) -> Manifest:
     """What is known of the files: rank 0's inputs, outputs, weights and collectives, and each rank's bytes.
     ``key`` is that of encrypted ones.
 
@@ -69,8 +80,8 @@ def open_rank_models(pattern: Path, ranks: int | None, key: Key | None = None) -
     count = count_files(pattern)
     if ranks is not None and ranks != count:
         raise ConfigError(
-            f"{pattern} has the files of {counted(count, 'rank')}, but {ranks} are asked for: leave out "
-            "--ranks, or give a pattern with as many files"
+            f"{pattern} has the files of {counted(count, 'rank')}, but {wrong_count(ranks, count, said_by)}, "
+            "or give a pattern with as many files"
         )
     entries, first = [], None
     for rank in range(count):

@@ -7,10 +7,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher import precision
 from launcher.errors import ConfigError
@@ -21,7 +21,9 @@ from launcher.report import warn_unsplit
 from launcher.verify import check_signature
 
 if TYPE_CHECKING:
+    from launcher.outputs import Summary
     from launcher.signature import Signature
+    from launcher.verify import Comparison
     from ranks.identity import Identity
     from sharding.importers.mindir.encryption import Key
     from sharding.manifest import Manifest
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, Any]
+Show = Literal["table", "json", "nothing"]
+"""How a run is reported on standard output."""
 
 
 @dataclass
@@ -63,7 +67,7 @@ def external_identity(job: Job) -> Identity | None:
     return identity
 
 
-def run_group(job: Job) -> None:
+def run_group(job: Job, show: Show = "table") -> None:
     """Starts a group, runs the inputs through it, and prints what came out."""
     with opened(job, world_size(job), check=lambda found: check_job(job, found)) as model:
         manifest = model.manifest
@@ -99,10 +103,10 @@ def run_group(job: Job) -> None:
             result = repeat(job, lambda: dict(group.predict(feeds)))
             by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
             result.facts |= {**by, "start and load": seconds(loaded)}
-        finish(job, manifest, feeds, result, source)
+        finish(job, manifest, feeds, result, source, show)
 
 
-def run_rank(job: Job, identity: Identity) -> int:
+def run_rank(job: Job, identity: Identity, show: Show = "table") -> int:
     """This process as one rank that something else started; rank 0 prints. Returns the exit code, or does not
     return at all if the run fails."""
     joined = False
@@ -118,7 +122,7 @@ def run_rank(job: Job, identity: Identity) -> int:
             if identity.rank == 0 and made.path.is_dir():
                 warn_unsplit(made.path, job.model or made.path)
             joined = True
-            _run_joined(job, identity, made, feeds, source)
+            _run_joined(job, identity, made, feeds, source, show)
     except BaseException as error:
         if not joined:
             raise
@@ -126,8 +130,8 @@ def run_rank(job: Job, identity: Identity) -> int:
     return 0
 
 
-def _run_joined(
-    job: Job, identity: Identity, made: Opened, feeds: Arrays | None, source: Path | None
+def _run_joined(  # noqa: PLR0917 - what `run_rank` has
+    job: Job, identity: Identity, made: Opened, feeds: Arrays | None, source: Path | None, show: Show
 ) -> None:
     """Joins the group and runs; ``feeds`` are on rank 0 only."""
     if job.timeout is not None:
@@ -152,7 +156,7 @@ def _run_joined(
     model.close()
     group.leave()
     if feeds is not None:
-        finish(job, made.manifest, feeds, result, source)
+        finish(job, made.manifest, feeds, result, source, show)
 
 
 def leave_now(error: BaseException, identity: Identity) -> None:
@@ -207,23 +211,65 @@ def repeat(job: Job, run: Callable[[], Arrays]) -> Result:
     return Result(outputs, times)
 
 
-def finish(
-    job: Job, manifest: Manifest, feeds: Mapping[str, Any], result: Result, source: Path | None
+def finish(  # noqa: PLR0917 - what a run gave
+    job: Job,
+    manifest: Manifest,
+    feeds: Mapping[str, Any],
+    result: Result,
+    source: Path | None,
+    show: Show = "table",
 ) -> None:
     """Prints the outputs and the summary, writes the outputs' file, and compares with the unsliced model."""
-    from launcher.report import print_outputs, print_table
+    from launcher.outputs import ALIGN, COLUMNS, summarize
+    from launcher.report import print_table, say
 
-    print_outputs(result.outputs)
-    print()
-    print_table(["", "value"], summary(manifest, result), "ll")
+    shown = summarize(result.outputs)
+    if show == "table":
+        print_table(COLUMNS, [item.row() for item in shown], ALIGN)
+        print()
+        print_table(["", "value"], summary(manifest, result), "ll")
     if job.output is not None:
         from launcher.inputs import save_outputs
 
         save_outputs(job.output, result.outputs)
-        print(f"wrote {job.output}")
+        if show == "table":
+            say(f"wrote {job.output}")
+    compared = None
     if source is not None:
         short = precision.computed(precision.asked(job), job.target)
-        compare(manifest, feeds, result, source, reference_key(job, source), short, job.timeout)
+        compared = compare(manifest, feeds, result, source, reference_key(job, source), short, job.timeout)
+    if show == "json":
+        _print_json(job, manifest, result, shown, compared)
+    if compared is not None and source is not None:
+        from launcher.verify import check
+
+        if show == "table":
+            print_comparisons(compared, source)
+        check(compared, source)
+
+
+def _print_json(
+    job: Job,
+    manifest: Manifest,
+    result: Result,
+    shown: Sequence[Summary],
+    compared: Sequence[Comparison] | None,
+) -> None:
+    import json
+    from collections import Counter
+
+    document = {
+        "outputs": [item.to_json() for item in shown],
+        "ranks": manifest.world_size,
+        "strategy": manifest.strategy,
+        "weight_bytes": [rank.weight_bytes for rank in manifest.ranks],
+        "collectives": dict(sorted(Counter(item.op for item in manifest.collectives).items())),
+        "seconds": result.seconds,
+        "written": None if job.output is None else str(job.output),
+        "verify": None if compared is None else [item.to_json() for item in compared],
+    }
+    print(json.dumps(document, indent=1))
+    sys.stdout.flush()
 
 
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
@@ -268,17 +314,22 @@ def compare(  # noqa: PLR0917 - what `finish` was given
     key: Key | None = None,
     computed: Iterable[str] = (),
     timeout: float | None = None,
-) -> None:
-    """Runs the unsliced model and prints the relative errors; raises `VerifyError` beyond a tolerance.
+) -> list[Comparison]:
+    """Runs the unsliced model and compares every output.
 
     ``computed``: types that the ranks compute in, besides those of weights and outputs.
     """
-    from launcher.report import print_table
-    from launcher.verify import check, compare_outputs, run_reference
+    from launcher.verify import compare_outputs, run_reference
 
     reference = run_reference(source, feeds, key=key, timeout=timeout)
     types = {weight.dtype for weight in manifest.weights.values()} | set(computed)
-    comparisons = compare_outputs(result.outputs, reference, types)
+    return compare_outputs(result.outputs, reference, types)
+
+
+def print_comparisons(comparisons: Sequence[Comparison], source: Path) -> None:
+    """Prints how far every output is from that of the unsliced model."""
+    from launcher.report import print_table
+
     rows = [
         [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS", c.note]
         for c in comparisons
@@ -287,7 +338,6 @@ def compare(  # noqa: PLR0917 - what `finish` was given
     title = f"against {source.name} in plain ONNX Runtime (largest |difference| / largest |value|)"
     print_table(["output", "relative error", "tolerance", "", ""], rows, "lrrll", title=title)
     sys.stdout.flush()
-    check(comparisons, source)
 
 
 def seconds(value: float) -> str:

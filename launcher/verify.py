@@ -45,6 +45,14 @@ class Comparison:
         """Whether the error is within the tolerance (never for NaN)."""
         return self.error <= self.tolerance
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; an error that is no finite number is text."""
+        error: float | str = self.error if np.isfinite(self.error) else str(self.error)
+        return {
+            "output": self.name, "error": error, "tolerance": self.tolerance, "ok": bool(self.good),
+            "note": self.note,
+        }  # fmt: skip
+
 
 def tolerance_for(dtypes: Iterable[str]) -> float:
     """The tolerance for an output computed from these element types: that of the coarsest float."""

@@ -17,7 +17,7 @@ from launcher.commands.options import (
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
-Runs a model on several ranks and prints the first values of every output. A model file is sliced first, into
+Runs a model on several ranks and prints a table of its outputs. A model file is sliced first, into
 a cache, so that a second run starts at once. Started by mpirun, srun or a script (or with --launcher
 external), the process is one rank of the job; else it starts the ranks itself."""
 EPILOG = """\
@@ -48,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_slicing(parser)
     add_decryption(parser)
     add_data(parser, "--output")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    shown.add_argument("--json", action="store_true", help="print outputs and summary as one JSON document")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, help="options from a job file; flags win over it"
     )
@@ -56,11 +59,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the job as this process's place in it demands."""
     from launcher.job import merge
-    from launcher.run import external_identity, run_group, run_rank
+    from launcher.run import Show, external_identity, run_group, run_rank
 
     job = merge(vars(args), args.config)
     identity = external_identity(job)
+    show: Show = "json" if args.json else "nothing" if args.quiet else "table"
     if identity is not None:
-        return run_rank(job, identity)
-    run_group(job)
+        return run_rank(job, identity, show)
+    run_group(job, show)
     return 0

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.job import merge
-    from launcher.model import check_declared, demand_ranks, is_slices, open_slices, world_size
+    from launcher.model import asked_by, check_declared, demand_ranks, is_slices, open_slices, world_size
     from launcher.rank_models import is_rank_models, open_rank_models
     from launcher.report import progress, say
     from launcher.run import check_job
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     ranks = world_size(job)
     if is_slices(job.model) or is_rank_models(job.model):
         if is_slices(job.model):
-            manifest = open_slices(job.model, ranks)
+            manifest = open_slices(job.model, ranks, asked_by(job))
         else:
-            manifest = open_rank_models(job.model, ranks, job.key)
+            manifest = open_rank_models(job.model, ranks, job.key, asked_by(job))
         table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
     else:
         from sharding import slice_model

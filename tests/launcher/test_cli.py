@@ -121,7 +121,11 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         (["run", "slices", "--input", "z=x.bin"], 2, "the model has no input 'z' (it has: x)"),
         (["run", "slices", "--verify"], 2, "has changed since slices was sliced from it"),
         (["run", "slices", "--output", "no/where.npz"], 2, "does not exist"),
-        (["run", "slices", "--rank-table", "three.json"], 2, "sliced for 2 ranks, but 3 are asked for"),
+        (
+            ["run", "slices", "--rank-table", "three.json"],
+            2,
+            "but 3 are asked for by the rank table three.json",
+        ),
         (
             ["run", "slices", "--output", "away"],
             2,
