@@ -185,9 +185,7 @@ def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     first, *said = done.stderr.splitlines()
-    assert (
-        "It starts ranks over ssh on 192.0.2.2: see that ssh is installed here, that `ssh 192.0.2.2`" in first
-    )
+    assert "over ssh on 198.51.100.2: see that ssh is installed here, that `ssh 198.51.100.2`" in first
     assert "  Permission denied" in said
 
 
