@@ -27,6 +27,9 @@ _HINTS = {
 }
 
 
+_SHOWN = 8
+
+
 @dataclass
 class Trouble:
     """What is known of one rank that did not end well, in the order of the first sign of it."""
@@ -97,11 +100,18 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
 
 
 def launcher_error(
-    name: str, code: int | None, tail: Sequence[str], started: bool, lost: Trouble | None = None
+    name: str,
+    code: int | None,
+    tail: Sequence[str],
+    started: bool,
+    lost: Trouble | None = None,
+    *,
+    far: Sequence[str] = (),
 ) -> RankFailedError | LaunchError:
     """The error to raise when the launching program itself ended and no rank is known to be the cause.
 
-    ``lost`` is the rank that was gone first, which may be its reason or its consequence.
+    ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
+    that the launching program reaches over ssh.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
@@ -110,6 +120,12 @@ def launcher_error(
             f" Rank {lost.rank} on host {lost.host} was gone first, and {name} names neither a signal nor a "
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
             f"someone told {name} to end."
+        )
+    if far and not started:
+        failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
+        message += (
+            f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
+            f"that `ssh {failed[0]}` connects without a question, and that this program is installed there."
         )
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))

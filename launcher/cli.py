@@ -12,7 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from launcher.exits import EXIT_USAGE, prepare_streams, report, stop
+from launcher.exits import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    leave,
+    prepare_streams,
+    report,
+    stop,
+)
 from sharding.text import did_you_mean, one_line, printable
 
 COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
@@ -58,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             if details := getattr(error, "details", ""):
                 print(f"The rank's own:\n{details}", file=sys.stderr)
-        return report(error)
+        code = report(error)
+        if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
+            leave(code)
+        return code
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)

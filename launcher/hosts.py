@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ def remote_hosts(table: RankTable | None) -> list[str]:
         return []
     hosts = list(table.hosts)
     return hosts if len(hosts) > 1 or _is_here(table) is False else []
+
+
+def over_ssh(hosts: Sequence[str]) -> list[str]:
+    """Of the hosts that ranks run on, those that are reached over ssh: all but this machine by its name."""
+    return [host for host in hosts if host not in {"localhost", os.uname().nodename}]
 
 
 def unknown_host(table: RankTable | None) -> str | None:

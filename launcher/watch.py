@@ -22,7 +22,7 @@ from launcher.answers import Answers
 from launcher.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.control import Listener, Peer
 from launcher.errors import LaunchError, RankFailedError
-from launcher.hosts import remote_hosts
+from launcher.hosts import over_ssh, remote_hosts
 from launcher.output import Output
 from ranks import heap, wire
 
@@ -221,7 +221,8 @@ class Job:
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
-            return cause.launcher_error(self._launcher.name, code, self._output.tail(None), started, lost)
+            said, far = self._output.tail(None), over_ssh(self._remote)
+            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
@@ -268,9 +269,10 @@ class Job:
         if self.changed.wait_for(condition, NOTICE_SECONDS):
             return True
         if len(self._peers) < self.world_size:
+            hosts = ", ".join(over_ssh(self._remote)[:_SHOWN])
             log.warning(
                 "%d of %d ranks have started; %s reaches %s over ssh",
-                *(len(self._peers), self.world_size, self._launcher.name, ", ".join(self._remote[:_SHOWN])),
+                *(len(self._peers), self.world_size, self._launcher.name, hosts),
             )
         return self.changed.wait_for(condition, timeout - NOTICE_SECONDS)
 
@@ -282,11 +284,11 @@ class Job:
             shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
             text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
         advice = "look at the hosts, or allow more time (--timeout)."
-        if missing and self._remote:
-            hosts = ", ".join(self._remote[:_SHOWN]) + (", ..." if len(self._remote) > _SHOWN else "")
+        if missing and (far := over_ssh(self._remote)):
+            hosts = ", ".join(far[:_SHOWN]) + (", ..." if len(far) > _SHOWN else "")
             advice = (
                 f"{self._launcher.name} starts the ranks over ssh on {hosts}: see that "
-                f"`ssh {self._remote[0]}` connects without a question and that this program is "
+                f"`ssh {far[0]}` connects without a question and that this program is "
                 "installed there, or allow more time (--timeout)."
             )
         said = (

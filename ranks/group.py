@@ -10,6 +10,7 @@ from ranks.collectives import connect
 from ranks.collectives.base import Communicator
 from ranks.errors import CollectiveError
 from ranks.identity import Identity, identify
+from ranks.orphan import end_with_launcher
 
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
 _joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
@@ -40,6 +41,8 @@ def join(
             )
         return communicator
     who = identify(identity)
+    if who.world_size > 1:
+        end_with_launcher()
     communicator = connect(who, name, device=device)
     _joined[device] = who, communicator.name, communicator
     return communicator

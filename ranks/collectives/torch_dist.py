@@ -32,6 +32,8 @@ _INTERFACES = {
     "nccl": "NCCL_SOCKET_IFNAME",
     "hccl": "HCCL_SOCKET_IFNAME",
 }  # each library's variable for the network interface that it listens on
+_AGAIN = 0.02  # seconds between two looks whether others have come
+_SHOWN = 8
 
 
 class Membership:
@@ -294,8 +296,17 @@ def _remote_store(identity: Identity, address: str, port: str, timeout: float) -
     # Under torchrun its agent listens there already.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     serves = identity.rank == 0 and not agent
+    deadline = time.monotonic() + timeout
+    if not serves:
+        _until_listening(address, int(port), identity.rank, timeout, deadline)
+    # An elastic launcher's store outlives a restart of the ranks.
+    meeting = f"shardrun-meeting-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
-        return dist.TCPStore(address, int(port), identity.world_size, serves, timedelta(seconds=timeout))
+        # torch's own waiting takes twice the time-out, and prints its C++ frames.
+        store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+        _until_all_came(dist.PrefixStore(meeting, store), identity, timeout, deadline)
+        return store
     except (RuntimeError, OSError) as error:
         first = str(error).strip().splitlines()[0][:200]
         if "in use" in str(error):
@@ -307,3 +318,34 @@ def _remote_store(identity: Identity, address: str, port: str, timeout: float) -
             f"MASTER_PORT) within "
             f"{timeout:g} s: {first}"
         ) from error
+
+
+def _until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
+    """Waits until rank 0 can be connected to."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, left)).close()
+            return
+        except OSError as error:
+            if time.monotonic() + _AGAIN > deadline:
+                raise CollectiveTimeoutError(
+                    f"Rank {rank} did not reach rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "
+                    f"{timeout:g} s ({error.strerror or error}): see that rank 0 has started, that it is on "
+                    "that host, and that no firewall is between."
+                ) from error
+        time.sleep(_AGAIN)
+
+
+def _until_all_came(store: Any, identity: Identity, timeout: float, deadline: float) -> None:
+    """Waits until every rank is connected to the store."""
+    store.set(str(identity.rank), "here")
+    missing = list(range(identity.world_size))
+    while missing := [rank for rank in missing if not store.check([str(rank)])]:
+        if time.monotonic() > deadline:
+            who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:_SHOWN]))}"
+            raise CollectiveTimeoutError(
+                f"{who} of {identity.world_size} did not join within {timeout:g} s (rank {identity.rank} "
+                "waited): look at their hosts, or raise SHARDRUN_TIMEOUT."
+            )
+        time.sleep(_AGAIN)

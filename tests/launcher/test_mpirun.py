@@ -173,6 +173,22 @@ def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
     assert not list(temporary.iterdir()) and not set(SHARED_MEMORY.glob("shardrun-*")) - before
 
 
+def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
+    if mpirun.find().flavour != "openmpi":
+        pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
+    agent = write_program(tmp_path / "agent", "echo Permission denied >&2; exit 255")
+    slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
+    table = tmp_path / "table.json"
+    table.write_text(make_rank_table([(os.uname().nodename, 1), ("198.51.100.2", 1)]).to_json())
+    done = shardrun(
+        "run", tmp_path / "slices", "--rank-table", table, cwd=tmp_path, PRTE_MCA_plm_ssh_agent=str(agent)
+    )
+    assert done.returncode == 1, done.stderr
+    first, *said = done.stderr.splitlines()
+    assert "over ssh on 198.51.100.2: see that ssh is installed here, that `ssh 198.51.100.2`" in first
+    assert "  Permission denied" in said
+
+
 def test_a_slow_start_says_for_which_hosts_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

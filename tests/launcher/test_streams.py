@@ -112,3 +112,34 @@ def test_children_of_a_script_end_as_without_us(place: Path) -> None:
     for _ in range(3):
         done = shell(f"{SHARDRUN} exec pool.py", place)
         assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")
+
+
+LEAVING = """
+import atexit, sys
+from launcher import cli
+from launcher.exits import Terminated
+
+class Taken:
+    def __del__(self):
+        print("taken apart")
+
+def run(args):
+    sys.kept = Taken()
+    raise Terminated
+
+atexit.register(print, "exit handler")
+import launcher.commands.cache
+launcher.commands.cache.run = run
+sys.argv = ["shardrun", "cache", "list"]
+cli.main()
+"""
+
+
+def test_a_signal_runs_exit_handlers_and_takes_nothing_apart(tmp_path: Path) -> None:
+    """A thread of a library may still be at work on it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (143, "exit handler\n"), done.stderr
+    assert done.stderr == "shardrun: terminated\n"
