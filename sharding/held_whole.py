@@ -41,8 +41,8 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
     whole: frozenset[str] = frozenset()
     count: int | None = None
 
-    def better(names: frozenset[str], worth: int) -> None:
-        """Holds these weights whole if that saves so many collectives."""
+    def better(names: frozenset[str], worth: int) -> bool:
+        """Holds these weights whole if that saves so many collectives; whether it does."""
         nonlocal choices, whole, count
         if count is None:
             count = _collectives(source, graph, choices, world)
@@ -50,7 +50,10 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         fewer = _collectives(source, graph, tried, world)
         if count - fewer >= worth:
             whole, choices, count = whole | names, tried, fewer
+            return True
+        return False
 
+    rejected: frozenset[str] = frozenset()
     masks = _masks(graph, choices, counted)
     if masks:
         better(masks, 1)
@@ -62,7 +65,11 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         allowed -= sum(source.weights[name].nbytes for name in names)
         if allowed < 0:
             break
-        better(names, (len(names) + 1) // 2)  # keys and values may share a collective
+        # Keys and values may share a collective; so may one latent and another.
+        if not better(names, (len(names) + 1) // 2):
+            rejected |= names
+            if rejected != names:
+                better(rejected, (len(rejected) + 1) // 2)
     return choices
 
 
@@ -90,7 +97,7 @@ def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> 
         op_type = step.node.op_type
         if names and (step.node.domain or op_type not in PLAIN):
             other |= names
-        elif names and (constant or op_type in MOVES or len(step.inputs) == 1 or op_type == "Expand"):
+        elif names and (constant or op_type == "Expand"):  # what is cut at run time may go anywhere
             origin.update((value, names) for value in step.node.outputs)
     return frozenset(cut - other)
 
@@ -107,11 +114,26 @@ def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) 
     found: dict[tuple[int, ...], set[str]] = {}
     for value in exchanged if narrow else ():
         for product in _products_before(value, exchanged):
-            if product in narrow:
+            if product in narrow and not _given_back(product):
                 weight = narrow[product]
                 shape = tuple(axis for axis in (weight.shape or ()) if isinstance(axis, int))
                 found.setdefault(shape, set()).add(weight.name or "")
     return [frozenset(names) for names in found.values()]
+
+
+def _given_back(value: ir.Value) -> bool:
+    """Whether a value is an output of the model before it is in another product: keys kept for later, say."""
+    seen: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current.is_graph_output():
+            return True
+        for node, _ in current.uses():
+            fresh = [] if node.op_type in PRODUCTS else [item for item in node.outputs if item not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    return False
 
 
 def _weight(step: Step, counted: set[str]) -> ir.Value | None:

@@ -8,8 +8,10 @@ looks like.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from sharding.rules.base import Dim
+if TYPE_CHECKING:  # the rules import this module
+    from sharding.rules.base import Dim
 
 MARK = "·"
 MAX_SYMBOLS = 8
