@@ -67,8 +67,9 @@ td.name { overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono",
 /* A phone: the names scroll with the table, which they would cover otherwise. */
 @media (max-width: 40rem) {
   body { padding: .75rem; }
-  table.plan th:first-child, table.plan td:first-child { position: static; min-width: 8rem; max-width: 55vw; }
-  table.plan td.cell { min-width: 4rem; }
+  table.plan th, table.plan td { padding: .25rem .2rem; font-size: .72rem; }
+  table.plan th:first-child, table.plan td:first-child { position: static; min-width: 5rem; max-width: 55vw; }
+  table.plan td.cell { min-width: 3rem; }
   details { max-width: 55vw; overflow-x: auto; }
 }
 """

@@ -44,9 +44,15 @@ def seconds(text: str) -> float:
     return value
 
 
+def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """The group of options of this title in a parser's help, made if need be."""
+    found = (group for group in parser._action_groups if group.title == title)
+    return next(found, None) or parser.add_argument_group(title)
+
+
 def add_ranks(parser: argparse.ArgumentParser) -> None:
     """``--ranks`` and ``--rank-table``."""
-    group = parser.add_mutually_exclusive_group()
+    group = _group(parser, "ranks").add_mutually_exclusive_group()
     group.add_argument(
         "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT, help="number of ranks"
     )
@@ -61,7 +67,8 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 def add_launching(parser: argparse.ArgumentParser) -> None:
     """How ranks are started."""
-    parser.add_argument(
+    group = _group(parser, "ranks")
+    group.add_argument(
         "--launcher", choices=LAUNCHERS, default=ABSENT,
         help="local: processes of this machine; mpirun; external: this process is one rank that something "
         "else started (default: auto)",
@@ -71,12 +78,13 @@ def add_launching(parser: argparse.ArgumentParser) -> None:
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How ranks compute and talk."""
-    parser.add_argument("--collectives", choices=COLLECTIVES, default=ABSENT, help="default: auto")
-    parser.add_argument(
+    group = _group(parser, "ranks")
+    group.add_argument("--collectives", choices=COLLECTIVES, default=ABSENT, help="default: auto")
+    group.add_argument(
         "--threads", metavar="N", type=whole(1, MAX_THREADS), default=ABSENT,
         help="ONNX Runtime threads per rank (default: cores / ranks on the host)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=ABSENT,
         help="how long a rank waits for another one (default: 300)",
     )  # fmt: skip
@@ -84,7 +92,8 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """What ranks compute on."""
-    parser.add_argument(
+    group = _group(parser, "target and types")
+    group.add_argument(
         "--target", choices=TARGETS, default=ABSENT,
         help="what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
         "with its local rank's number",
@@ -93,12 +102,13 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """In which types nodes compute."""
-    parser.add_argument(
+    group = _group(parser, "target and types")
+    group.add_argument(
         "--precision-mode", metavar="MODE", choices=PRECISION_MODES, default=ABSENT,
         help="enforce_fp32 or preferred_fp16 (cpu, gpu); enforce_fp32, preferred_fp32, enforce_fp16, "
         "enforce_origin or preferred_optimal (ascend); default: the model's own types",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--execution-plan", metavar="NAME=TYPE", action="append", default=ABSENT,
         help="float16 or float32 for a node, or for all of a type of operators, such as MatMul=float16; "
         "repeatable",
@@ -107,46 +117,47 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 def add_slicing(parser: argparse.ArgumentParser) -> None:
     """How a model is sliced."""
-    parser.add_argument(
+    group = _group(parser, "slicing")
+    group.add_argument(
         "--allow-replicated", action="store_true", default=ABSENT,
         help="go on where nothing of the model can be split, with the whole model on every rank",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--strategy", choices=STRATEGIES, default=ABSENT,
         help="what the ranks share: the weights (tensor), the layers (pipeline), the batch (data); auto: the "
         "quickest that fits (default: tensor)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--mesh", metavar="AXIS=SIZE,...", type=_typed(parse_mesh_text), default=ABSENT,
         help="a mix of strategies, such as data=2,tensor=4; says the number of ranks too",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--micro-batches", metavar="M", type=whole(1, MAX_MICRO_BATCHES), default=ABSENT,
         help="pieces of the batch that pipeline stages work on at the same time (default: as many as stages)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--memory", metavar="SIZE", type=_typed(parse_bytes), default=ABSENT,
         help="bytes of weights that a rank may hold, such as 24GB; --strategy auto keeps to it",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--profile", metavar="FILE.json", type=Path, default=ABSENT,
         help="a profile that ONNX Runtime wrote of the model: stages are balanced by its times",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--steer", metavar="FILE.yaml", type=Path, default=ABSENT,
         help="how weights are cut, by name patterns (`layers.*.mlp.up: column`)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--plan", metavar="FILE.json", type=Path, default=ABSENT,
         help="follow a plan that `shardrun slice --save-plan` wrote",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--ignore-annotations", action="store_true", default=ABSENT,
         help="do not follow the multi-device annotations (ONNX IR 11) that the model carries",
     )  # fmt: skip
 
 
-def add_dims(parser: argparse.ArgumentParser, what: str) -> None:
+def add_dims(parser: argparse._ActionsContainer, what: str) -> None:
     """Lengths of symbolic dimensions, which every command that slices plans for; ``what`` else they do."""
     parser.add_argument(
         "--dim", metavar="NAME=SIZE", dest="dims", action="append", default=ABSENT,
@@ -156,11 +167,12 @@ def add_dims(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_decryption(parser: argparse.ArgumentParser) -> None:
     """The key of an encrypted model."""
-    parser.add_argument(
+    group = _group(parser, "encrypted models")
+    group.add_argument(
         "--dec-key-file", metavar="FILE", type=Path, default=ABSENT,
         help="the key of an encrypted model: the file's bytes",
     )  # fmt: skip
-    parser.add_argument("--dec-mode", choices=("AES-GCM", "AES-CBC"), default=ABSENT, help="default: AES-GCM")
+    group.add_argument("--dec-mode", choices=("AES-GCM", "AES-CBC"), default=ABSENT, help="default: AES-GCM")
 
 
 def key_of(args: argparse.Namespace) -> Key | None:
@@ -184,16 +196,17 @@ def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def add_data(parser: argparse.ArgumentParser, output: str) -> None:
     """What goes in, what is kept and checked; ``output`` is the option that names the outputs' file."""
-    parser.add_argument(
+    group = _group(parser, "data")
+    group.add_argument(
         "--input", metavar="FILE.npz|NAME=FILE", dest="inputs", action="append", default=ABSENT,
         help="arrays by name in an .npz, or one input from .npy or raw little-endian data; repeatable "
         "(default: ones)",
     )  # fmt: skip
-    add_dims(parser, "length of a symbolic dimension, for which is planned and inputs are made (default: 1)")
-    parser.add_argument(
+    add_dims(group, "length of a symbolic dimension, for which is planned and inputs are made (default: 1)")
+    group.add_argument(
         "--seed", metavar="S", type=whole(0, 2**63 - 1), default=ABSENT, help="random inputs instead of ones"
     )
-    parser.add_argument(
+    group.add_argument(
         output,
         metavar="FILE.npz",
         dest="output",
@@ -201,17 +214,17 @@ def add_data(parser: argparse.ArgumentParser, output: str) -> None:
         default=ABSENT,
         help="write the outputs to this file",
     )
-    parser.add_argument(
+    group.add_argument(
         "--repeat",
         metavar="K",
         type=whole(1, 10**9),
         default=ABSENT,
         help="run K times; the latency is the median",
     )
-    parser.add_argument(
+    group.add_argument(
         "--verify", action="store_true", default=ABSENT,
         help="compare with the unsliced model in plain ONNX Runtime; exit code 3 beyond the tolerance",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--against", metavar="MODEL.onnx", type=Path, default=ABSENT, help="the unsliced model for --verify"
     )

@@ -362,3 +362,16 @@ def test_strategies_that_split_no_weight_are_no_reason_to_warn(mesh: str, folder
     save_mlp(folder / "m.onnx")
     done = shardrun("slice", "m.onnx", "--mesh", mesh, "--plan-only", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_groups_options(capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher import cli
+
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    out = capsys.readouterr().out
+    titles = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    for title in ("ranks", "target and types", "slicing", "encrypted models", "data"):
+        assert titles.count(title) == 1
+    order = [out.rindex(text) for text in ("\nranks:", "--launcher {auto", "\nslicing:", "--strategy {")]
+    assert order == sorted(order)
