@@ -55,8 +55,11 @@ def first(troubles: Sequence[Trouble]) -> Trouble | None:
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
 
 
-def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> RankFailedError:
-    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error.
+def error_of(
+    trouble: Trouble, tail: Sequence[str], trace: bool = False, *, more: str = ""
+) -> RankFailedError:
+    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error, ``more`` what else
+    is known.
 
     With ``trace``, an exception that is not one of ours brings its traceback: it is the user's own program's.
     """
@@ -64,7 +67,7 @@ def error_of(trouble: Trouble, tail: Sequence[str], trace: bool = False) -> Rank
     if trouble.error is not None:
         message = str(trouble.error.get("message"))
         if trouble.error.get("expected"):
-            message = one_line(message)  # a sentence of ours: line ends in it belong to names
+            message = one_line(message) + more  # a sentence of ours: line ends in it belong to names
         else:
             message = f"{trouble.error.get('type')}: {message}"
         details = str(trouble.error.get("traceback", ""))

@@ -25,6 +25,7 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import over_ssh, remote_hosts
 from launcher.output import Output
 from ranks import heap, wire
+from ranks.waiting import in_words, is_stopped
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -78,6 +79,7 @@ class Job:
         self._settled = False
         self._closing = False
         self._hung_up = False
+        self._halted = ""
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -124,6 +126,7 @@ class Job:
         with self.changed:
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
+                self._halted = self._halted or self._stopped()  # now: mpirun soon ends them
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
@@ -210,6 +213,11 @@ class Job:
         """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
+    def _stopped(self) -> str:
+        """Which ranks of this host are stopped, as the end of an error: others then wait in vain."""
+        here = [peer for peer in self._peers.values() if peer.process is not None and is_stopped(peer.pid)]
+        return "".join(f" Rank {peer.rank} is {in_words(peer.pid)}." for peer in here)
+
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
@@ -223,7 +231,7 @@ class Job:
             lost = None if self._launcher_died() else trouble
             said, far = self._output.tail(None), over_ssh(self._remote)
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far)
-        return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script)
+        return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""

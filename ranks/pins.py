@@ -133,6 +133,16 @@ def lock(descriptor: int, how: int, path: Path, seconds: float | None = None) ->
     return True
 
 
+@contextlib.contextmanager
+def folder_lock(folder: Path, how: int) -> Iterator[bool]:
+    """Locks a folder; gives whether that worked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield lock(descriptor, how, folder)
+    finally:
+        os.close(descriptor)
+
+
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether a descriptor is of the file or folder that lies at ``path`` now."""
     try:

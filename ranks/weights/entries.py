@@ -150,12 +150,12 @@ def graph_of(folder: Path, entry: Entry) -> bytes | None:
 @contextlib.contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
     """A new folder to make an entry in; removed at the end. What crashed processes left goes, too."""
-    with _folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+    with pins.folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone:
             for stale in (folder / WORK).iterdir():
                 if _IN_WORK.fullmatch(stale.name) and not stale.is_symlink():
                     shutil.rmtree(stale, ignore_errors=True)
-    with _folder_lock(folder / WORK, fcntl.LOCK_SH):
+    with pins.folder_lock(folder / WORK, fcntl.LOCK_SH):
         work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=folder / WORK))
         try:
             yield work
@@ -166,7 +166,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -> None:
     """Puts what was made in ``work`` in place: weights first, the entry last. Raises `OSError`."""
     boot = durable.boot_id()
-    with _folder_lock(folder / BLOBS, fcntl.LOCK_SH):
+    with pins.folder_lock(folder / BLOBS, fcntl.LOCK_SH):
         known = _known_blobs(folder)
         for blob in prepared.blobs:
             if not boot:
@@ -232,7 +232,7 @@ def throw_out(
     kept = set(keep)
     if not folder.is_dir():
         return removed, busy
-    with _folder_lock(folder / BLOBS, fcntl.LOCK_EX) as alone:
+    with pins.folder_lock(folder / BLOBS, fcntl.LOCK_EX) as alone:
         if not alone:
             return removed, busy  # no locks here: another process may be at work
         entries = listing(folder)
@@ -405,13 +405,3 @@ def _is_whole(folder: Path, entry: Entry) -> bool:
         return all(_has_size(folder / BLOBS / blob.name, blob) for blob in entry.blobs)
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: Path, how: int) -> Iterator[bool]:
-    """Locks a folder; gives whether that worked."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield pins.lock(descriptor, how, folder)
-    finally:
-        os.close(descriptor)

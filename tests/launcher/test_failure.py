@@ -65,9 +65,12 @@ def test_killed_rank(run_script: Runner, two_slices: Path, launcher: str, rank: 
 def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> None:
     """A rank that neither works nor dies: the other waits for it as long as it may, and everything ends."""
     script = run_script(SERVE, str(two_slices), launcher, "busy", TEST_TIMEOUT="10")
-    os.kill(script.message()["pids"][1], signal.SIGSTOP)
+    stopped = script.message()["pids"][1]
+    os.kill(stopped, signal.SIGSTOP)
     code, _, errors = script.end(within=10 + LIMIT)
     assert code == 1
+    assert f"Rank 1 is process {stopped} (" in errors
+    assert f"which is stopped (`kill -CONT {stopped}` lets it go on)." in errors
     assert errors.startswith(f"error: RankFailedError: rank 0 on host {HOST}: "), errors
     assert "Rank 1 did not come" in errors
 
