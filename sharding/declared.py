@@ -66,6 +66,7 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     if not asked:
         return False
     checks = {name: _Check(declared[name]) for name in asked}
+    found: dict[str, Shape] = {}
     for lengths in _sets(model):
         found = _shapes_at(model, path, lengths.number)
         for name, check in checks.items():
@@ -73,8 +74,10 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         if all(check.decided() for check in checks.values()):
             break
     apart = _apart(model)
-    if apart:
-        found = _shapes_at(model, path, lambda axis: _number(axis, apart))
+    together = {name for name, shape in found.items() if _is_known(shape)}
+    found = _shapes_at(model, path, lambda axis: _number(axis, apart)) if apart else {}
+    # Where they do not go together somewhere, the model itself wants them to be equal.
+    if all(_is_known(found.get(name)) for name in together):
         for name, check in checks.items():
             check.tell_apart(found.get(name), apart)
     held = {name: shape for name, check in checks.items() if (shape := check.held()) is not None}
@@ -122,7 +125,6 @@ class _Check:
 
     def tell_apart(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
         """Axes that the file gives one name had each its own number: which of them is this value's?"""
-        first = {str(shown(symbol)): number for symbol, number in reversed([*numbers.items()])}
         for axis, said in enumerate(self.declared):
             length = found[axis] if found is not None and len(found) == len(self.declared) else None
             if not isinstance(length, int):
@@ -130,8 +132,8 @@ class _Check:
             own = [symbol for symbol, number in numbers.items() if shown(symbol) == said and number == length]
             if own:
                 self.own[axis] = own[0]
-            else:
-                self.right[axis] &= evaluate(said, first) == length
+            elif isinstance(said, int):
+                self.right[axis] &= said == length
 
     def decided(self) -> bool:
         return not self.rank or all(
@@ -164,6 +166,10 @@ def _sets(model: ir.Model) -> Iterator[Lengths]:
             if symbol not in known and evaluate(symbol, known) is None:
                 known[symbol] = next(cycle)
         yield Lengths(known, next(cycle))
+
+
+def _is_known(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(axis, int) for axis in shape)
 
 
 def _apart(model: ir.Model) -> dict[str, int]:
