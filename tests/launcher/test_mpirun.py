@@ -19,7 +19,8 @@ from launcher.mpirun import MpirunLauncher
 from launcher.rank_table import make_rank_table, parse_rank_table
 from sharding import slice_model
 from tests.launcher.cli_tools import save_mlp, shardrun
-from tests.launcher.processes import SHARED_MEMORY, wait_until
+from tests.launcher.processes import wait_until
+from tests.left_behind import SHARED_MEMORY
 
 VERSIONS = {
     "openmpi": "mpirun (Open MPI) 5.0.11",

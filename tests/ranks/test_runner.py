@@ -219,7 +219,7 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("inputs", WRONG, ids=repr)
+@pytest.mark.parametrize("inputs", WRONG)
 def test_inputs_are_checked_as_by_model(inputs: Any, tmp_path: Path) -> None:
     path = api_models.linear(tmp_path / "m.onnx")
     model = Model()
