@@ -131,7 +131,9 @@ def _entry(value: onnx.ValueInfoProto) -> TensorEntry:
     from launcher.model_summary import tensor_of
 
     name, dtype, shape = tensor_of(value)
-    return TensorEntry(name, dtype, tuple(shape))
+    declared = value.type
+    is_open = declared.HasField("tensor_type") and not declared.tensor_type.HasField("shape")
+    return TensorEntry(name, dtype, tuple(shape), open_rank=is_open)
 
 
 def _is_operator(name: str) -> bool:
@@ -146,4 +148,5 @@ def _spec(entry: TensorEntry) -> TensorSpec:
 
     if entry.dtype in NO_TENSORS:
         return TensorSpec(entry.name, OBJECT, (), is_tensor=False)
-    return TensorSpec(entry.name, numpy_dtype(entry.dtype), tuple(entry.shape))
+    dtype = numpy_dtype(entry.dtype)
+    return TensorSpec(entry.name, dtype, tuple(entry.shape), open_rank=entry.open_rank)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.architectures import table, zoo
 from tests.architectures.measure import measure, processes_error
+from tests.models import BUILD_SECONDS
 
 MORE_RANKS = dict.fromkeys(
     (
@@ -24,6 +25,10 @@ EXPECTED = {
 """What docs/coverage.md says, which `scripts/coverage.py` writes: a plan that needs more is worse."""
 PRINTED = 0.0006
 """A share in the page is rounded."""
+
+
+# The first one builds all of them, or waits until another process has.
+pytestmark = pytest.mark.timeout(3 * BUILD_SECONDS)
 
 
 @pytest.fixture(scope="module", autouse=True)

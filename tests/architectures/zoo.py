@@ -103,7 +103,7 @@ def _run(targets: dict[str, Path]) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=BUILD_SECONDS,
+        timeout=2 * BUILD_SECONDS,
         check=False,
     )
     if done.returncode != 0 or not all(path.is_file() for path in targets.values()):

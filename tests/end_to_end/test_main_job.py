@@ -87,5 +87,5 @@ def test_unwritable_cache_is_one_sentence(tmp_path: Path) -> None:
     environment = {"SHARDRUN_CACHE": str(tmp_path / "file")}
     done = run_clean([sys.executable, "-m", "examples.minilm"], cwd=ROOT, environment=environment)
     assert done.returncode == 1
-    assert "set SHARDRUN_CACHE to a folder that can be written" in done.stderr
+    assert "set SHARDRUN_CACHE to a folder to which you and nobody else may write" in done.stderr
     assert "Traceback" not in done.stderr
