@@ -1,4 +1,4 @@
-"""Who may attach to shared weights, when numbers of processes change hands, and that nobody leaks descriptors."""
+"""Who may attach to shared weights when numbers of processes are given again; and no descriptor leaks."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _nothing_leaks() -> Iterator[None]:
 
 def _open() -> dict[str, str]:
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
+            found[entry.name] = str(entry.readlink())
         except OSError:  # that of the listing
             continue
     return found
