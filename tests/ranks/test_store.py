@@ -702,6 +702,17 @@ def test_what_cannot_be_prepared_is_tried_once(
     assert list(store.opened) == [entry.key]
 
 
+@pytest.mark.parametrize(("hours", "there"), [(23, True), (25, False)])
+def test_a_refusal_holds_for_a_day(store: Store, hours: int, there: bool) -> None:
+    key = "0" * 32
+    entries.make_folders(store.folder)
+    with entries.workplace(store.folder) as work:
+        entries.refuse(store.folder, key, "it", "no way", work)
+    then = time.time() - 3600 * hours
+    os.utime(store.folder / f"{key}.json", (then, then))
+    assert (entries.take(store.folder, key) is not None) == there
+
+
 def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path) -> None:
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     if release < (5, 14):
