@@ -107,6 +107,23 @@ def test_more_shapes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert_close(run_all(save(models, tmp_path), feeds, check), reference(models, feeds))
 
 
+def test_the_shapes_that_were_not_seen_for_longest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "MAX_PLANS", 2)
+    monkeypatch.setattr(program, "MAX_KNOWN_SHAPES", 3)
+    models = mlps(1)
+    counts = [2, 2, 3, 3, 2, 4, 4]  # the second time a shape gets its plan; 2 is used once more before 4's
+
+    def check(loaded: RankModel, _: FakeCommunicator) -> None:
+        assert loaded._program is not None
+        assert list(loaded._program._plans) == [((2, 4),), ((4, 4),)]
+        loaded.run(rows(5)[0])
+        assert list(loaded._program._shapes) == [((3, 4),), ((4, 4),), ((5, 4),)]
+
+    assert_close(run_all(save(models, tmp_path), rows(*counts), check), reference(models, rows(*counts)))
+
+
 def mlp(rank: int, size: int) -> onnx.ModelProto:
     """Two MatMuls split over the ranks, with an AllReduce, a bias and a residual."""
     generator = np.random.default_rng(1)
