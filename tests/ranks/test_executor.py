@@ -124,6 +124,19 @@ def test_the_shapes_that_were_not_seen_for_longest_are_forgotten(
     assert_close(run_all(save(models, tmp_path), rows(*counts), check), reference(models, rows(*counts)))
 
 
+def test_every_run_counts_the_time_of_its_collectives(tmp_path: Path) -> None:
+    """Runs with new shapes and those with known ones, whose buffers are kept."""
+    seen = []
+
+    def check(loaded: RankModel, _: FakeCommunicator) -> None:
+        for feed in rows(3, 3, 3, 3):
+            loaded.run(feed)
+            seen.append(loaded.stats.communication_seconds)
+
+    run_all(save(mlps(1), tmp_path), rows(2), check)
+    assert 0 < seen[0] < seen[1] < seen[2] < seen[3]
+
+
 def mlp(rank: int, size: int) -> onnx.ModelProto:
     """Two MatMuls split over the ranks, with an AllReduce, a bias and a residual."""
     generator = np.random.default_rng(1)

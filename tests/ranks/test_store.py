@@ -22,7 +22,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ranks import regular
+from ranks import pins, regular
 from ranks.cache_limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
@@ -711,6 +711,23 @@ def test_a_refusal_holds_for_a_day(store: Store, hours: int, there: bool) -> Non
     then = time.time() - 3600 * hours
     os.utime(store.folder / f"{key}.json", (then, then))
     assert (entries.take(store.folder, key) is not None) == there
+
+
+def test_an_entry_that_was_thrown_out_before_it_was_held(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, lock = "0" * 32, pins.lock
+    entries.make_folders(store.folder)
+    with entries.workplace(store.folder) as work:
+        entries.refuse(store.folder, key, "it", "no way", work)
+    assert entries.take(store.folder, key) is not None
+
+    def thrown_out(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:
+        path.unlink()
+        return lock(descriptor, how, path, seconds)
+
+    monkeypatch.setattr(pins, "lock", thrown_out)
+    assert entries.take(store.folder, key) is None
 
 
 def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path) -> None:
