@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher import cache
-from ranks import cache_folder, pins, whole
+from ranks import cache_entries, cache_folder, pins, whole
 from ranks.cache_folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole
 from ranks.waiting import HeldError
+from sharding.manifest import FILE_NAME
 from sharding.options import SliceOptions
 
 
@@ -94,3 +95,27 @@ def test_slices_of_another_slicer_are_made_again(file: Path, monkeypatch: pytest
     assert cache._key(file, 2, SliceOptions()) == key
     monkeypatch.setattr(cache, "_slicer", lambda: "another version")
     assert cache._key(file, 2, SliceOptions()) != key
+
+
+def test_what_a_process_has_mapped_is_not_removed(file: Path) -> None:
+    """Of programs that hold no locks this alone tells."""
+    place = file.parent / "cache" / "slices" / f"m-2-{'0' * 24}"
+    place.mkdir(parents=True)
+    (place / FILE_NAME).touch()
+    found = cache_entries.Folder("slices", place, 0, 0.0)
+    assert not cache_entries.remove(found, [str(place / "rank_0.data")]) and place.is_dir()
+    assert cache_entries.remove(found, [f"{place}-more/rank_0.data"]) and not place.exists()
+
+
+def test_new_slices_are_held_as_those_that_were_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(place: Path, *_: object) -> None:
+        place.mkdir()
+
+    monkeypatch.setattr(cache, "_slice_into", make)
+    with pins.collected() as kept:
+        place = cache.sliced(file, 2)
+    assert [pin.is_at(place) for pin in kept] == [True]
+    found = cache_entries.Folder("slices", place, 0, 0.0)
+    assert not cache_entries.remove(found)
+    kept[0].close()
+    assert cache_entries.remove(found)
