@@ -165,6 +165,16 @@ def test_modes_do_not_depend_on_the_umask(folder: Path, mask: int, monkeypatch: 
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
 
 
+def test_folders_are_usable_whatever_the_umask_takes_away(folder: Path) -> None:
+    before = os.umask(0o377)
+    try:
+        cache_place.make_private(folder / "outer" / "inner")
+    finally:
+        os.umask(before)
+    made = [folder / "outer", folder / "outer" / "inner"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700, 0o700]
+
+
 def spoil(kind: str, place: Path, folder: Path) -> str:
     """Makes a folder one that another user could have put there; gives what is said of it."""
     place.mkdir(parents=True, exist_ok=True, mode=0o700)

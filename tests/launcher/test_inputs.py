@@ -54,6 +54,12 @@ def test_dims_and_seed() -> None:
     assert not np.array_equal(arrays["mask"], other["mask"])
 
 
+def test_zero_is_a_seed_like_any_other() -> None:
+    made = [make_inputs([MASK], dims={"batch": 8, "seq": 64}, seed=seed)[0] for seed in (0, 0, None)]
+    np.testing.assert_array_equal(made[0][MASK.name], made[1][MASK.name])
+    assert not (made[0][MASK.name] == 1).all() and (made[2][MASK.name] == 1).all()
+
+
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_inputs_of_any_number_of_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     spec = Spec("x", "float32", (), open_rank=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError
 from launcher.job import Job, merge
 from launcher.job_file import EXPECTED, JobFile, read_job_file
-from launcher.slicing import FLAGS, parse_bytes
+from launcher.slicing import FLAGS, parse_bytes, parse_dims
 from sharding.mesh import Mesh, parse_mesh
 from sharding.options import SliceOptions
 
@@ -91,7 +91,17 @@ def test_options_of_slicing(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), ("24GB", 24 * 10**9), ("512 MiB", 2**29), ("0.5kb", 500), ("2tb", 2 * 10**12), (" 7 B ", 7)],
+    [
+        *(
+            ("1", 1),
+            ("24GB", 24 * 10**9),
+            ("512 MiB", 2**29),
+            ("0.5kb", 500),
+            ("2tb", 2 * 10**12),
+            (" 7 B ", 7),
+        ),
+        *(("3MB", 3 * 10**6), ("2 KiB", 2048), ("1.5gib", 3 * 2**29), ("4TIB", 2**42)),
+    ],
 )
 def test_bytes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -208,3 +218,9 @@ def test_any_mapping_is_read_or_refused(
         assert "expected" in str(error) or "unknown key" in str(error)
     else:
         assert set(options) <= set(EXPECTED)
+
+
+def test_the_longest_dimension() -> None:
+    assert parse_dims([f"n={2**31 - 1}", "m=0"]) == {"n": 2**31 - 1, "m": 0}
+    with pytest.raises(ConfigError, match=r"--dim n=2147483648: expected NAME=SIZE with a size from 0 to 21"):
+        parse_dims([f"n={2**31}"])

@@ -11,7 +11,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from launcher.errors import ConfigError, VerifyError
-from launcher.verify import check, compare, compare_outputs, find_source, run_reference, tolerance_for
+from launcher.verify import (
+    Comparison,
+    check,
+    compare,
+    compare_outputs,
+    find_source,
+    run_reference,
+    tolerance_for,
+)
 from sharding.manifest import sha256_of
 from tests.sharding import graphs
 
@@ -38,6 +46,12 @@ def test_nan_and_infinity() -> None:
         assert "1 elements are NaN or infinite in one of the two only" in result.note
     same = compare("y", np.array([NAN, 2], np.float32), np.array([NAN, 1], np.float32), 1e-4)
     assert same.error == 1 and "1 of 2 elements are NaN or infinite in both" in same.note
+
+
+def test_an_error_that_is_no_number_is_not_good() -> None:
+    assert Comparison("y", 1e-4, 1e-4).good
+    assert not Comparison("y", 2e-4, 1e-4).good
+    assert not Comparison("y", NAN, 1e-4).good
 
 
 def test_other_shape_type_and_integers() -> None:

@@ -64,7 +64,9 @@ class Recorder:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def recorder(request: pytest.FixtureRequest) -> Iterator[Recorder]:
+def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    # A rank ends with its launcher: where a test fails, that would be the tests' own process.
+    monkeypatch.setattr(Control, "_end", lambda self: None)
     recorder = Recorder(hosts=("127.0.0.1", "localhost") if request.param == "tcp" else ())
     assert recorder.listener.address.startswith(request.param + ":")
     yield recorder
@@ -81,6 +83,7 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     control = Control.connect(address, secret, 1, 2, "host-of-rank-1")
     peer: Peer = recorder.next("hello")
     assert (peer.rank, peer.host, peer.pid) == (1, "host-of-rank-1", os.getpid())
+    assert peer.stream.deadline is None  # from now on it may be silent for as long as it computes
     control.send(Kind.READY, {"a": 1}, {"x": np.arange(100_000)})
     ready: Message = recorder.next("message")
     assert ready.fields == {"a": 1} and np.array_equal(ready.tensors["x"], np.arange(100_000))
@@ -95,6 +98,11 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     assert (fields["type"], fields["message"]) == ("PeerLostError", "rank 0 is gone")
     assert fields["secondary"] is True and fields["expected"] is True
     assert fields["traceback"] == "the frames"
+    control.report(ValueError("why" + "x" * 100_000), "x" * 100_000 + "the last frame")
+    fields = recorder.next("message").fields
+    assert fields["message"].startswith("why") and len(fields["message"]) == 64 << 10
+    assert fields["traceback"].endswith("the last frame") and len(fields["traceback"]) == 64 << 10
+    assert fields["secondary"] is False and fields["expected"] is False
     control.bye()
     assert recorder.next("message").kind is Kind.BYE
     control._stream.close()
@@ -434,6 +442,24 @@ def test_one_origin_does_not_take_the_places_of_others() -> None:
             lobby.enter(mine, "many")
         gone = [index for index, (mine, _) in enumerate(pairs[: MOST + 1]) if not lobby.leave(mine)]
         assert gone == list(range(MOST_OF_ONE))
+        assert pairs[0][1].recv(1) == b""
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+
+
+def test_one_origin_has_so_many_places_and_no_more() -> None:
+    lobby = Lobby()
+    pairs = [socket.socketpair() for _ in range(MOST_OF_ONE + 1)]
+    try:
+        for mine, _ in pairs[:MOST_OF_ONE]:
+            lobby.enter(mine, "many")
+        pairs[0][1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # still open
+            pairs[0][1].recv(1)
+        lobby.enter(pairs[-1][0], "many")
+        assert [lobby.leave(mine) for mine, _ in pairs] == [False] + [True] * MOST_OF_ONE
         assert pairs[0][1].recv(1) == b""
     finally:
         for pair in pairs:

@@ -170,6 +170,14 @@ def _in_function() -> onnx.ModelProto:
     return result
 
 
+def _in_functions_subgraph() -> onnx.ModelProto:
+    branch = helper.make_graph([node("AllReduce", ["p"], ["inner"])], "branch", [], [value("inner", None)])
+    result = model([helper.make_node("F", ["x", "c"], ["y"], domain="local")], [X, value("c", [], 9)], ["y"])
+    body = [node("If", ["c"], ["q"], then_branch=branch, else_branch=branch)]
+    result.functions.append(helper.make_function("local", "F", ["p", "c"], ["q"], body, result.opset_import))
+    return result
+
+
 def _named(*nodes: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
     return model(nodes, [X], ["y"], weights)
 
@@ -177,6 +185,7 @@ def _named(*nodes: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
 BAD = {
     "subgraph": (_in_subgraph, "AllReduce node 'inner' lies in a subgraph of If node 'y'"),
     "function": (_in_function, "Function F holds the collective AllReduce node 'q'"),
+    "function's subgraph": (_in_functions_subgraph, "Function F holds the collective AllReduce node 'inner'"),
     "undefined": (lambda: _named(node("Relu", ["z"], ["y"])), "reads 'z', which is no input"),
     "unsorted": (lambda: _named(node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])), "topological order"),
     "twice": (

@@ -107,6 +107,36 @@ def test_more_shapes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert_close(run_all(save(models, tmp_path), feeds, check), reference(models, feeds))
 
 
+def test_the_shapes_that_were_not_seen_for_longest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "MAX_PLANS", 2)
+    monkeypatch.setattr(program, "MAX_KNOWN_SHAPES", 3)
+    models = mlps(1)
+    counts = [2, 2, 3, 3, 2, 4, 4]  # the second time a shape gets its plan; 2 is used once more before 4's
+
+    def check(loaded: RankModel, _: FakeCommunicator) -> None:
+        assert loaded._program is not None
+        assert list(loaded._program._plans) == [((2, 4),), ((4, 4),)]
+        loaded.run(rows(5)[0])
+        assert list(loaded._program._shapes) == [((3, 4),), ((4, 4),), ((5, 4),)]
+
+    assert_close(run_all(save(models, tmp_path), rows(*counts), check), reference(models, rows(*counts)))
+
+
+def test_every_run_counts_the_time_of_its_collectives(tmp_path: Path) -> None:
+    """Runs with new shapes and those with known ones, whose buffers are kept."""
+    seen = []
+
+    def check(loaded: RankModel, _: FakeCommunicator) -> None:
+        for feed in rows(3, 3, 3, 3):
+            loaded.run(feed)
+            seen.append(loaded.stats.communication_seconds)
+
+    run_all(save(mlps(1), tmp_path), rows(2), check)
+    assert 0 < seen[0] < seen[1] < seen[2] < seen[3]
+
+
 def mlp(rank: int, size: int) -> onnx.ModelProto:
     """Two MatMuls split over the ranks, with an AllReduce, a bias and a residual."""
     generator = np.random.default_rng(1)

@@ -89,10 +89,20 @@ def test_a_data_rank_without_rows_computes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sizes", [{"data": 2, "pipeline": 2}, {"data": 3}, {"pipeline": 2, "tensor": 2}], ids=str
 )
-def test_batches_of_different_length_are_not_cut(sizes: dict[str, int], tmp_path: Path) -> None:
-    """As ONNX Runtime takes them: one row is for all; other numbers do not fit, for all ranks alike."""
+@pytest.mark.parametrize("named", [True, False])
+def test_batches_of_different_length_are_not_cut(sizes: dict[str, int], named: bool, tmp_path: Path) -> None:
+    """As ONNX Runtime takes them: one row is for all; other numbers do not fit, for all ranks alike.
+
+    Also where the inputs' axes have no names in the file.
+    """
     mesh = Mesh.of(**sizes)
     paths = save_mesh(mesh, tmp_path, micro_batches=2)
+    for path in () if named else paths:
+        item = onnx.load(path)
+        for given in item.graph.input:
+            for axis in given.type.tensor_type.shape.dim:
+                axis.ClearField("dim_param")
+        onnx.save(item, path)
     one_mask, wrong = ({**feeds_of(4), "mask": feeds_of(rows)["mask"]} for rows in (1, 3))
 
     def work(world: FakeCommunicator) -> list[Any]:
@@ -205,12 +215,20 @@ def test_an_announced_shape_that_is_not_the_planned_one(tmp_path: Path) -> None:
         assert np.array_equal(negative, -np.array(np.nonzero(row), np.float32))
 
 
-def test_a_value_of_another_type_than_the_receiver_expects(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "sent"),
+    [(("Cast", ["x"], {"to": 11}), "float64[2]"), (("Expand", ["x", "two"], {}), "float32[3, 2]")],
+)
+def test_a_value_of_another_type_or_rank_than_the_receiver_expects(
+    before: tuple[str, list[str], dict[str, int]], sent: str, tmp_path: Path
+) -> None:
+    kind, read, attributes = before
     models = [
         model(
-            [node("Cast", ["x"], ["h"], to=11), node("Send", ["h"], [], peer=1, announce=1)],
+            [node(kind, read, ["h"], **attributes), node("Send", ["h"], [], peer=1, announce=1)],
             [value("x", [2])],
             [],
+            {"two": np.array([3, 2])},
         ),
         model(
             [node("Recv", [], ["h"], peer=0, dtype=1, announce=1, shape=[-1]), node("Neg", ["h"], ["y"])],
@@ -228,9 +246,7 @@ def test_a_value_of_another_type_than_the_receiver_expects(tmp_path: Path) -> No
             return str(error)
         return ""
 
-    assert (
-        "Rank 0 sent float64[2] for 'h' where this rank's model expects float32[-1]" in on_ranks(2, work)[1]
-    )
+    assert f"Rank 0 sent {sent} for 'h' where this rank's model expects float32[-1]" in on_ranks(2, work)[1]
 
 
 @pytest.mark.parametrize(

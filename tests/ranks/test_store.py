@@ -22,7 +22,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ranks import regular
+from ranks import pins, regular
 from ranks.cache_limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
@@ -110,10 +110,10 @@ def test_a_prepared_model_gives_what_the_plain_one_gives(
     same(store, model, X)
     assert len(made(store)) == 1 and store.opened == tuple(made(store))
     assert store.key(model, CONFIG) == store.opened[0]
-    assert {path.stat().st_mode & 0o777 for path in store.folder.rglob("*") if path.is_file()} <= {
-        0o400,
-        0o600,
-    }
+    files = [path for path in store.folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files if path.parent.name == "locks"} == {0o600}
+    # What processes have mapped is not to be written to, by accident either.
+    assert {path.stat().st_mode & 0o777 for path in files if path.parent.name != "locks"} == {0o400}
     assert not list((store.folder / "work").iterdir())
 
 
@@ -700,6 +700,34 @@ def test_what_cannot_be_prepared_is_tried_once(
     store.folder.mkdir(exist_ok=True)
     create(big, replace(CONFIG, store=store), "it")
     assert list(store.opened) == [entry.key]
+
+
+@pytest.mark.parametrize(("hours", "there"), [(23, True), (25, False)])
+def test_a_refusal_holds_for_a_day(store: Store, hours: int, there: bool) -> None:
+    key = "0" * 32
+    entries.make_folders(store.folder)
+    with entries.workplace(store.folder) as work:
+        entries.refuse(store.folder, key, "it", "no way", work)
+    then = time.time() - 3600 * hours
+    os.utime(store.folder / f"{key}.json", (then, then))
+    assert (entries.take(store.folder, key) is not None) == there
+
+
+def test_an_entry_that_was_thrown_out_before_it_was_held(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, lock = "0" * 32, pins.lock
+    entries.make_folders(store.folder)
+    with entries.workplace(store.folder) as work:
+        entries.refuse(store.folder, key, "it", "no way", work)
+    assert entries.take(store.folder, key) is not None
+
+    def thrown_out(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:
+        path.unlink()
+        return lock(descriptor, how, path, seconds)
+
+    monkeypatch.setattr(pins, "lock", thrown_out)
+    assert entries.take(store.folder, key) is None
 
 
 def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,3 +137,24 @@ def test_the_command_ends_with_its_time_out(folder: Path) -> None:
 def test_an_error_is_both_kinds() -> None:
     """A cache that cannot be used is no error for those who can do without; else it is one sentence."""
     assert issubclass(HeldError, ShardrunError) and issubclass(HeldError, OSError)
+
+
+def test_a_wait_that_is_long_is_told_of_and_does_not_oversleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of this test's: what the defaults say of a wait of 300 seconds."""
+    monkeypatch.undo()  # the shorter notice of the other tests
+    now, told = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        assert 0 <= seconds <= 0.1  # as late may it be seen that the lock is free
+        now[0] += max(seconds, 1e-6)
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(waiting.log, "warning", lambda text, *of: told.append((now[0], text % of)))
+    monkeypatch.setattr(waiting, "_taken", lambda descriptor, how: False)
+    with (tmp_path / "lock").open("wb") as file, pytest.raises(HeldError, match="has been held for 300 s by"):
+        waiting.take(file.fileno(), fcntl.LOCK_EX, tmp_path / "lock", 300.0)
+    ((when, words),) = told
+    assert 1 <= when <= 10 and "waiting for a process" in words and "at most 300 s" in words
+    assert 300 <= now[0] < 300.1

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
+from sharding.declared import _Check
 from sharding.lengths import evaluate
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
@@ -378,3 +379,23 @@ def test_one_symbol_for_two_lengths(tmp_path: Path, case: str) -> None:
         shapes = [entry.shape for entry in (*manifest.inputs, *manifest.outputs, *manifest.collectives)]
         named = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
         assert {name for name in named if not name.startswith("unk__")} <= {"q", "n"}  # as the file does
+
+
+def test_an_axis_that_is_as_declared_for_some_lengths_only() -> None:
+    """Of shapes found with numbers, each must be as the file says, and there must be enough of them."""
+    check = _Check(("n", "m", None))
+    for n, m, found in ((4, 3, (7, 3, 2)), (8, 5, (8, 5, 2))):  # the first axis is at least 7
+        check.compare(found, {"n": n, "m": m})
+    assert check.held() == (None, "m", None)
+
+
+def test_an_axis_that_was_found_too_seldom() -> None:
+    check = _Check(("n", "m"))
+    check.compare((4, None), {"n": 4, "m": 3})
+    assert check.held() is None  # once may be chance
+    check.compare((8, 5), {"n": 8, "m": 5})
+    assert check.held() == ("n", None)
+    check.compare((2, 9), {"n": 2, "m": 9})
+    assert check.held() == ("n", "m")
+    check.compare((2, 9, 1), {"n": 2, "m": 9})
+    assert check.held() is None

@@ -47,6 +47,13 @@ def example() -> manifests.Manifest:
     )
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / manifests.FILE_NAME).open("wb") as file:
+        file.truncate(manifests.MAX_BYTES + 1)  # takes no room on the disk
+    with pytest.raises(ShardError, match=f"has {manifests.MAX_BYTES + 1} bytes; a manifest has at most"):
+        manifests.read_manifest(tmp_path)
+
+
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     manifests.write_manifest(tmp_path, example())
     assert manifests.read_manifest(tmp_path) == example()

@@ -10,7 +10,7 @@ import pytest
 
 import sharding
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split
-from sharding.reshard import reshard
+from sharding.reshard import COLLECTIVES, reshard
 from sharding.rules.base import Option
 from sharding.values import shape_of
 from sharding.write import write_slices
@@ -61,6 +61,40 @@ def test_reshard(tmp_path: Path, source: Placement, target: Placement, ranks: in
     if isinstance(kept, Split):
         expected.append("AllGather")
     assert lockstep.collectives(tmp_path / "slices") == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (Split(1), REPLICATED, [("AllGather", ("n", 12, 36))]),
+        (Split(2, 3), REPLICATED, [("AllGather", ("n", 36, 12))]),
+        (PARTIAL, REPLICATED, [("AllReduce", ("n", 36, 36))]),
+        (Split(1), Split(2), [("AllToAll", (3, "n", 12, 12)), ("AllGather", ("n", 36, 12))]),
+    ],
+    ids=str,
+)
+def test_what_each_rank_puts_in(
+    tmp_path: Path, source: Placement, target: Placement, expected: list[tuple[str, tuple[int | str, ...]]]
+) -> None:
+    """The rank models say the shape of what one of three ranks gives."""
+    text = "g (float[n, 36, 36] x) => (float[n, 36, 36] y) { a = Identity(x) y = Identity(a) }"
+    plan = sharding.plan_model(graphs.save(tmp_path / "model.onnx", text, {}), 3, allow_replicated=True)
+    first, second = plan.steps
+    first.options = [Option((REPLICATED,), (source,), lambda e, values: [_cut_to(e, values, source)])]
+    second.options = [Option((target,), (target,))]
+    write_slices(replace(plan, choices=[0, 0]), tmp_path / "slices")
+    graph = onnx.load(tmp_path / "slices" / "rank_0.onnx", load_external_data=False).graph
+    shapes = {
+        value.name: tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        for value in graph.value_info
+    }
+    found = [(node.op_type, shapes[node.input[0]]) for node in graph.node if node.op_type in COLLECTIVES]
+    assert found == expected
+
+
+def _cut_to(e: Any, values: Any, source: Placement) -> Any:
+    whole = e.copy(values)[0]
+    return whole if source == PARTIAL else reshard(e, whole, REPLICATED, source, ("n", 36, 36))
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint8])

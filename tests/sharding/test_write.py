@@ -1,5 +1,6 @@
 """The slice folder: complete or absent, the same bytes each time, written in little memory."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -301,6 +302,26 @@ def test_what_was_put_into_the_output_meanwhile_is_kept(tmp_path: Path) -> None:
         sharding.slice_model(path, 2, tmp_path / "out", progress=lambda *_: notes.touch())
     assert notes.exists()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_an_earlier_slice_is_back_where_its_successor_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, rename = tmp_path / "slices", Path.rename
+    (output / "inside").mkdir(parents=True)
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith("new.partial") and target == output:
+            raise OSError(errno.EIO, "the disk fails")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    new = tmp_path / "new.partial"
+    new.mkdir()
+    with pytest.raises(OSError, match="the disk fails"):
+        folder._replace(new, output)
+    assert (output / "inside").is_dir()
+    assert sorted(tmp_path.iterdir()) == [new, output]
 
 
 def test_slicings_to_one_output_replace_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""What a launcher makes of what ranks tell it: which answer counts, and which trouble was the first."""
+
+from __future__ import annotations
+
+from launcher import cause
+from launcher.answers import Answers
+from launcher.base import Ended
+from launcher.cause import Trouble
+from ranks.wire import Kind, Message
+
+
+def answer(request: int, kind: Kind = Kind.RESULT) -> Message:
+    return Message(kind, {"request": request})
+
+
+def test_only_answers_to_the_request_in_progress_count() -> None:
+    answers = Answers()
+    assert not answers.expected
+    answers.begin(4)
+    assert answers.expected and not answers.came
+    answers.take(0, answer(3))  # to one that nobody waits for any more
+    answers.take(1, answer(3, Kind.FAILED))
+    answers.take(1, answer(4))  # rank 0 answers for all
+    assert answers.expected
+    last = answer(4)
+    answers.take(0, last)
+    assert answers.came and answers.result is last and not answers.expected
+
+
+def test_a_new_request_knows_nothing_of_the_one_before() -> None:
+    answers = Answers()
+    answers.begin(1)
+    answers.take(1, answer(1, Kind.FAILED))
+    answers.take(0, answer(1))
+    answers.dropped = True
+    assert answers.came and list(answers.failed) == [1]
+    answers.begin(2)
+    assert (answers.result, answers.failed, answers.dropped, answers.came) == (None, {}, False, False)
+
+
+def test_an_echo_is_not_the_first_cause() -> None:
+    echo = Trouble(0, "h", error={"message": "rank 2 is gone", "secondary": True})
+    own = Trouble(2, "h", error={"message": "no memory", "secondary": False})
+    gone = Trouble(1, "h", ended=Ended(1, -9))
+    assert cause.first([echo, own, gone]) is own
+    assert cause.first([echo, gone, own]) is gone
+    assert cause.first([echo]) is echo
+    assert cause.first([]) is None
+    assert cause.first([Trouble(3, "h"), own]).told is False  # type: ignore[union-attr]
+
+
+def test_what_a_rank_says_of_itself_reaches_the_user() -> None:
+    told = {"type": "DataError", "message": "no such input", "expected": True, "traceback": "frames"}
+    error = cause.error_of(Trouble(1, "h", error={**told, "usage": True}), ["last line"])
+    assert (str(error), error.rank, error.usage, error.details) == (
+        "rank 1 on host h: no such input", 1, True, "frames",
+    )  # fmt: skip
+    for usage in (False, "yes", None):
+        assert not cause.error_of(Trouble(1, "h", error={**told, "usage": usage}), []).usage
