@@ -289,17 +289,17 @@ def private():
 before = private()
 store = default_store() if sys.argv[2] == "store" else None
 session = create(Path(sys.argv[1]), SessionConfig(threads=1, store=store), "it")
-rows = np.ones((1, session.get_inputs()[0].shape[1]), np.float32)
-total = float(session.run(None, {"x": rows})[0].sum())
+rows = np.ones((int(sys.argv[3]), session.get_inputs()[0].shape[1]), np.float32)
+total = float(session.run(None, {session.get_inputs()[0].name: rows})[0].sum())
 print(private() - before, total, len(store.opened) if store else 0, flush=True)
 sys.stdin.read()
 """
 
 
-def worker(model: Path, cache: Path, kind: str = "store") -> subprocess.Popen[str]:
+def worker(model: Path, cache: Path, kind: str = "store", rows: int = 1) -> subprocess.Popen[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SHARDRUN_CACHE": str(cache)}
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(model), kind],
+        [sys.executable, "-c", WORKER, str(model), kind, str(rows)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True,
     )  # fmt: skip
 
@@ -332,6 +332,21 @@ def test_processes_hold_the_weights_once(store: Store, big: Path, tmp_path: Path
     removed, busy = entries.throw_out(store.folder, 0)
     assert len(removed) == 1 and not busy
     assert not [path for path in store.folder.rglob("*") if path.is_file() and path.parent.name != "locks"]
+
+
+def test_a_run_holds_only_what_is_in_use_at_one_time(store: Store, tmp_path: Path) -> None:
+    """Eight lengths of rows, each in two layers: of these buffers a layer uses its input and its output."""
+    widths, rows = [256 + 16 * (index % 8) for index in range(17)], 2048
+    nodes = [helper.make_node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"]) for i in range(16)]
+    weights = [numpy_helper.from_array(weight(i, *widths[i : i + 2]), f"w{i}") for i in range(16)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 256]) for name in ("v0", "v16")]
+    graph = helper.make_graph(nodes, "widths", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    process = worker(save(model, tmp_path / "widths.onnx"), tmp_path / "cache", rows=rows)
+    said, _ = process.communicate("", timeout=60)
+    kilobytes, _, opened = said.split()
+    assert opened == "1"
+    assert int(kilobytes) << 10 < rows * sum(widths[:8]) * 4
 
 
 def test_equal_weights_of_one_model_are_packed_once(store: Store, tmp_path: Path) -> None:
