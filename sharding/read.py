@@ -21,7 +21,7 @@ from sharding.packed_products import take_apart
 from sharding.placeholders import refuse_placeholder
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
-from sharding.shapes import infer
+from sharding.shapes import infer, part_merged_axes
 from sharding.symbols import tell_apart
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, check_nodes, first_cause
@@ -71,6 +71,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
             infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
+    part_merged_axes(model)
     fold_weights(model, path)
     recurrent_weights_to_initializers(model, path)
     take_apart(model, path)
