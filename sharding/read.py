@@ -46,6 +46,8 @@ class Source:
     """Values of inputs that need not be fed; each is an ordinary input of the graph, so it is not cut."""
     sizes: Sizes = field(default_factory=Sizes)
     """What open lengths count as where a plan is estimated."""
+    made_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """For weights that are not in the file: the file's names of those that they were folded from."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:
@@ -72,13 +74,13 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         if not fold_branches(model):  # what a branch held may now be known better
             break
     part_merged_axes(model)
-    fold_weights(model, path)
-    recurrent_weights_to_initializers(model, path)
+    made_of = fold_weights(model, path)
+    made_of |= recurrent_weights_to_initializers(model, path)
     take_apart(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    return Source(path, file, model, weights, defaults)
+    return Source(path, file, model, weights, defaults, made_of=made_of)
 
 
 def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry]:
