@@ -195,7 +195,7 @@ def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
 def _shapes_at(
     model: ir.Model, path: Path, number: Callable[[Dim], int], asked: Collection[str]
 ) -> dict[str, Shape]:
-    """The shapes of all values where the inputs have these lengths; inferred twice where one asked for lacks."""
+    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks."""
     sizes = {
         value.name or "": [number(axis) for axis in shape]
         for value in model.graph.inputs

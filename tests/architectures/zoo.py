@@ -37,6 +37,8 @@ LAYERS = {
     "gpt_oss": decoders.FEW_LAYERS,
 }
 """Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together."""
+OUTSIDE = {"deepseek_v3": 2, "gpt_oss": 2}
+"""Collectives of embedding and head, of models with so few layers that they would count as a layer's."""
 LAYER_COLLECTIVES = 2
 """The goal for each transformer layer: one sum after attention and one after the feed-forward."""
 WEIGHT_SLACK = 0.03
