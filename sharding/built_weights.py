@@ -72,10 +72,11 @@ def parameters(order: list[ir.Node]) -> list[ir.Value]:
     return list(dict.fromkeys(used))
 
 
-def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) -> None:
+def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) -> tuple[str, ...]:
     """Puts an initializer in the place of a value that these nodes of one output each make of initializers.
 
-    Arithmetic in less than single precision is done in single, and rounded once, at the end.
+    Returns the names of those that are gone then, but for numbers that go into many. Arithmetic in less than
+    single precision is done in single, and rounded once, at the end.
     """
     import onnx_ir as ir
 
@@ -104,9 +105,14 @@ def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) ->
     for node in reversed(before):
         graph.remove(node, safe=True)
     outputs = set(graph.outputs)
-    for item in sources:
-        if not item.uses() and item not in outputs:
-            del graph.initializers[item.name or ""]
+    gone = [item for item in sources if not item.uses() and item not in outputs]
+    for item in gone:
+        del graph.initializers[item.name or ""]
+    return tuple(item.name or "" for item in gone if item.shape and not _is_whole_number(item))
+
+
+def _is_whole_number(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
 
 
 def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharding.lengths import PRIMES, Lengths, evaluate, with_inputs
+from sharding.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
-from sharding.symbols import shown, shown_shape
+from sharding.symbols import is_made_up, shown, shown_shape
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 _LARGER = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
-# Networks of images halve their axes and want what can be halved.
-SETS = (PRIMES, _LARGER, tuple(32 * n for n in PRIMES[:5]), tuple(64 * n for n in PRIMES[:5]))
+_SMALLER = (7, 11, 5, 9, 3, 8, 6, 10, 4, 12)
+# Tables of positions end early. Networks of images halve their axes and want what can be halved.
+SETS = (PRIMES, _SMALLER, _LARGER, tuple(32 * n for n in PRIMES[:5]), tuple(64 * n for n in PRIMES[:5]))
 """Numbers for the open lengths, one set after the other."""
 ENOUGH = 2
 """Sets in which a length must be found."""
@@ -41,11 +42,12 @@ def forget(graph: ir.Graph) -> dict[str, Shape]:
     """Takes the shapes off what the nodes of a graph make (not off the bodies in them); returns them by
     name."""
     declared = {}
+    names = {axis for value in graph.inputs for axis in shape_of(value) or () if isinstance(axis, str)}
     for node in graph:
         for value in node.outputs:
             shape = shape_of(value)
             if shape is not None and value.name:
-                declared[value.name] = shape
+                declared[value.name] = tuple(as_product(axis, names) for axis in shape)
             value.shape = None
     return declared
 
@@ -68,14 +70,14 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     checks = {name: _Check(declared[name]) for name in asked}
     found: dict[str, Shape] = {}
     for lengths in _sets(model):
-        found = _shapes_at(model, path, lengths.number)
+        found = _shapes_at(model, path, lengths.number, checks)
         for name, check in checks.items():
             check.compare(found.get(name), lengths.numbers)
         if all(check.decided() for check in checks.values()):
             break
     apart = _apart(model)
     together = {name for name, shape in found.items() if _is_known(shape)}
-    found = _shapes_at(model, path, lambda axis: _number(axis, apart)) if apart else {}
+    found = _shapes_at(model, path, lambda axis: _number(axis, apart), together) if apart else {}
     # Where they do not go together somewhere, the model itself wants them to be equal.
     if all(_is_known(found.get(name)) for name in together):
         for name, check in checks.items():
@@ -94,10 +96,14 @@ def _says_more(declared: Shape, inferred: Shape | None) -> bool:
         return True
     if len(declared) != len(inferred):
         return False
-    return any(
-        mine != theirs and mine is not None and not isinstance(theirs, int)
-        for mine, theirs in zip(declared, inferred, strict=True)
-    )
+    return any(map(_is_better, declared, inferred))
+
+
+def _is_better(mine: Dim, theirs: Dim) -> bool:
+    """A length before a symbol, the file's own symbol before nothing and before what inference made up."""
+    if mine is None or mine == theirs or isinstance(theirs, int):
+        return False
+    return isinstance(mine, int) or theirs is None or is_made_up(theirs) or shown(theirs) != theirs
 
 
 class _Check:
@@ -186,16 +192,26 @@ def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
     return axis if isinstance(axis, int) else numbers.get(axis or "", PRIMES[0])
 
 
-def _shapes_at(model: ir.Model, path: Path, number: Callable[[Dim], int]) -> dict[str, Shape]:
+def _shapes_at(
+    model: ir.Model, path: Path, number: Callable[[Dim], int], asked: Collection[str]
+) -> dict[str, Shape]:
+    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks."""
     sizes = {
         value.name or "": [number(axis) for axis in shape]
         for value in model.graph.inputs
         if (shape := shape_of(value)) is not None
     }
     try:
-        graph = with_inputs(model, path, sizes).graph
+        copy = with_inputs(
+            model, path, sizes, lambda copy: all(map(_is_known, map(_shapes(copy).get, asked)))
+        )
     except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
         logger.debug("%s: %s", path, error)
         return {}
+    return _shapes(copy)
+
+
+def _shapes(model: ir.Model) -> dict[str, Shape]:
+    graph = model.graph
     values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
     return {value.name or "": shape for value in values if (shape := shape_of(value)) is not None}

@@ -37,8 +37,11 @@ WORKING_BYTES = 1 << 30
 """All values on the way to a weight may take so much together, for that is held while it is computed."""
 
 
-def fold_weights(model: ir.Model, path: Path) -> None:
-    """Replaces what is computed from weights that nothing else uses, where it is no larger than these."""
+def fold_weights(model: ir.Model, path: Path) -> dict[str, tuple[str, ...]]:
+    """Replaces what is computed from weights that nothing else uses, where it is no larger than these.
+
+    Returns the names of those for each that was made.
+    """
     graph = model.graph
     constant = set(graph.initializers.values())
     ends: dict[ir.Value, None] = {}
@@ -49,10 +52,12 @@ def fold_weights(model: ir.Model, path: Path) -> None:
         for value in node.inputs:
             if value in constant and value is not None and not value.is_initializer():
                 ends[_before_moves(value)] = None
+    made_of = {}
     for value in ends:
         order = chain(value, graph, FOLDED)
         if order and _worth_it(order) and _fits(order, value) and alone(order, value):
-            build(model, value, order, path)
+            made_of[value.name or ""] = build(model, value, order, path)
+    return made_of
 
 
 def _before_moves(value: ir.Value) -> ir.Value:

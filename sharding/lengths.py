@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.products import MARK, length_of, product
 from sharding.rules.base import Dim
 from sharding.symbols import shown, shown_shape
 
@@ -55,8 +56,13 @@ def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
         yield Lengths(numbers | {total: numbers[a] + numbers[b]})
 
 
-def with_inputs(model: ir.Model, path: Path, sizes: Mapping[str, Sequence[int]]) -> ir.Model:
-    """A copy of a model whose inputs have these shapes, inferred anew."""
+def with_inputs(
+    model: ir.Model,
+    path: Path,
+    sizes: Mapping[str, Sequence[int]],
+    enough: Callable[[ir.Model], bool] = lambda _: False,
+) -> ir.Model:
+    """A copy of a model whose inputs have these shapes, inferred anew: once if that is ``enough``."""
     import onnx_ir as ir
 
     from sharding.shapes import infer
@@ -70,6 +76,8 @@ def with_inputs(model: ir.Model, path: Path, sizes: Mapping[str, Sequence[int]])
             for value in node.outputs:
                 value.shape = None
         infer(copy, path)
+        if enough(copy):
+            break
     return copy
 
 
@@ -81,10 +89,38 @@ def evaluate(length: Dim, numbers: Mapping[str, int]) -> int | None:
     if length in numbers:
         return numbers[length]
     try:
-        tree = ast.parse(length[:200], mode="eval").body
+        return _value(_parsed(length), numbers)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return _value(tree, numbers)
+
+
+def as_product(length: Dim, names: Collection[str] = ()) -> Dim:
+    """A length that a file writes as a product (``8*batch``) as `sharding.products` does; others as they are,
+    and so are the ``names`` of axes, whatever they look like."""
+    if not isinstance(length, str) or "*" not in length or length in names:
+        return length
+    try:
+        factors = list(_factors(_parsed(length)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return length
+    found = product(factors)
+    return length if found is None else length_of(found)
+
+
+def _factors(node: ast.expr) -> Iterator[Dim]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        yield from _factors(node.left)
+        yield from _factors(node.right)
+    elif isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Constant) and type(node.value) is int and 0 < node.value < 1 << 31:
+        yield node.value
+    else:
+        raise ValueError("it is not a product")
+
+
+def _parsed(length: str) -> ast.expr:
+    return ast.parse(length[:200].replace(MARK, "*"), mode="eval").body
 
 
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {

@@ -53,13 +53,14 @@ class RankEntry:
 @dataclass(frozen=True)
 class WeightEntry:
     """One weight of the source model: how it lies over the ranks, its whole shape and bytes, and the pipeline
-    stages that use it."""
+    stages that use it. ``made_of``: what it was folded from, where the file has not itself."""
 
     placement: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
     stages: tuple[int, ...] = (0,)
+    made_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ class Manifest:
         for entry in (*body["inputs"], *body["optional_inputs"], *body["outputs"]):
             if not entry["open_rank"]:
                 del entry["open_rank"]
+        for entry in body["weights"].values():
+            if not entry["made_of"]:
+                del entry["made_of"]
         order = (
             "source",
             "world_size",
@@ -310,7 +314,9 @@ def _weight(item: Field) -> WeightEntry:
     shape = tuple(axis.integer(0) for axis in item["shape"].items())
     stages = tuple(stage.integer(0) for stage in item["stages"].items())
     size = item["bytes"].integer(0)
-    return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, size, stages)
+    sources = item["made_of"].items() if "made_of" in item.mapping() else ()
+    made_of = tuple(name.string() for name in sources)
+    return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, size, stages, made_of)
 
 
 def _mesh(item: Field) -> Mesh:

@@ -273,7 +273,8 @@ class Planner:
             graph = steps(self.source, world)
             demands = pin(self.source, graph, options)
             found = solve(self.source, graph, world, demands)
-            whole = world > 1 and not demands
+            asked = demands or options.steering is not None or options.plan is not None
+            whole = world > 1 and not asked  # what was asked for stands, and all else is cut
             self._solved[key] = graph, hold_whole(self.source, graph, found, world) if whole else found
         return self._solved[key]
 

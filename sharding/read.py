@@ -21,7 +21,7 @@ from sharding.packed_products import take_apart
 from sharding.placeholders import refuse_placeholder
 from sharding.protobuf import MalformedError, without_weights
 from sharding.recurrent_weights import recurrent_weights_to_initializers
-from sharding.shapes import infer
+from sharding.shapes import infer, part_merged_axes
 from sharding.symbols import tell_apart
 from sharding.tensors import WeightTensor, locate
 from sharding.validity import check, check_nodes, first_cause
@@ -46,6 +46,8 @@ class Source:
     """Values of inputs that need not be fed; each is an ordinary input of the graph, so it is not cut."""
     sizes: Sizes = field(default_factory=Sizes)
     """What open lengths count as where a plan is estimated."""
+    made_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """For weights that are not in the file: the file's names of those that they were folded from."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:
@@ -71,13 +73,14 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
             infer(model, path)
         if not fold_branches(model):  # what a branch held may now be known better
             break
-    fold_weights(model, path)
-    recurrent_weights_to_initializers(model, path)
+    part_merged_axes(model)
+    made_of = fold_weights(model, path)
+    made_of |= recurrent_weights_to_initializers(model, path)
     take_apart(model, path)
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    return Source(path, file, model, weights, defaults)
+    return Source(path, file, model, weights, defaults, made_of=made_of)
 
 
 def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry]:

@@ -21,9 +21,12 @@ WEIGHTS = (1, 2, 3, 7)
 """The inputs W, R, B and P."""
 
 
-def recurrent_weights_to_initializers(model: ir.Model, path: Path) -> None:
-    """Replaces weights of recurrent operators that are made of parameters nothing else uses."""
-    graph = model.graph
+def recurrent_weights_to_initializers(model: ir.Model, path: Path) -> dict[str, tuple[str, ...]]:
+    """Replaces weights of recurrent operators that are made of parameters nothing else uses.
+
+    Returns the names of those for each that was made.
+    """
+    graph, made_of = model.graph, {}
     for node in list(graph):
         if node.op_type not in RECURRENT or node.domain:
             continue
@@ -31,4 +34,5 @@ def recurrent_weights_to_initializers(model: ir.Model, path: Path) -> None:
             value = node.inputs[index] if index < len(node.inputs) else None
             nodes = None if value is None else chain(value, graph, MOVES)
             if value is not None and nodes and alone(nodes, value):
-                build(model, value, nodes, path)
+                made_of[value.name or ""] = build(model, value, nodes, path)
+    return made_of

@@ -22,14 +22,12 @@ from sharding.merged_axes import take_apart
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
 from sharding.simplify import simplify
+from sharding.symbols import is_made_up
 from sharding.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-
-_MADE_UP = "unk__"
-"""How onnx's inference names lengths that it knows nothing of."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,11 @@ def infer(model: ir.Model, path: Path) -> None:
     """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
     lower(model)
     _infer_all(model, path)
+    _Completion(model).run()
+
+
+def part_merged_axes(model: ir.Model) -> None:
+    """Takes merged axes of an inferred model apart (`sharding.merged_axes`)."""
     completion = _Completion(model)
     completion.run()
     opset = model.opset_imports.get("", 1)
@@ -123,7 +126,7 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
     def vagueness(axis: Dim) -> int:
         if axis is None or isinstance(axis, int):
             return 3 if axis is None else 0
-        return 2 if axis.startswith(_MADE_UP) else 1
+        return 2 if is_made_up(axis) else 1
 
     # Of two made-up names the later one: it was carried here from a value of the same length.
     return min(b, a, key=vagueness) if vagueness(a) == 2 else min(a, b, key=vagueness)

@@ -127,13 +127,18 @@ def _matched(pattern: str, names: Sequence[str], source: Source) -> list[str]:
     expression = re.compile(translate(pattern))
     matched = []
     for name in names:
-        starts = [0, *(found.end() for found in re.finditer(r"[./:]+", name))]
-        module = re.sub(r"[./][^./]*$", "", name) if len(source.weights[name].shape) > 1 else name
-        if any(
-            expression.match(text, start) for text in {name, module} for start in starts if start < len(text)
-        ):
+        is_vector = len(source.weights[name].shape) < 2
+        if any(_matches(expression, text, is_vector) for text in (name, *source.made_of.get(name, ()))):
             matched.append(name)
     return matched
+
+
+def _matches(expression: re.Pattern[str], name: str, is_vector: bool) -> bool:
+    starts = [0, *(found.end() for found in re.finditer(r"[./:]+", name))]
+    module = name if is_vector else re.sub(r"[./][^./]*$", "", name)
+    return any(
+        expression.match(text, start) for text in {name, module} for start in starts if start < len(text)
+    )
 
 
 def _hint(pattern: str, names: Sequence[str]) -> str:

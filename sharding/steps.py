@@ -64,7 +64,6 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
             options = [drawn_once(node, inputs, source.path, can_write=can_write)]
         elif world > 1 and (node.domain, node.op_type) not in functions:
             step_values = (*node.inputs, *node.outputs)
-            producers = [_producer(value) for value in node.inputs]
             offered = exchanging_options(view, source.sizes)
             if has_rule:
                 offered += [*RULES[view.domain, view.op_type](view), *copied_options(view, lengths)]
@@ -73,7 +72,7 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
                 for option in offered
                 if _usable(option, step_values, world)
                 and (option.emit is None or can_write)
-                and (apart or not may_refuse(view, option, producers))
+                and (apart or not may_refuse(view, option, node.inputs))
             ]
         result.append(Step(node, view, inputs, options))
     return result
@@ -144,13 +143,6 @@ def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
         present=[value is not None for value in node.inputs],
         output_shapes=[shape_of(value) for value in node.outputs],
     )
-
-
-def _producer(value: ir.Value | None) -> str | None:
-    if value is None or value.const_value is not None:
-        return ""
-    node = value.producer()
-    return None if node is None else node.op_type
 
 
 def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> bool:

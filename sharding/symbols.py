@@ -17,6 +17,8 @@ from sharding.values import shape_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_MADE_UP = "unk__"
+"""How onnx's inference names lengths that it knows nothing of."""
 _MARK = "\x1f"
 _TOLD_APART = re.compile(rf"{_MARK}\d+")
 
@@ -48,3 +50,8 @@ def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:
 def shown(axis: Dim) -> Dim:
     """An axis as the file names it, or a product of such."""
     return _TOLD_APART.sub("", axis) if isinstance(axis, str) else axis
+
+
+def is_made_up(axis: Dim) -> bool:
+    """Whether a symbol is no one's name, but inference's for a length that it does not know."""
+    return isinstance(axis, str) and axis.startswith(_MADE_UP)

@@ -115,7 +115,12 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         entries.append(RankEntry(rank, _model_file(first), size, written.get(first, ())))
     weights = {
         name: manifests.WeightEntry(
-            str(_widest(held)), weight.dtype, weight.shape, weight.nbytes, plan.weight_stages(name)
+            str(_widest(held)),
+            weight.dtype,
+            weight.shape,
+            weight.nbytes,
+            plan.weight_stages(name),
+            plan.source.made_of.get(name, ()),
         )
         for name, held in plan.weights.items()
         for weight in [plan.source.weights[name]]

@@ -95,9 +95,16 @@ class _Finder:
             return self._of_pieces(name, pieces)
         if name in self.held:
             return Whole(self.held[name], (Share(name, REPLICATED, self.rank, self.size),), own=True)
+        folder = self.file.parent if self.manifest else self.file
+        made = next((key for key, entry in weights.items() if name in entry.made_of), None)
+        if made is not None:
+            raise ModelError(
+                f"{folder} holds no weight {name[:200]!r}: slicing computed the weight {made[:200]!r} from "
+                f"{', '.join(map(repr, weights[made].made_of))[:400]}. Make {made[:200]!r} variable, and "
+                "update it with a whole new value."
+            )
         raise ModelError(
-            f"{self.file.parent if self.manifest else self.file} holds no weight {name[:200]!r}: the model "
-            "has none, or slicing made another one of it."
+            f"{folder} holds no weight {name[:200]!r}: the model has none, or slicing made another one of it."
         )
 
     def _spec(self, name: str) -> Spec:

@@ -6,6 +6,8 @@ from typing import Any
 from tests.architectures.language import LAYERS, SPREAD, causal
 
 WORDS = 2048
+FEW_LAYERS = 2
+"""Of the models that take longest to export: one layer of each of their two kinds."""
 COMMON: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 256,
@@ -60,7 +62,7 @@ def deepseek_v3(path: Path) -> None:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     config = DeepseekV3Config(
-        **COMMON,
+        **COMMON | {"num_hidden_layers": FEW_LAYERS},
         num_key_value_heads=8,
         intermediate_size=512,
         moe_intermediate_size=128,
@@ -85,7 +87,7 @@ def gpt_oss(path: Path) -> None:
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        **COMMON,
+        **COMMON | {"num_hidden_layers": FEW_LAYERS},
         num_key_value_heads=4,
         head_dim=32,
         intermediate_size=256,

@@ -36,12 +36,19 @@ def row(name: str, result: Measured) -> str:
 
 def per_layer(name: str, result: Measured) -> str:
     """Collectives of each transformer layer, and those outside of layers and for caches."""
-    layers = zoo.layers(name)
-    if layers is None or result.strategy != "tensor":
+    if zoo.layers(name) is None or result.strategy != "tensor":
         return ""
-    inside, outside = divmod(result.total - result.cache_outputs, layers)
+    inside, outside = inside_and_outside(name, result)
     caches = f" + {result.cache_outputs} caches" if result.cache_outputs else ""
     return f"{inside}" + (f" + {outside}" if outside else "") + caches
+
+
+def inside_and_outside(name: str, result: Measured) -> tuple[int, int]:
+    """Collectives of each layer, and those outside of layers, of an architecture that has layers."""
+    layers, outside = zoo.layers(name), zoo.OUTSIDE.get(name, 0)
+    assert layers is not None
+    inside, rest = divmod(result.total - result.cache_outputs - outside, layers)
+    return inside, outside + rest
 
 
 def read(page: Path = PAGE) -> dict[str, list[Measured]]:

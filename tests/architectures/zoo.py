@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.architectures import encoders, language, variants
+from tests.architectures import decoders, encoders, language, variants
 from tests.architectures.build import EXPORTED, MODULES
 from tests.architectures.exporting import Feeds
 from tests.models import BUILD_SECONDS, ROOT, cache_folder
@@ -33,8 +33,12 @@ LAYERS = {
     "albert": encoders.SHARED_LAYERS,
     "swin": sum(encoders.SWIN_DEPTHS),
     "clip": 2 * language.LAYERS,
+    "deepseek_v3": decoders.FEW_LAYERS,
+    "gpt_oss": decoders.FEW_LAYERS,
 }
 """Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together."""
+OUTSIDE = {"deepseek_v3": 2, "gpt_oss": 2}
+"""Collectives of embedding and head, of models with so few layers that they would count as a layer's."""
 LAYER_COLLECTIVES = 2
 """The goal for each transformer layer: one sum after attention and one after the feed-forward."""
 WEIGHT_SLACK = 0.03

@@ -263,6 +263,28 @@ def test_a_weight_that_slicing_folded_is_named(tmp_path: Path) -> None:
         on_slices(tmp_path / "slices", 2, ["s1"], lambda model, rank: None)
 
 
+def test_a_weight_that_is_computed_from_others_is_named(tmp_path: Path) -> None:
+    """And takes new values under its own name."""
+    text = """g (float[n, 16] x) => (float[n, 8] y) {
+      norm = ReduceL2<keepdims = 1>(v, rows) d = Div(g, norm) w = Mul(v, d) y = MatMul(x, w) }"""
+    held = {"v": numbers(16, 8), "g": numbers(1, 8), "rows": np.array([0])}
+    path = graphs.save(tmp_path / "m.onnx", text, held)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    for name in ("v", "g"):
+        with pytest.raises(
+            ModelError, match=f"no weight '{name}': slicing computed the weight 'w' from 'v', 'g'"
+        ):
+            on_slices(tmp_path / "slices", 2, [name], lambda model, rank: None)
+    new, feeds = {"w": numbers(16, 8, seed=4)}, {"x": numbers(3, 16)}
+
+    def work(model: executor.RankModel, rank: int) -> list[Array]:
+        model.update_weights(new if rank == 0 else {})
+        return model.run(feeds)
+
+    for (answer,) in on_slices(tmp_path / "slices", 2, ["w"], work):
+        assert np.allclose(answer, feeds["x"] @ new["w"], atol=1e-5)
+
+
 def test_an_embedding_tied_to_the_output(tmp_path: Path) -> None:
     """One weight under two placements, or one of two uses that are cut differently."""
     text = (

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from sharding.declared import _Check
-from sharding.lengths import evaluate
+from sharding.lengths import as_product, evaluate
 from sharding.manifest import read_manifest
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -242,6 +242,46 @@ g (float[batch, 3, height, width] x) => (float[b, 8, h, w] y) {
   y = Add(a, b)
 }
 """
+
+
+POSITIONS = """
+g (int64[batch, sequence] ids) => (float[batch, sequence, 8] y) {
+  shape = Shape(ids)
+  length = Slice(shape, one, two, zero)
+  own = Slice(table, zero, length, zero)
+  words = Gather(w, ids)
+  sum = Add(words, own)
+  y = MatMul(sum, v)
+}
+"""
+
+
+def test_a_table_of_positions_that_ends_early(tmp_path: Path) -> None:
+    """Longer inputs than it has rows cannot be inferred, so that what is declared is tried at short ones."""
+    weights: dict[str, Any] = {name: np.asarray([i]) for i, name in enumerate(("zero", "one", "two"))}
+    weights |= {"table": graphs.array(32, 8), "w": graphs.array(64, 8), "v": graphs.array(8, 8)}
+    shapes = {"own": ["sequence", 8], "sum": ["batch", "sequence", 8]}
+    path = _saved(tmp_path, POSITIONS, weights, lambda model: _declare(model, shapes))
+    found = {value.name: shape_of(value) for node in read_model(path).model.graph for value in node.outputs}
+    assert found["sum"] == ("batch", "sequence", 8)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"ids": np.arange(18).reshape(2, 9)})
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("8*batch", "8·batch"), ("batch*8", "8·batch"), ("2*b*4*a", "8·a·b"),
+        ("8", "8"), ("a + 8*b", "a + 8*b"),
+        ("0*a", "0*a"), ("a**2", "a**2"), ("named*axis", "named*axis"), ("a*", "a*"), (7, 7), (None, None),
+    ],
+)  # fmt: skip
+def test_products_of_lengths(text: Any, length: Any) -> None:
+    """As inference writes them, so that equal ones are equal."""
+    assert as_product(text, {"named*axis"}) == length
+    if isinstance(length, str) and "·" in length:
+        numbers = {"a": 3, "b": 5, "batch": 7}
+        assert evaluate(length, numbers) == evaluate(text, numbers) is not None
 
 
 def test_what_an_exporter_knows_is_used_where_it_holds(tmp_path: Path) -> None:

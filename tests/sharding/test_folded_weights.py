@@ -11,6 +11,8 @@ from onnx import numpy_helper
 
 import sharding
 from sharding import folded_weights
+from sharding.manifest import read_manifest
+from sharding.options import SliceOptions
 from tests.sharding import graphs, lockstep
 
 CONVOLUTIONS = """g (float[batch, 16, time] x) => (float[batch, 16, time] y) {
@@ -51,6 +53,23 @@ def _weights(form: str) -> dict[str, graphs.Array]:
 
 def _layer(form: str, layer: int) -> str:
     return re.sub(r"\b([a-z])\b", rf"\1_{layer}", form)
+
+
+@pytest.mark.parametrize("pattern", ["v_1", "g_1", "w_1"])
+def test_steering_by_the_names_of_the_file(tmp_path: Path, pattern: str) -> None:
+    """What is asked of a weight that was folded is asked of what it became."""
+    form = NORMS["of each output"]
+    text = CONVOLUTIONS.replace("FIRST", _layer(form, 0)).replace("SECOND", _layer(form, 1))
+    path = graphs.save(tmp_path / "model.onnx", text, _weights("of each output"))
+    (tmp_path / "steering.yaml").write_text(f"{pattern}: split:0\n")
+    options = SliceOptions(steering=tmp_path / "steering.yaml")
+    plan = sharding.plan_model(path, 2, options=options)
+    assert {name: str(plan.weights[name][0]) for name in ("w_0", "w_1")}["w_1"] == "split:0"
+    assert str(sharding.plan_model(path, 2).weights["w_1"][0]) == "split:1"
+    sharding.slice_model(path, 2, tmp_path / "slices", options=options)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 16, 7)}, tolerance=1e-5)
+    weights = read_manifest(tmp_path / "slices").weights
+    assert set(weights["w_1"].made_of) == {"v_1", "g_1"}
 
 
 @pytest.mark.parametrize("form", NORMS)

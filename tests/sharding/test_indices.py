@@ -1,5 +1,6 @@
 """Indices beyond their axis: each rank refuses, at one place, what ONNX Runtime refuses for the whole."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,4 +136,67 @@ def test_indices_that_are_fed_stay_whole(tmp_path: Path, case: str) -> None:
         feeds["i"] = np.array([[1], [-1], [5], [0]])
     if case == "ScatterElements":
         feeds["i"] = np.tile(np.arange(8), (12, 1))
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+MADE = """(float[batch, 8, 6, 9] x, int64[1, 6, 5] fed) => (float[batch, 8, 6, 5] y) {
+    sh = Shape(x) b0 = Gather<axis = 0>(sh, zero) bh = Mul(b0, eight) MADE
+    g = GatherElements<axis = 3>(x, i) y = Mul(g, w) }"""
+EXPAND = "wide = Concat<axis = 0>(b0, eight, six, five) i = Expand({}, wide)"
+ALIKE = {
+    "a constant": EXPAND.format("taken"),
+    "moved": "t = Transpose<perm = [0, 1, 3, 2]>(turned) c = Concat<axis = 2>(t, t) "
+    "s, o = Split<axis = 2, num_outputs = 2>(c) " + EXPAND.format("s"),
+    "clipped": "c = Clip(fed8, low, high) u = Unsqueeze(c, zero) " + EXPAND.format("u"),
+    "divided": "c = Mod(fed8, nine) u = Unsqueeze(c, zero) " + EXPAND.format("u"),
+    "repeated": EXPAND.format("fed"),
+    "repeated with the batch": "flat = Concat<axis = 0>(bh, six, five) f = Expand(fed, flat) "
+    "apart = Concat<axis = 0>(b0, eight, six, five) c = Cast<to = 6>(f) i = Reshape(c, apart)",
+}
+APART = {
+    "fed": "u = Unsqueeze(fed8, zero) " + EXPAND.format("u"),
+    "clipped too wide": "c = Clip(fed8, low, nine) u = Unsqueeze(c, zero) " + EXPAND.format("u"),
+    "divided by more": "c = Mod(fed8, ten) u = Unsqueeze(c, zero) " + EXPAND.format("u"),
+    "a greatest value": "a, b = TopK(fed8, five) u = Unsqueeze(a, zero) " + EXPAND.format("u"),
+}
+
+
+def _heads(tmp_path: Path, made: str) -> tuple[Path, dict[str, Any]]:
+    """A model that looks up 5 of 9 elements in each of 8 heads, and inputs for it."""
+    fed = "8" if "fed8" in made else "1"
+    text = MADE.replace("MADE", made.replace("fed8", "fed")).replace("int64[1,", f"int64[{fed},")
+    rng = np.random.default_rng(0)
+    numbers = {"zero": 0, "five": 5, "six": 6, "eight": 8}
+    more: dict[str, Any] = {name: np.asarray([number]) for name, number in numbers.items()}
+    more |= {"low": np.asarray(-9), "high": np.asarray(8), "nine": np.asarray(9), "ten": np.asarray(10)}
+    more |= {"taken": rng.integers(0, 9, (1, 8, 6, 5)), "turned": rng.integers(-9, 9, (1, 8, 5, 6))}
+    more = {name: array for name, array in more.items() if re.search(rf"\b{name}\b", text)}
+    path = graphs.save(tmp_path / "model.onnx", "g " + text, more | {"w": graphs.array(1, 8, 1, 1)})
+    return path, {"x": graphs.array(2, 8, 6, 9), "fed": rng.integers(0, 8, (int(fed), 6, 5))}
+
+
+def _cut_indices(path: Path) -> list[str]:
+    """How the options of the lookup have the indices, other than whole."""
+    (step,) = [
+        item
+        for item in plan_model(path, 2, allow_replicated=True).steps
+        if item.node.op_type == "GatherElements"
+    ]
+    return [str(option.inputs[1]) for option in step.options if str(option.inputs[1]) != "replicated"]
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_indices_known_to_be_right_or_alike_may_be_cut(tmp_path: Path, case: str) -> None:
+    """Heads that look up the same places: nothing is exchanged for them."""
+    path, feeds = _heads(tmp_path, ALIKE[case])
+    assert "split:1" in _cut_indices(path)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+@pytest.mark.parametrize("case", APART)
+def test_indices_that_one_rank_alone_may_refuse_stay_whole(tmp_path: Path, case: str) -> None:
+    path, feeds = _heads(tmp_path, APART[case])
+    assert _cut_indices(path) == []
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, feeds)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import sharding
@@ -150,6 +151,22 @@ def test_what_happens_to_scores(tmp_path: Path, scores: str) -> None:
     more |= {"position_heads": np.asarray([6, HEADS, SIZE])}
     more |= {"pairs": np.random.default_rng(1).integers(0, 6, (1, 5, 5))}
     path = _attention(tmp_path / "model.onnx", "batch", "computed", before + after, **more)
+    _expert(path, tmp_path, {"x": graphs.array(2, 5, WIDTH)})
+
+
+def test_lengths_that_the_file_writes_as_products(tmp_path: Path) -> None:
+    """torch declares ``8*batch``: the same length as the product that inference finds."""
+    after, _, before = SCORES["positions"].partition("|")
+    more = {"table": graphs.array(6, WIDTH), "wr": graphs.array(WIDTH, WIDTH, seed=7)}
+    more |= {"position_heads": np.asarray([6, HEADS, SIZE])}
+    more |= {"pairs": np.random.default_rng(1).integers(0, 6, (1, 5, 5))}
+    path = _attention(tmp_path / "model.onnx", "batch", "computed", before + after, **more)
+    model = onnx.load(path)
+    model.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, kind, ["8*batch", 5, 5])
+        for name, kind in (("i", 7), ("g", 1), ("m", 1), ("p", 1))
+    )
+    onnx.save(model, path)
     _expert(path, tmp_path, {"x": graphs.array(2, 5, WIDTH)})
 
 
