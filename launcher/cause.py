@@ -28,6 +28,7 @@ _HINTS = {
 
 
 _SHOWN = 8
+_LONGEST = 300
 
 
 @dataclass
@@ -133,6 +134,29 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def late(
+    what: str, missing: Sequence[int], launcher: str, *, far: Sequence[str], tail: Sequence[str], more: str
+) -> str:
+    """What to say where ranks are not there in time: ``what`` is late, nothing was heard of those missing.
+
+    ``far`` are hosts that the launcher reaches over ssh, ``tail`` its last words, ``more`` what else is
+    known.
+    """
+    text, said = what, []
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
+        said = [f"  {line[:_LONGEST]}" for line in tail if line.strip("- ")]
+    advice = "look at the hosts, or allow more time (--timeout)."
+    if missing and far:
+        hosts = ", ".join(far[:_SHOWN]) + (", ..." if len(far) > _SHOWN else "")
+        advice = (
+            f"{launcher} starts the ranks over ssh on {hosts}: see that `ssh {far[0]}` connects without a "
+            "question and that this program is installed there, or allow more time (--timeout)."
+        )
+    return "\n".join([f"{text}: {advice}{more}", *([f"{launcher} said:"] if said else []), *said])
 
 
 def shortage(error: Exception) -> LaunchError:

@@ -260,7 +260,7 @@ def start(
             warn_unsplit(made, path)
         # Links stay links: the data of a model that is one may lie beside its name.
         program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
-        job = Job(chosen, program, size, environment=variables, table=table)
+        job = Job(chosen, program, size, environment=variables, table=table, patience=timeout)
         return Group(job, timeout, made)
 
 
@@ -316,7 +316,8 @@ def run_program(
     _check_count(size, table)
     seconds = default_timeout() if timeout is None else timeout
     variables = rank_environment(collectives, threads, seconds, table, environment)
-    job = Job(base.choose(launcher, table, collectives), program, size, environment=variables, table=table)
+    chosen = base.choose(launcher, table, collectives)
+    job = Job(chosen, program, size, environment=variables, table=table, patience=seconds)
     try:
         job.wait()
     finally:
