@@ -10,7 +10,8 @@ from typing import Any
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
 from ranks.control import EXIT_ORPHANED
-from ranks.limits import memory_advice
+from sharding.limits import files_advice, memory_advice
+from sharding.limits import shortage as what_is_short
 from sharding.text import one_line
 
 _HINTS = {
@@ -28,6 +29,8 @@ _HINTS = {
 
 
 _SHOWN = 8
+_ABORTED = '"abort"'  # so mpirun says that a rank, or its MPI, ended the job
+_FEW_FILES = 256  # Open MPI needs some 30 for two ranks
 _LONGEST = 300
 
 
@@ -111,15 +114,18 @@ def launcher_error(
     lost: Trouble | None = None,
     *,
     far: Sequence[str] = (),
+    short: str = "",
 ) -> RankFailedError | LaunchError:
     """The error to raise when the launching program itself ended and no rank is known to be the cause.
 
     ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
-    that the launching program reaches over ssh.
+    that the launching program reaches over ssh; ``short`` is what it may have had too little of.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
-    if lost is not None:
+    aborted = any(_ABORTED in line for line in tail)
+    message += short
+    if lost is not None and not short and not aborted:
         message += (
             f" Rank {lost.rank} on host {lost.host} was gone first, and {name} names neither a signal nor a "
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
@@ -131,6 +137,8 @@ def launcher_error(
             f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
             f"that `ssh {failed[0]}` connects without a question, and that this program is installed there."
         )
+    if not started and (advice := files_advice(_FEW_FILES)):
+        message += f" It may have too few descriptors for its pipes and sockets: {advice}."
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
@@ -160,7 +168,9 @@ def late(
 
 
 def shortage(error: Exception) -> LaunchError:
-    """The error to raise where this process itself has no memory or threads for its ranks."""
+    """The error to raise where this process itself has no memory, threads or descriptors for its ranks."""
+    if isinstance(error, OSError) and (advice := what_is_short(error)):
+        return LaunchError(f"This process cannot start and watch its ranks ({error.strerror}): {advice}.")
     return LaunchError(
         f"This process cannot watch its ranks ({error or type(error).__name__}): {memory_advice()}; or raise "
         "the number of processes and threads (`ulimit -u`, pids.max of a container)."

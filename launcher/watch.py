@@ -103,7 +103,7 @@ class Job:
             self._output = Output(self._handle, self._ended)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             self._listener.close()
             self._handle.kill()
             raise cause.shortage(error) from None
@@ -229,7 +229,8 @@ class Job:
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
             said, far = self._output.tail(None), over_ssh(self._remote)
-            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far)
+            short = self._handle.short
+            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
