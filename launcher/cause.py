@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,13 @@ class Trouble:
 def first(troubles: Sequence[Trouble]) -> Trouble | None:
     """The first cause: the earliest trouble that is not only the echo of another rank's."""
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
+
+
+def left_early(done: Collection[int], error: Mapping[str, Any]) -> str:
+    """Where a rank waited for others in vain: which had ended with success, as the end of its error."""
+    if error.get("type") != "CollectiveTimeoutError":
+        return ""
+    return "".join(f" Rank {rank} had ended with exit code 0 before." for rank in sorted(done)[:_SHOWN])
 
 
 def error_of(

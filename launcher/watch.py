@@ -128,9 +128,7 @@ class Job:
         with self.changed:
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
-                self._halted = self._halted or halted.in_sentences(
-                    self._peers.values()
-                )  # now: mpirun soon ends them
+                self._halted = self._halted or self._why_late(message.fields)  # now: mpirun soon ends them
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
@@ -216,6 +214,9 @@ class Job:
     def _launcher_died(self) -> bool:
         """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
+
+    def _why_late(self, error: Mapping[str, Any]) -> str:
+        return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))

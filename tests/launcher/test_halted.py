@@ -15,6 +15,7 @@ import pytest
 from launcher import halted, start
 from launcher.errors import RankFailedError
 from launcher.group import run_program
+from ranks import progress as progress_module
 from ranks.waiting import is_stopped
 from tests.launcher import slices
 from tests.launcher.processes import wait_until
@@ -123,3 +124,40 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
             error = watch.look(peers)
         assert error is not None and error.rank == 0
         monkeypatch.undo()
+
+
+def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
+    """MPI does not tell a rank that another one has gone in order."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom ranks import group\nranks = group.join()\nranks.barrier()\n"
+        "if ranks.rank == 1:\n    sys.exit(0)\nranks.barrier()\n"
+    )
+    with pytest.raises(RankFailedError) as caught:
+        run_program(["exec", str(script)], 2, launcher="mpirun", collectives="mpi", timeout=3)
+    text = str(caught.value)
+    assert text.startswith(f"rank 0 on host {os.uname().nodename}: Rank 1 did not come to barrier within 3 s")
+    assert text.endswith(" Rank 1 had ended with exit code 0 before.")
+
+
+def test_loading_tells_how_many_ranks_are_ready(two_slices: Path, launcher: str) -> None:
+    seen: list[tuple[int, int]] = []
+    with start(two_slices, launcher=launcher, threads=1, progress=lambda *pair: seen.append(pair)):
+        assert seen[0] == (0, 2) and seen[-1] == (2, 2)
+        assert seen == sorted(seen)
+
+
+def test_a_terminal_shows_the_loading_and_a_pipe_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_module, "is_terminal", lambda stream: False)
+    with progress_module.progress("loading", counted=True) as update:
+        assert update is None
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "monotonic", lambda: 2.0 * next(ticks))
+    monkeypatch.setattr(progress_module, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with progress_module.progress("loading 3 kB", counted=True) as update:
+        assert update is not None
+        update(1, 4)
+    assert "loading 3 kB" in (shown := capsys.readouterr().err) and "1/4" in shown
