@@ -299,8 +299,7 @@ class Job:
         """What to say where ranks are not there in time, with the last words of what starts them."""
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
         far, said = over_ssh(self._remote), self._output.tail(None)
-        more = halted.in_sentences(self._peers.values())
-        late = f"{what} within {timeout:g} s"
+        late, more = f"{what} within {timeout:g} s", halted.in_sentences(self._peers.values())
         return cause.late(late, missing, self._launcher.name, far=far, tail=said, more=more)
 
     @property
