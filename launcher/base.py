@@ -54,9 +54,13 @@ class Pipe:
 
 
 class Handle(ABC):
-    """Ranks that were started. ``pipes`` belong to the reader, who closes them at their end."""
+    """Ranks that were started. ``pipes`` belong to the reader, who closes them at their end.
+
+    ``short``: what they may have had too little of from the start, as a sentence; "" where nothing is known.
+    """
 
     pipes: list[Pipe]
+    short: str = ""
 
     def __init__(self) -> None:
         self.pipes = []

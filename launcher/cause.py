@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
 from ranks.control import EXIT_ORPHANED
-from ranks.limits import memory_advice
+from sharding.limits import files_advice, memory_advice
+from sharding.limits import shortage as what_is_short
 from sharding.text import one_line
 
 _HINTS = {
@@ -28,6 +29,9 @@ _HINTS = {
 
 
 _SHOWN = 8
+_ABORTED = '"abort"'  # so mpirun says that a rank, or its MPI, ended the job
+_FEW_FILES = 256  # Open MPI needs some 30 for two ranks
+_LONGEST = 300
 
 
 @dataclass
@@ -53,6 +57,13 @@ class Trouble:
 def first(troubles: Sequence[Trouble]) -> Trouble | None:
     """The first cause: the earliest trouble that is not only the echo of another rank's."""
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
+
+
+def left_early(done: Collection[int], error: Mapping[str, Any]) -> str:
+    """Where a rank waited for others in vain: which had ended with success, as the end of its error."""
+    if error.get("type") != "CollectiveTimeoutError":
+        return ""
+    return "".join(f" Rank {rank} had ended with exit code 0 before." for rank in sorted(done)[:_SHOWN])
 
 
 def error_of(
@@ -110,15 +121,18 @@ def launcher_error(
     lost: Trouble | None = None,
     *,
     far: Sequence[str] = (),
+    short: str = "",
 ) -> RankFailedError | LaunchError:
     """The error to raise when the launching program itself ended and no rank is known to be the cause.
 
     ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
-    that the launching program reaches over ssh.
+    that the launching program reaches over ssh; ``short`` is what it may have had too little of.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
-    if lost is not None:
+    aborted = any(_ABORTED in line for line in tail)
+    message += short
+    if lost is not None and not short and not aborted:
         message += (
             f" Rank {lost.rank} on host {lost.host} was gone first, and {name} names neither a signal nor a "
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
@@ -130,13 +144,40 @@ def launcher_error(
             f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
             f"that `ssh {failed[0]}` connects without a question, and that this program is installed there."
         )
+    if not started and (advice := files_advice(_FEW_FILES)):
+        message += f" It may have too few descriptors for its pipes and sockets: {advice}."
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
 
 
+def late(
+    what: str, missing: Sequence[int], launcher: str, *, far: Sequence[str], tail: Sequence[str], more: str
+) -> str:
+    """What to say where ranks are not there in time: ``what`` is late, nothing was heard of those missing.
+
+    ``far`` are hosts that the launcher reaches over ssh, ``tail`` its last words, ``more`` what else is
+    known.
+    """
+    text, said = what, []
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
+        said = [f"  {line[:_LONGEST]}" for line in tail if line.strip("- ")]
+    advice = "look at the hosts, or allow more time (--timeout)."
+    if missing and far:
+        hosts = ", ".join(far[:_SHOWN]) + (", ..." if len(far) > _SHOWN else "")
+        advice = (
+            f"{launcher} starts the ranks over ssh on {hosts}: see that `ssh {far[0]}` connects without a "
+            "question and that this program is installed there, or allow more time (--timeout)."
+        )
+    return "\n".join([f"{text}: {advice}{more}", *([f"{launcher} said:"] if said else []), *said])
+
+
 def shortage(error: Exception) -> LaunchError:
-    """The error to raise where this process itself has no memory or threads for its ranks."""
+    """The error to raise where this process itself has no memory, threads or descriptors for its ranks."""
+    if isinstance(error, OSError) and (advice := what_is_short(error)):
+        return LaunchError(f"This process cannot start and watch its ranks ({error.strerror}): {advice}.")
     return LaunchError(
         f"This process cannot watch its ranks ({error or type(error).__name__}): {memory_advice()}; or raise "
         "the number of processes and threads (`ulimit -u`, pids.max of a container)."

@@ -16,15 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher import cause
 from launcher.errors import LaunchError
 from launcher.lobby import Lobby
 from ranks import wire
 from ranks.control import tune_tcp
-from ranks.limits import is_short
 from ranks.stream import Stream
+from sharding.limits import shortage
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
+_NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
 _BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
@@ -81,14 +83,19 @@ class Listener:
         threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
 
     def _accept(self) -> None:
+        refused = 0
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:
+            except OSError as error:
                 if self._socket.fileno() < 0:
                     return
-                time.sleep(0.05)  # out of descriptors, for now
+                refused += 1
+                if refused == _PATIENCE and len(self._known) < self._world_size:
+                    self._on_shortage(error)
+                time.sleep(_NAP_SECONDS)  # out of descriptors, for now
                 continue
+            refused = 0
             try:
                 pid = _pid_of(sock)
                 origin = sock.getpeername()[0] if pid is None else pid
@@ -123,7 +130,7 @@ class Listener:
             while True:
                 self._on_message(peer, stream.receive())
         except (OSError, wire.WireError) as error:
-            if is_short(error):
+            if shortage(error):
                 self._on_shortage(error)
             self._on_lost(peer)
 
@@ -200,7 +207,10 @@ os.register_at_fork(after_in_child=_forget_all)
 def _listen_unix() -> tuple[socket.socket, str]:
     if sys.platform != "linux":
         raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise cause.shortage(error) from None
     name = f"@shardrun-{secrets.token_hex(8)}"
     sock.bind("\0" + name[1:])
     sock.listen(_BACKLOG)

@@ -76,11 +76,11 @@ def report(error: BaseException, where: str = "") -> int:
 
 
 def _if_short(error: BaseException) -> str | None:
-    """What to say where memory ran out, be it for another import too; None for other errors."""
+    """What to say where memory or open files ran out, be it for another import too; None for other errors."""
     try:
-        from ranks.limits import is_short, memory_advice
+        from sharding.limits import shortage
 
-        return memory_advice() if is_short(error) else None
+        return shortage(error) or None
     except (ImportError, MemoryError):
         return "memory is short"
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from launcher.rank_table import RankTable
     from ranks.precision.request import Asked
+    from ranks.progress import Progress
     from sharding.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Group:
     far.
     """
 
-    def __init__(self, job: Job, timeout: float, model: Path) -> None:
+    def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
         self.kept: Sequence[Pin] = ()
         self._model, self._job = model, job
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class Group:
         self.communication_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
-            job.wait_for(lambda: len(job.ready) == job.world_size, timeout, "The ranks were not ready")
+            job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
             self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
             self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
             self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
@@ -92,6 +93,12 @@ class Group:
         except BaseException:
             self._closer()
             raise
+
+    def _ready(self, progress: Progress | None) -> bool:
+        done, size = len(self._job.ready), self._job.world_size
+        if progress is not None:
+            progress(done, size)
+        return done == size
 
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
@@ -227,6 +234,7 @@ def start(
     options: SliceOptions | None = None,
     environment: Mapping[str, str] | None = None,
     precision: Asked | None = None,
+    progress: Progress | None = None,
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
 
@@ -237,7 +245,7 @@ def start(
     default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
     300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
-    the model's own.
+    the model's own. ``progress`` is called with how many ranks are ready, and of how many.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
@@ -260,8 +268,8 @@ def start(
             warn_unsplit(made, path)
         # Links stay links: the data of a model that is one may lie beside its name.
         program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
-        job = Job(chosen, program, size, environment=variables, table=table)
-        return Group(job, timeout, made)
+        job = Job(chosen, program, size, environment=variables, table=table, patience=timeout)
+        return Group(job, timeout, made, progress)
 
 
 @contextlib.contextmanager
@@ -316,7 +324,8 @@ def run_program(
     _check_count(size, table)
     seconds = default_timeout() if timeout is None else timeout
     variables = rank_environment(collectives, threads, seconds, table, environment)
-    job = Job(base.choose(launcher, table, collectives), program, size, environment=variables, table=table)
+    chosen = base.choose(launcher, table, collectives)
+    job = Job(chosen, program, size, environment=variables, table=table, patience=seconds)
     try:
         job.wait()
     finally:

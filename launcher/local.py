@@ -17,11 +17,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, cast
 
+from launcher import cause
 from launcher import environment as environments
 from launcher.base import Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
 from ranks import boot
+from sharding.limits import shortage
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -89,6 +91,8 @@ class LocalHandle(Handle):
             )
         if self._error is not None:
             self.kill()
+            if isinstance(self._error, OSError) and shortage(self._error):
+                raise cause.shortage(self._error) from None
             raise LaunchError(f"The ranks could not be started: {self._error}.") from self._error
         _alive.add(self)
 

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from launcher import cause
 from launcher import environment as environments
 from launcher.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
 from launcher.loopback import family, move_to_loopback
 from ranks.control import EXIT_ORPHANED, SCRATCH_PREFIX
+from sharding.limits import shortage
+from sharding.text import human_bytes
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -41,7 +44,7 @@ _FOLDERS = (
 # Of mpirun's own host only: the other hosts have no such folder.
 _LOCAL_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
 _VERSION_SECONDS = 20
-_SCRATCH_BYTES = 32 << 20  # Open MPI takes about 16 MB for two ranks
+_RANK_BYTES, _MORE_BYTES = 8 << 20, 16 << 20  # what Open MPI takes of shared memory, at most
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def _flavour(path: Path) -> Flavour:
             env=environ, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError) and shortage(error):
+            raise cause.shortage(error) from None
         raise LaunchError(
             f"`{path} --version` does not answer ({error}): repair this MPI or take it off PATH."
         ) from None
@@ -146,7 +151,7 @@ class MpirunLauncher(Launcher):
         if path:
             ours["PYTHONPATH"] = path
         here: dict[str, str] = {}  # for mpirun and the ranks of its host, not for other hosts
-        scratch = _make_scratch() if local or mpirun.flavour in _OPEN_MPI else None
+        scratch = _make_scratch(world_size) if local or mpirun.flavour in _OPEN_MPI else None
         if scratch:
             (ours if local else here)["SHARDRUN_SCRATCH"] = str(scratch)
         if scratch and not local:
@@ -161,18 +166,25 @@ class MpirunLauncher(Launcher):
         command += [*environments.boot_command(), *program]
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
         try:
-            return MpirunHandle(command, full, mpirun.flavour, scratch)
+            return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size))
         except OSError as error:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
+            if shortage(error):
+                raise cause.shortage(error) from None
             raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
 
 
-def _make_scratch() -> Path:
+def _needed(world_size: int) -> int:
+    """Bytes that mpirun and the ranks of a host may put into their scratch folder."""
+    return _RANK_BYTES * world_size + _MORE_BYTES
+
+
+def _make_scratch(world_size: int) -> Path:
     memory = Path("/dev/shm")
     parent = None
     with contextlib.suppress(OSError):
-        if os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= _SCRATCH_BYTES:
+        if os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= _needed(world_size):
             parent = memory
     return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
 
@@ -251,9 +263,21 @@ class MpirunHandle(Handle):
     """A running mpirun."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], flavour: Flavour, scratch: Path | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        flavour: Flavour,
+        scratch: Path | None,
+        needed: int = 0,
     ) -> None:
+        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there."""
         super().__init__()
+        self.short = ""
+        if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
+            self.short = (
+                f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
+                "there or in /dev/shm: free some space, or name another folder in TMPDIR."
+            )
         self._flavour = flavour
         self._scratch = scratch
         self._job = f"SHARDRUN_JOB={environment.get('SHARDRUN_JOB', '')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -78,20 +79,27 @@ def run_group(job: Job, show: Show = "table") -> None:
             check_signature(source, manifest.inputs, manifest.outputs, key)
         from launcher.group import start
         from launcher.rank_table import load_rank_table
+        from launcher.report import human_bytes, progress
 
         table = load_rank_table(job.rank_table) if job.rank_table else None
         began = time.perf_counter()
-        with start(
-            model.path,
-            ranks=manifest.world_size,
-            launcher=job.launcher,
-            rank_table=table,
-            target=job.target,
-            collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
-            threads=job.threads,
-            timeout=job.timeout,
-            precision=precision.asked(job),
-        ) as group:
+        size = human_bytes(sum(rank.weight_bytes for rank in manifest.ranks))
+        with contextlib.ExitStack() as stack:
+            with progress(f"loading {size} of weights: ranks ready", counted=True) as update:
+                group = stack.enter_context(
+                    start(
+                        model.path,
+                        ranks=manifest.world_size,
+                        launcher=job.launcher,
+                        rank_table=table,
+                        target=job.target,
+                        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+                        threads=job.threads,
+                        timeout=job.timeout,
+                        precision=precision.asked(job),
+                        progress=update,
+                    )
+                )
             model.loaded()
             loaded = time.perf_counter() - began
             log.info("slices: %s", model.path)

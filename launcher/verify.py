@@ -215,8 +215,8 @@ def _answers(
 ) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
-    from ranks import limits
     from ranks.session import CHANGING
+    from sharding import limits
     from sharding.external import target_of
 
     options = onnxruntime.SessionOptions()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher import cause
+from launcher import cause, halted
 from launcher.answers import Answers
 from launcher.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.control import Listener, Peer
@@ -25,7 +25,6 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import over_ssh, remote_hosts
 from launcher.output import Output
 from ranks import heap, wire
-from ranks.waiting import in_words, is_stopped
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
@@ -40,7 +39,6 @@ TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
 NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
 _SHOWN = 8
-_LONGEST = 300
 
 
 class Job:
@@ -54,12 +52,15 @@ class Job:
         *,
         environment: Mapping[str, str],
         table: RankTable | None = None,
+        patience: float | None = None,
     ) -> None:
-        """Starts the ranks; raises `LaunchError`.
+        """Starts the ranks; raises `LaunchError`. ``patience``: seconds that a rank which is waited for may
+        be stopped by a signal; None for as long as it likes.
 
         ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
         send.
         """
+        self._patience = patience
         self.world_size = world_size
         self._owner = os.getpid()
         self._is_script = program[0] == "exec"
@@ -80,6 +81,7 @@ class Job:
         self._closing = False
         self._hung_up = False
         self._halted = ""
+        self._noticed = False
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -101,7 +103,7 @@ class Job:
             self._output = Output(self._handle, self._ended)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             self._listener.close()
             self._handle.kill()
             raise cause.shortage(error) from None
@@ -126,7 +128,7 @@ class Job:
         with self.changed:
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
-                self._halted = self._halted or self._stopped()  # now: mpirun soon ends them
+                self._halted = self._halted or self._why_late(message.fields)  # now: mpirun soon ends them
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
@@ -213,10 +215,8 @@ class Job:
         """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
-    def _stopped(self) -> str:
-        """Which ranks of this host are stopped, as the end of an error: others then wait in vain."""
-        here = [peer for peer in self._peers.values() if peer.process is not None and is_stopped(peer.pid)]
-        return "".join(f" Rank {peer.rank} is {in_words(peer.pid)}." for peer in here)
+    def _why_late(self, error: Mapping[str, Any]) -> str:
+        return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))
@@ -230,7 +230,8 @@ class Job:
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
             said, far = self._output.tail(None), over_ssh(self._remote)
-            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far)
+            short = self._handle.short
+            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
@@ -262,49 +263,44 @@ class Job:
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
         self.check_owner()
+        watch = halted.Watch(self._patience)
         with self.changed:
-            done = self._wait_aloud(lambda: self.failure is not None or condition(), timeout)
-            if not done:
+            found = halted.wait_aloud(
+                self.changed.wait_for,
+                lambda: self.failure is not None or condition(),
+                timeout,
+                lambda waited: self._look(waited, watch),
+            )
+            if found is False:
                 raise LaunchError(self._late(what, timeout or 0.0))
-            if self.failure is not None:
-                # A copy: raising one error object in several threads would mix their tracebacks.
-                raise _copy(self.failure)
+        if isinstance(found, RankFailedError):
+            self.abort(found)
+        if self.failure is not None:
+            # A copy: raising one error object in several threads would mix their tracebacks.
+            raise _copy(self.failure)
 
-    def _wait_aloud(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """`Condition.wait_for` that says, once, for which hosts it waits where the start takes long."""
-        if timeout is None or timeout <= NOTICE_SECONDS or not self._remote:
-            return self.changed.wait_for(condition, timeout)
-        if self.changed.wait_for(condition, NOTICE_SECONDS):
-            return True
-        if len(self._peers) < self.world_size:
+    def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
+        """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
+        if (
+            waited >= NOTICE_SECONDS
+            and self._remote
+            and not self._noticed
+            and len(self._peers) < self.world_size
+        ):
+            self._noticed = True
             hosts = ", ".join(over_ssh(self._remote)[:_SHOWN])
             log.warning(
                 "%d of %d ranks have started; %s reaches %s over ssh",
                 *(len(self._peers), self.world_size, self._launcher.name, hosts),
             )
-        return self.changed.wait_for(condition, timeout - NOTICE_SECONDS)
+        return watch.look(self._peers.values())
 
     def _late(self, what: str, timeout: float) -> str:
         """What to say where ranks are not there in time, with the last words of what starts them."""
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
-        text = f"{what} within {timeout:g} s"
-        if missing:
-            shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-            text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
-        advice = "look at the hosts, or allow more time (--timeout)."
-        if missing and (far := over_ssh(self._remote)):
-            hosts = ", ".join(far[:_SHOWN]) + (", ..." if len(far) > _SHOWN else "")
-            advice = (
-                f"{self._launcher.name} starts the ranks over ssh on {hosts}: see that "
-                f"`ssh {far[0]}` connects without a question and that this program is "
-                "installed there, or allow more time (--timeout)."
-            )
-        said = (
-            [f"  {line[:_LONGEST]}" for line in self._output.tail(None) if line.strip("- ")]
-            if missing
-            else []
-        )
-        return "\n".join([f"{text}: {advice}", *([f"{self._launcher.name} said:"] if said else []), *said])
+        far, said = over_ssh(self._remote), self._output.tail(None)
+        late, more = f"{what} within {timeout:g} s", halted.in_sentences(self._peers.values())
+        return cause.late(late, missing, self._launcher.name, far=far, tail=said, more=more)
 
     @property
     def launcher_name(self) -> str:

@@ -58,7 +58,10 @@ class Writer:
 
     def _make(self, size: int) -> int | None:
         size = max(2 * size if size < MAXIMUM // 4 else size, 1 << 20)
-        descriptor = os.memfd_create("shardrun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            descriptor = os.memfd_create("shardrun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:  # no descriptor is left: the socket takes it
+            return None
         try:
             # Memory that is not there is noticed now; while writing it would end the process (SIGBUS).
             os.posix_fallocate(descriptor, 0, size)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCRIPT [ARG]..."
 
 
+_SPARE = 6
+_spare: list[int] = []
+"""Descriptors that are given up to report an error: modules are imported for it, which takes files."""
+
+
 def main(program: Sequence[str]) -> None:
     """Runs ``program`` in this process; returns only if it succeeded."""
     control: Control | None = None
@@ -112,6 +117,7 @@ def _set_up_process() -> None:
         from ranks.control import die_with_parent
 
         heap.spare_addresses()
+        _spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))
         die_with_parent()
         # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,6 +139,8 @@ def _exit(control: Control | None, error: SystemExit) -> None:
 
 
 def _fail(control: Control | None, rank: int | None, error: BaseException) -> NoReturn:
+    while _spare:
+        os.close(_spare.pop())
     from ranks.compat import format_error
 
     if control is not None:

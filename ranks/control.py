@@ -15,8 +15,8 @@ from typing import Any
 
 from ranks import wire
 from ranks.errors import PeerLostError, ShardrunError, is_usage
-from ranks.limits import is_short, memory_advice
 from ranks.stream import Stream
+from sharding.limits import shortage
 
 CONTROL = "SHARDRUN_CONTROL"
 JOB = "SHARDRUN_JOB"
@@ -121,7 +121,8 @@ class Control:
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
         text = str(error) or type(error).__name__
-        short = is_short(error) and (advice := memory_advice()) not in text
+        advice = shortage(error)
+        short = bool(advice) and advice not in text
         if short:
             text = f"{text.rstrip('.')}: {advice}."
         self.send(
@@ -153,7 +154,7 @@ class Control:
                 self.requests.put(message)
         except (OSError, wire.WireError) as error:
             if not self._stopping:
-                if is_short(error):  # the launcher is still there
+                if shortage(error):  # the launcher is still there
                     self.report(error, "")
                 self._end()
 

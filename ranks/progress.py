@@ -18,9 +18,9 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def progress(description: str) -> Iterator[Progress | None]:
+def progress(description: str, *, counted: bool = False) -> Iterator[Progress | None]:
     """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
-    standard error is no terminal. It appears only after one second."""
+    standard error is no terminal. It appears only after one second. ``counted``: it shows ``1/4`` too."""
     if not is_terminal(sys.stderr):
         yield None
         return
@@ -36,9 +36,11 @@ def progress(description: str) -> Iterator[Progress | None]:
             if time.monotonic() - start < 1:
                 return
             from rich.console import Console
+            from rich.progress import MofNCompleteColumn
             from rich.progress import Progress as Bar
 
-            bar = Bar(console=Console(stderr=True), transient=True)
+            columns = (*Bar.get_default_columns(), *([MofNCompleteColumn()] if counted else []))
+            bar = Bar(*columns, console=Console(stderr=True), transient=True)
             task = bar.add_task(description)
             bar.start()
         bar.update(task, completed=done, total=total)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices, forks, limits
+from ranks import arena, devices, forks
 from ranks.errors import ModelError, ShardrunError
 from ranks.versions import too_new
+from sharding import limits
 from sharding.external import target_of
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    short = f"; {limits.memory_advice()}" if limits.is_short(error) else ""
-    return text[:600].rstrip(".") + f"{short}."
+    short = limits.shortage(error)
+    return text[:600].rstrip(".") + (f"; {short}." if short else ".")
 
 
 def options_for(config: SessionConfig) -> ort.SessionOptions:

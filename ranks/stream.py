@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -90,7 +91,9 @@ class Stream:
         try:
             if self._reader is None:
                 return self.socket.recv_into(target)
-            count, extra, _, _ = self.socket.recvmsg_into([target], _DESCRIPTOR_SPACE, _DESCRIPTOR_FLAGS)
+            count, extra, flags, _ = self.socket.recvmsg_into([target], _DESCRIPTOR_SPACE, _DESCRIPTOR_FLAGS)
+            if flags & socket.MSG_CTRUNC:  # a descriptor came for which there is no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             for level, kind, data in extra:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._reader.take(array("i", data[: len(data) - len(data) % 4]))

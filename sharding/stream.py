@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 
 from sharding.errors import ModelError
 from sharding.layout import ALIGNMENT, PAGE, PAGE_BYTES, Layout, Part
+from sharding.limits import processors
 from sharding.manifest import FileEntry
 from sharding.placement import Placement, Split, held_bytes
 from sharding.tensors import WeightTensor, cut
@@ -115,7 +115,7 @@ def write_data(
         for part in layout.parts[file]:
             wanted.setdefault(part.weight, []).append((file, part))
     with ExitStack() as stack:
-        threads = min(len(files), THREADS, os.cpu_count() or 1)
+        threads = min(len(files), THREADS, processors())
         hashers = [stack.enter_context(ThreadPoolExecutor(1, "hash")) for _ in range(threads)]
         open_files: dict[str, HashedFile] = {}
         # Entered after the hashers, writers end before them: what they write is hashed by then.

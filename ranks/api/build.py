@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ranks import limits, pins
+from ranks import pins
 from ranks.api import config, precision_options
 from ranks.api.built import Built
 from ranks.api.content import content_of
@@ -21,6 +21,7 @@ from ranks.api.targets import Placement, place, target_of
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError, WeightsError
 from ranks.weights.request import Attach, Share
+from sharding import limits
 
 if TYPE_CHECKING:
     from ranks.api.membership import Sharing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranks import heap, limits, pins
+from ranks import heap, pins
 from ranks.api import config
 from ranks.api.build import Planner, Recipe, is_cut, planner
 from ranks.api.built import Built
@@ -27,6 +27,7 @@ from ranks.api.targets import CPU
 from ranks.api.tensor import Tensor, TensorMeta
 from ranks.api.types import ModelType
 from ranks.errors import ModelError, ShardrunError
+from sharding import limits
 
 if TYPE_CHECKING:
     from ranks.executor import RankModel

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ranks import limits
 from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
@@ -30,6 +29,7 @@ from ranks.errors import CollectiveError
 from ranks.identity import Identity
 from ranks.meeting import meet
 from ranks.rendezvous import Rendezvous, close_all
+from sharding import limits
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 

@@ -233,8 +233,8 @@ def transposed(matrix: Array) -> Array:
 def _turner() -> ort.InferenceSession:
     from onnx import helper
 
-    from ranks import limits
     from ranks.session import SessionConfig, create_plain
+    from sharding import limits
 
     ends = [helper.make_tensor_value_info(name, 1, axes) for name, axes in (("x", "ab"), ("y", "ba"))]
     graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"])], "turn", ends[:1], ends[1:])

@@ -15,6 +15,7 @@ import pytest
 from launcher import cli
 from launcher.decryption import is_encrypted, read_key
 from launcher.errors import ConfigError
+from tests.elsewhere import not_ours
 from tests.launcher.cli_tools import mpirun, shardrun
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -167,7 +168,7 @@ def test_what_is_wrong_is_said(
     table = {
         "version": "1.0", "server_count": "2", "status": "completed", "server_list": [
             {"server_id": host, "device": [{"device_id": "0", "rank_id": str(rank)}]}
-            for rank, host in enumerate(["192.0.2.1", "192.0.2.2"])
+            for rank, host in enumerate(not_ours(2))
         ],
     }  # fmt: skip
     (here / "table.json").write_text(json.dumps(table))

@@ -71,7 +71,9 @@ def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> No
     assert code == 1
     assert f"Rank 1 is process {stopped} (" in errors
     assert f"which is stopped (`kill -CONT {stopped}` lets it go on)." in errors
-    assert errors.startswith(f"error: RankFailedError: rank 0 on host {HOST}: "), errors
+    said, *rest = errors.splitlines()
+    assert said.startswith(f"waiting for rank 1, at most 10 s: it is process {stopped} ("), errors
+    assert rest[0].startswith(f"error: RankFailedError: rank 0 on host {HOST}: "), errors
     assert "Rank 1 did not come" in errors
 
 

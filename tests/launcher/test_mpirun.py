@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import base, mpirun, start, watch
+from launcher import base, halted, mpirun, start, watch
 from launcher import environment as environment_module
 from launcher.base import SOME_RANK, Ended
 from launcher.errors import ConfigError, LaunchError
@@ -18,9 +18,12 @@ from launcher.local import LocalLauncher
 from launcher.mpirun import MpirunLauncher
 from launcher.rank_table import make_rank_table, parse_rank_table
 from sharding import slice_model
+from tests.elsewhere import not_ours
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.processes import wait_until
-from tests.left_behind import SHARED_MEMORY
+from tests.left_behind import in_shared_memory, left_in_shared_memory
+
+AWAY = not_ours(2)
 
 VERSIONS = {
     "openmpi": "mpirun (Open MPI) 5.0.11",
@@ -160,18 +163,19 @@ def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
     temporary.mkdir()
     slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
     table = tmp_path / "table.json"
-    table.write_text(make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)]).to_json())
-    before = set(SHARED_MEMORY.glob("shardrun-*"))
+    table.write_text(make_rank_table([(host, 1) for host in AWAY]).to_json())
+    before = in_shared_memory()
     done = shardrun(
         *("run", tmp_path / "slices", "--rank-table", table, "--timeout", 4),
         cwd=tmp_path, PRTE_MCA_plm_ssh_agent=str(agent), TMPDIR=str(temporary),
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     first, *said = done.stderr.splitlines()
-    assert "heard of ranks 0, 1: mpirun starts the ranks over ssh on 192.0.2.1, 192.0.2.2" in first
-    assert "  knocking at 192.0.2.1" in said and said[0] == "mpirun said:"
+    assert "heard of ranks 0, 1: mpirun starts the ranks over ssh on " + ", ".join(AWAY) in first
+    assert f"  knocking at {AWAY[0]}" in said and said[0] == "mpirun said:"
     assert asked.exists()  # and `shardrun` saw that no process of it is left
-    assert not list(temporary.iterdir()) and not set(SHARED_MEMORY.glob("shardrun-*")) - before
+    assert not list(temporary.iterdir())
+    assert wait_until(lambda: not left_in_shared_memory(before), 10), left_in_shared_memory(before)
 
 
 def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
@@ -180,13 +184,13 @@ def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
     agent = write_program(tmp_path / "agent", "echo Permission denied >&2; exit 255")
     slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
     table = tmp_path / "table.json"
-    table.write_text(make_rank_table([(os.uname().nodename, 1), ("198.51.100.2", 1)]).to_json())
+    table.write_text(make_rank_table([(os.uname().nodename, 1), (AWAY[1], 1)]).to_json())
     done = shardrun(
         "run", tmp_path / "slices", "--rank-table", table, cwd=tmp_path, PRTE_MCA_plm_ssh_agent=str(agent)
     )
     assert done.returncode == 1, done.stderr
     first, *said = done.stderr.splitlines()
-    assert "over ssh on 198.51.100.2: see that ssh is installed here, that `ssh 198.51.100.2`" in first
+    assert f"over ssh on {AWAY[1]}: see that ssh is installed here, that `ssh {AWAY[1]}`" in first
     assert "  Permission denied" in said
 
 
@@ -197,12 +201,13 @@ def test_a_slow_start_says_for_which_hosts_it_waits(
         pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
     monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(write_program(tmp_path / "agent", "exec sleep 300")))
     monkeypatch.setattr(watch, "NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr(halted, "LOOK_SECONDS", 0.2)
     slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
-    table = make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)])
+    table = make_rank_table([(host, 1) for host in AWAY])
     with pytest.raises(LaunchError, match=r"within 1\.5 s; nothing was heard of ranks 0, 1"):
         start(tmp_path / "slices", rank_table=table, timeout=1.5)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["0 of 2 ranks have started; mpirun reaches 192.0.2.1, 192.0.2.2 over ssh"]
+    assert said == [f"0 of 2 ranks have started; mpirun reaches {', '.join(AWAY)} over ssh"]
 
 
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])
@@ -327,7 +332,7 @@ def test_choosing() -> None:
         (["a-label.invalid"], False),
         (["0"], False),  # ids that count servers are no addresses
         (["1"], False),
-        (["192.0.2.1"], True),  # TEST-NET-1 of RFC 5737: nobody's
+        (AWAY[:1], True),
         (["localhost", "127.0.0.1"], True),
     ],
 )
@@ -337,19 +342,19 @@ def test_which_hosts_are_this_one(hosts: list[str], remote: bool) -> None:
 
 
 def test_an_address_that_is_not_ours_beside_our_name() -> None:
-    document = make_rank_table([("192.0.2.1", 2)]).document
+    document = make_rank_table([(AWAY[0], 2)]).document
     document["server_list"][0]["server_id"] = os.uname().nodename
     assert remote_hosts(parse_rank_table(document)) == []
 
 
 @pytest.mark.parametrize(
-    ("host", "warned"), [("a-label.invalid", True), ("localhost", False), ("0", False), ("192.0.2.1", False)]
+    ("host", "warned"), [("a-label.invalid", True), ("localhost", False), ("0", False), (AWAY[0], False)]
 )
 def test_a_host_that_nobody_knows_is_this_one_with_a_warning(
     caplog: pytest.LogCaptureFixture, host: str, warned: bool
 ) -> None:
     launcher = base.choose("auto", make_rank_table([(host, 2)]))
-    assert launcher.name == ("mpirun" if host == "192.0.2.1" else "local")
+    assert launcher.name == ("mpirun" if host == AWAY[0] else "local")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == warned and all(
         f"server {host!r} is no host name that can be found" in text for text in said
@@ -358,4 +363,4 @@ def test_a_host_that_nobody_knows_is_this_one_with_a_warning(
 
 def test_the_local_launcher_refuses_another_host() -> None:
     with pytest.raises(LaunchError, match=r"this host only, but the rank table has 192\.0\.2\.1: use"):
-        LocalLauncher().check(make_rank_table([("192.0.2.1", 2)]))
+        LocalLauncher().check(make_rank_table([(AWAY[0], 2)]))

@@ -238,7 +238,7 @@ LINES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.one_of(st.binary(max_size=60), st.lists(LINES, max_size=6).map("\n".join)))
 def test_any_file(text: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "any.ini"

@@ -562,7 +562,8 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+# A model may be looked for on the disk: how long one example takes is the machine's affair.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(arguments=st.lists(ANYTHING, min_size=2, max_size=6))
 def test_any_arguments_of_build(arguments: list[Any]) -> None:
     try:
@@ -578,7 +579,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return built(api_models.add_one(tmp_path_factory.mktemp("small") / "m.onnx"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(first=ANYTHING, second=ANYTHING, method=st.sampled_from(["predict", "resize", "get_model_info"]))
 def test_any_arguments_of_a_built_model(first: Any, second: Any, method: str, small: Model) -> None:
     arguments = (first,) if method == "get_model_info" else (first, second)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ranks import limits
+from sharding import limits, slice_model, stream
+from tests.sharding.graphs import mlp
 
 V1 = "31 23 0:26 {mounted} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
 V1_MEMORY = "32 23 0:27 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -89,16 +92,42 @@ def test_a_system_without_cgroups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "short"),
+    ("error", "advice"),
     [
-        (MemoryError(), True),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
-        (RuntimeError("can't start new thread"), True),
-        (RuntimeError("std::bad_alloc"), True),
-        (OSError(errno.ENOENT, "No such file"), False),
-        (ValueError("memory"), False),
+        (MemoryError(), "memory is short ("),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory is short ("),
+        (RuntimeError("can't start new thread"), "memory is short ("),
+        (RuntimeError("std::bad_alloc"), "memory is short ("),
+        (OSError(errno.EMFILE, "Too many open files"), "`ulimit -n` allows "),
+        (OSError(errno.ENFILE, "Too many open files in system"), "`ulimit -n` allows "),
+        (RuntimeError("open weights.data fail, errcode = 24 - Too many open files"), "`ulimit -n` allows "),
+        (OSError(errno.ENOENT, "No such file"), ""),
+        (ValueError("memory"), ""),
     ],
 )
-def test_what_is_short_of_memory(error: Exception, short: bool) -> None:
-    assert limits.is_short(error) is short
-    assert limits.memory_advice().startswith("memory is short (")
+def test_what_is_short(error: Exception, advice: str) -> None:
+    found = limits.shortage(error)
+    assert found.startswith(advice) and bool(found) == bool(advice)
+
+
+def test_few_files() -> None:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        assert not limits.files_advice(1 << 40)
+        return
+    assert limits.files_advice(allowed) == f"`ulimit -n` allows {allowed} open files: raise that limit"
+    assert not limits.files_advice(allowed - 1)
+
+
+def test_writers_of_slices_are_as_many_as_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[str] = []
+    known = stream.ThreadPoolExecutor
+
+    def pool(workers: int, name: str) -> ThreadPoolExecutor:
+        pools.append(name)
+        return known(workers, name)
+
+    monkeypatch.setattr(stream, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(stream, "processors", lambda: 1)  # as a quota of one leaves of any number
+    slice_model(mlp(tmp_path / "model.onnx", inner=4096), 2, tmp_path / "slices")
+    assert pools.count("write") == pools.count("hash") == 1

@@ -1,4 +1,4 @@
-"""What the system lets this process use: processors and memory, by its own limits and those of its cgroups.
+"""What the system lets this process use, by its own limits and its cgroups: processors, memory, open files.
 
 A container's share of the processors is a quota of time: the process still sees all of them, and threads for
 all of them are stopped together, again and again. A cgroup never gets more than those it lies in.
@@ -16,6 +16,7 @@ from pathlib import Path
 from sharding.text import human_bytes
 
 _UNLIMITED = 1 << 60  # version 1 says so with the largest number of whole pages
+_FILES = (errno.EMFILE, errno.ENFILE)
 _SHORT = (
     "bad_alloc",
     "Failed to allocate",
@@ -106,11 +107,26 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def is_short(error: BaseException) -> bool:
-    """Whether an error says that memory ran out; threads need it too, for their stacks."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    return any(words in str(error) for words in _SHORT)
+def shortage(error: BaseException) -> str:
+    """What ran out, as an error says, and what helps, as the end of a sentence; "" where nothing did.
+
+    Threads need memory too, for their stacks.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error)
+    if number in _FILES or any(os.strerror(files) in text for files in _FILES):
+        return files_advice()
+    short = isinstance(error, MemoryError) or number == errno.ENOMEM or any(word in text for word in _SHORT)
+    return memory_advice() if short else ""
+
+
+def files_advice(few: int | None = None) -> str:
+    """How many files, pipes and sockets this process may open, and what helps; "" where they are more than
+    ``few``."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if few is not None and (limit == resource.RLIM_INFINITY or limit > few):
+        return ""
+    return f"`ulimit -n` allows {limit} open files: raise that limit"
 
 
 def memory_advice() -> str:

@@ -1,0 +1,163 @@
+"""Ranks that a signal stops: who waits for them says so, and does not wait for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher import halted, start
+from launcher.errors import RankFailedError
+from launcher.group import run_program
+from ranks import progress as progress_module
+from ranks.waiting import is_stopped
+from tests.launcher import slices
+from tests.launcher.processes import wait_until
+from tests.left_behind import holding
+
+LIMIT = 1.0
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halted, "NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr(halted, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(halted, "_GRACE", 0.5)
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """What every process that the test starts has in its environment."""
+    monkeypatch.setenv("TEST_HALTED", str(tmp_path))
+    return f"TEST_HALTED={tmp_path}"
+
+
+def halt(pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: all(map(is_stopped, pids)), 10)
+
+
+def left(mark: str) -> list[str]:
+    """What still runs of it, but for multiprocessing's own helper, which ends with this process."""
+    return [command for command in holding(mark).values() if "resource_tracker" not in command]
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+def test_a_request_does_not_wait_for_ever(
+    quickly: None, mark: str, two_slices: Path, launcher: str, caplog: pytest.LogCaptureFixture,
+    ranks: tuple[int, ...],
+) -> None:  # fmt: skip
+    with start(two_slices, launcher=launcher, threads=1, timeout=30) as group:
+        group.predict(slices.feeds(1))
+        group._job._patience = LIMIT
+        pids = [group.stats[rank].pid for rank in ranks]
+        halt(pids)
+        with pytest.raises(RankFailedError) as caught:
+            group.predict(slices.feeds(1))
+    said = [record.getMessage() for record in caplog.records]
+    for rank, pid in zip(ranks, pids, strict=True):
+        (line,) = [line for line in said if line.startswith(f"waiting for rank {rank}, at most 1 s: ")]
+        assert f"process {pid} (" in line and line.endswith(f"is stopped (`kill -CONT {pid}` lets it go on)")
+    text = str(caught.value)
+    assert text.startswith(
+        f"rank {ranks[0]} on host {os.uname().nodename} did not go on within 1 s: it is pro"
+    )
+    assert f"process {pids[0]} (" in text
+    assert text.endswith(f", which is stopped (`kill -CONT {pids[0]}` lets it go on).")
+    assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_one_that_goes_on_in_time_answers(
+    quickly: None, two_slices: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start(two_slices, launcher="local", threads=1, timeout=60) as group:
+        pids = [stats.pid for stats in group.stats]
+        halt(pids)
+
+        def go_on() -> None:
+            wait_until(lambda: len(caplog.records) >= len(pids), 30)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+        waker = threading.Thread(target=go_on)
+        waker.start()
+        feeds = slices.feeds(3)
+        outputs = group.predict(feeds)
+        waker.join()
+        assert len(caplog.records) == 2  # once of each
+        assert np.array_equal(outputs["y"], group.predict(feeds)["y"])
+        caplog.clear()
+        group.predict(feeds)
+        assert not caplog.records
+
+
+def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    with pytest.raises(RankFailedError, match=r"^rank 0 on host .* did not go on within 1 s: it is process"):
+        run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
+    assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, two_slices: Path
+) -> None:
+    with start(two_slices, launcher="local", threads=1) as group:
+        peers = list(group._job._peers.values())
+        halt([peer.pid for peer in peers])
+        now = time.monotonic()
+        monkeypatch.setattr(halted.time, "monotonic", lambda: now)
+        watch = halted.Watch(limit=60.0)
+        now += 1.0
+        assert watch.look(peers) is None
+        now += 3600.0
+        assert watch.look(peers) is None
+        for _ in range(60):
+            now += 1.0
+            error = watch.look(peers)
+        assert error is not None and error.rank == 0
+        monkeypatch.undo()
+
+
+def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
+    """MPI does not tell a rank that another one has gone in order."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom ranks import group\nranks = group.join()\nranks.barrier()\n"
+        "if ranks.rank == 1:\n    sys.exit(0)\nranks.barrier()\n"
+    )
+    with pytest.raises(RankFailedError) as caught:
+        run_program(["exec", str(script)], 2, launcher="mpirun", collectives="mpi", timeout=3)
+    text = str(caught.value)
+    assert text.startswith(f"rank 0 on host {os.uname().nodename}: Rank 1 did not come to barrier within 3 s")
+    assert text.endswith(" Rank 1 had ended with exit code 0 before.")
+
+
+def test_loading_tells_how_many_ranks_are_ready(two_slices: Path, launcher: str) -> None:
+    seen: list[tuple[int, int]] = []
+    with start(two_slices, launcher=launcher, threads=1, progress=lambda *pair: seen.append(pair)):
+        assert seen[0] == (0, 2) and seen[-1] == (2, 2)
+        assert seen == sorted(seen)
+
+
+def test_a_terminal_shows_the_loading_and_a_pipe_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_module, "is_terminal", lambda stream: False)
+    with progress_module.progress("loading", counted=True) as update:
+        assert update is None
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "monotonic", lambda: 2.0 * next(ticks))
+    monkeypatch.setattr(progress_module, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with progress_module.progress("loading 3 kB", counted=True) as update:
+        assert update is not None
+        update(1, 4)
+    assert "loading 3 kB" in (shown := capsys.readouterr().err) and "1/4" in shown
