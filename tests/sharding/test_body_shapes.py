@@ -62,7 +62,7 @@ def _body(text: str, declared: str = "[]") -> str:
       more = Identity(go) {text} }}"""
 
 
-KEPT = {
+KEPT: dict[str, tuple[str, Axes, tuple[str | int | None, ...]]] = {
     "kept": ("m = MatMul(state, w) next = Tanh(m) row = Neg(m)", ["b", "s", WIDTH], ("b", "s", WIDTH)),
     "with what lies outside": ("next = Add(state, x) row = Identity(next)", ["b", WIDTH], ("b", WIDTH)),
     "an axis grows": (
@@ -90,7 +90,7 @@ def test_layers_after_a_loop_are_cut(tmp_path: Path, case: str) -> None:
     sharding.slice_model(path, 2, tmp_path / "slices")
     assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
     lengths = {"b": 3, "s": 5}
-    x = graphs.array(*(lengths[axis] if isinstance(axis, str) else axis for axis in shape))
+    x = graphs.array(*(lengths[axis] if isinstance(axis, str) else axis or 1 for axis in shape))
     for times in (1, 2, 3):
         lockstep.assert_same(tmp_path / "slices", path, {"x": x, "times": np.array(times)})
 
