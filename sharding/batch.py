@@ -82,6 +82,8 @@ def _candidates(source: Source) -> list[dict[str, int]]:
             name: [axis for axis, length in enumerate(shape) if length == symbol and (axis == 0 or length)]
             for name, shape in shapes.items()
         }
+        if symbol in first:  # a name may stand for lengths that have nothing to do with each other
+            places = {name: axes[:1] if axes[:1] == [0] else axes for name, axes in places.items()}
         if all(len(axes) <= 1 for axes in places.values()):
             found.append({name: axes[0] for name, axes in places.items() if axes})
     return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding import contrib_shapes, shape_values
+from sharding import body_shapes, contrib_shapes, shape_values
 from sharding.errors import ModelError
 from sharding.fold import evaluate, small_constant
 from sharding.lowering import lower
@@ -149,9 +149,13 @@ class _Completion:
 
     def run(self) -> None:
         for node in list(self.graph):
-            if any(True for _ in subgraphs(node)):
-                continue
-            found = contrib_shapes.infer(node)
+            has_body = any(True for _ in subgraphs(node))
+            if has_body:
+                found: dict[str, onnx.TypeProto] | None = body_shapes.infer(
+                    node, self.model, _forget_in_bodies
+                )
+            else:
+                found = contrib_shapes.infer(node)
             if found is not None:
                 self.changed.update(
                     value

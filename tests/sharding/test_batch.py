@@ -190,6 +190,18 @@ def test_a_fixed_batch_is_not_cut(tmp_path: Path) -> None:
     assert "its inputs have fixed lengths ('x' is [8, 16])" in found and "dynamic axes" in found
 
 
+def test_one_name_for_the_batch_and_another_length(tmp_path: Path) -> None:
+    """ONNX Runtime does not hold a model to its symbols; the first axis is the batch."""
+    text = """g (float[n, n, 16] x, float[n, n] m) => (float[n, n, 8] y) {
+      u = Constant<value = int64[1] {2}>() k = Unsqueeze(m, u) a = Mul(x, k) y = MatMul(a, w) }"""
+    path = graphs.save(tmp_path / "model.onnx", text, {"w": graphs.array(16, 8)})
+    assert batch_axes(read_model(path)) == BatchAxes({"x": 0, "m": 0}, {"y": 0})
+    sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy="data"))
+    for batch, length in ((4, 3), (3, 3), (2, 5)):
+        feeds = {"x": graphs.array(batch, length, 16), "m": graphs.array(batch, length, seed=1)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
 def test_a_fixed_number_of_rows_inside_is_named(tmp_path: Path) -> None:
     text = """g (float[n, 4] x) => (float[n, 4] y) {
       t = Constant<value = int64[3] {2, -1, 4}>() a = Reshape(x, t) b = Relu(a)

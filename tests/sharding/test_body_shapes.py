@@ -1,0 +1,122 @@
+"""Shapes of what control flow gives: layers after it are cut as those before it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sharding
+from sharding.read import read_model
+from sharding.values import shape_of
+from tests.sharding import graphs, lockstep
+
+WIDTH = 8
+Axes = list[str | int | None]
+
+
+def _model(path: Path, body: str, shape: Axes, weights: dict[str, Any], then: str = "") -> Path:
+    """A Loop over x, then two products that want to be cut by columns and by rows."""
+    nodes = [
+        helper.make_node("Loop", ["times", "", "x"], ["l", "stacked"], body=onnx.parser.parse_graph(body))
+    ]
+    last = "l"
+    if then:
+        branches = [onnx.parser.parse_graph(then.replace("OUT", out)) for out in ("t", "e")]
+        nodes.append(
+            helper.make_node("If", ["flag"], ["c"], then_branch=branches[0], else_branch=branches[1])
+        )
+        last = "c"
+    nodes += [
+        helper.make_node("MatMul", [last, "w1"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("MatMul", ["r", "w2"], ["y"]),
+    ]
+    weights = {**weights, "w1": graphs.array(WIDTH, 16), "w2": graphs.array(16, WIDTH, seed=1)}
+    flag = [helper.make_tensor_value_info("flag", TensorProto.BOOL, [])] if then else []
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("times", TensorProto.INT64, []),
+            *flag,
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "stacked")],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def _shapes(path: Path) -> dict[str | None, Any]:
+    return {value.name: shape_of(value) for node in read_model(path).model.graph for value in node.outputs}
+
+
+def _body(text: str, declared: str = "[]") -> str:
+    kind = f"float{declared}"
+    return f"""body (int64 i, bool go, {kind} state) => (bool more, {kind} next, {kind} row) {{
+      more = Identity(go) {text} }}"""
+
+
+KEPT: dict[str, tuple[str, Axes, tuple[str | int | None, ...]]] = {
+    "kept": ("m = MatMul(state, w) next = Tanh(m) row = Neg(m)", ["b", "s", WIDTH], ("b", "s", WIDTH)),
+    "with what lies outside": ("next = Add(state, x) row = Identity(next)", ["b", WIDTH], ("b", WIDTH)),
+    "an axis grows": (
+        "next = Concat<axis = 1>(state, one) row = ReduceSum<keepdims = 0>(next)",
+        [2, "s", WIDTH],
+        (2, None, WIDTH),
+    ),
+    "axes change places": (
+        "next = Transpose<perm = [1, 0, 2]>(state) row = ReduceSum<keepdims = 0>(next)",
+        ["b", "s", WIDTH],
+        (None, None, WIDTH),
+    ),
+}
+WEIGHTS = {"w": graphs.array(WIDTH, WIDTH, seed=3) / 4, "one": np.ones((2, 1, WIDTH), np.float32)}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_layers_after_a_loop_are_cut(tmp_path: Path, case: str) -> None:
+    text, shape, expected = KEPT[case]
+    path = _model(tmp_path / "model.onnx", _body(text), list(shape), WEIGHTS)
+    found = _shapes(path)["l"]
+    assert found is not None and len(found) == len(expected)
+    for here, axis in zip(found, expected, strict=True):
+        assert here == axis or (axis is None and str(here).startswith("unk__"))
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    lengths = {"b": 3, "s": 5}
+    x = graphs.array(*(lengths[axis] if isinstance(axis, str) else axis or 1 for axis in shape))
+    for times in (1, 2, 3):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": x, "times": np.array(times)})
+
+
+def test_a_loop_that_adds_axes_stays_open(tmp_path: Path) -> None:
+    text = "next = Unsqueeze(state, zero) row = ReduceSum<keepdims = 0>(next)"
+    path = _model(tmp_path / "model.onnx", _body(text), ["b", WIDTH], {"zero": np.array([0])})
+    assert _shapes(path)["l"] is None
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    for times in (1, 3):
+        feeds = {"x": graphs.array(2, WIDTH), "times": np.array(times)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_a_branch_after_a_loop(tmp_path: Path) -> None:
+    """Of the Loop nothing is known when onnx's inference comes to the If."""
+    then = "branch () => (float[] OUT) { OUT = Neg(l) }"
+    path = _model(tmp_path / "model.onnx", _body(KEPT["kept"][0]), ["b", "s", WIDTH], WEIGHTS, then)
+    assert _shapes(path)["c"] == ("b", "s", WIDTH)
+    assert _shapes(path)["stacked"][1:] == ("b", "s", WIDTH)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+
+
+def test_what_a_body_declares_is_not_believed(tmp_path: Path) -> None:
+    body = _body("next = Concat<axis = 1>(state, one) row = ReduceSum<keepdims = 0>(next)", "[n, 7, m]")
+    path = _model(tmp_path / "model.onnx", body, [2, "s", WIDTH], WEIGHTS)
+    found = _shapes(path)["l"]
+    assert found[0] == 2 and found[1] not in {7, "s"} and found[2] == WIDTH
