@@ -158,3 +158,11 @@ def _signal(code: int) -> signal.Signals | None:
         return signal.Signals(-code)
     except ValueError:
         return None
+
+
+def copied(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
+    """The same error as another object."""
+    if isinstance(error, RankFailedError):
+        fields = ("rank", "host", "details", "code", "usage")
+        return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})
+    return LaunchError(str(error))

@@ -29,7 +29,7 @@ from ranks.api.types import ModelType
 from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
-    from ranks.executor import RankModel
+    from ranks.rank_model import RankModel
 
     Feeds = Mapping[str, np.ndarray[Any, Any]]
     _Workers = Pool[RankModel, Feeds, list[Any]]
