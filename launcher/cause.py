@@ -151,29 +151,6 @@ def launcher_error(
     return RankFailedError(message) if started else LaunchError(message)
 
 
-def late(
-    what: str, missing: Sequence[int], launcher: str, *, far: Sequence[str], tail: Sequence[str], more: str
-) -> str:
-    """What to say where ranks are not there in time: ``what`` is late, nothing was heard of those missing.
-
-    ``far`` are hosts that the launcher reaches over ssh, ``tail`` its last words, ``more`` what else is
-    known.
-    """
-    text, said = what, []
-    if missing:
-        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-        text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {shown}"
-        said = [f"  {line[:_LONGEST]}" for line in tail if line.strip("- ")]
-    advice = "look at the hosts, or allow more time (--timeout)."
-    if missing and far:
-        hosts = ", ".join(far[:_SHOWN]) + (", ..." if len(far) > _SHOWN else "")
-        advice = (
-            f"{launcher} starts the ranks over ssh on {hosts}: see that `ssh {far[0]}` connects without a "
-            "question and that this program is installed there, or allow more time (--timeout)."
-        )
-    return "\n".join([f"{text}: {advice}{more}", *([f"{launcher} said:"] if said else []), *said])
-
-
 def shortage(error: Exception) -> LaunchError:
     """The error to raise where this process itself has no memory, threads or descriptors for its ranks."""
     if isinstance(error, OSError) and (advice := what_is_short(error)):
@@ -199,3 +176,11 @@ def _signal(code: int) -> signal.Signals | None:
         return signal.Signals(-code)
     except ValueError:
         return None
+
+
+def copied(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
+    """The same error as another object."""
+    if isinstance(error, RankFailedError):
+        fields = ("rank", "host", "details", "code", "usage")
+        return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})
+    return LaunchError(str(error))

@@ -6,6 +6,8 @@ import contextlib
 import hmac
 import os
 import secrets
+import select
+import signal
 import socket
 import struct
 import sys
@@ -250,3 +252,20 @@ def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
         ) from None
     sock.listen(_BACKLOG)
     return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"
+
+
+def kill_peers(peers: Sequence[Peer], seconds: float) -> None:
+    """Kills ranks of this host that are still there, and waits, ``seconds`` at most, until they are not."""
+    deadline = time.monotonic() + seconds
+    for peer in peers:
+        assert peer.process is not None
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(peer.process, signal.SIGKILL)
+    for peer in peers:
+        if peer.process is None:
+            continue
+        poller = select.poll()
+        poller.register(peer.process, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(peer.process)
+        peer.process = None

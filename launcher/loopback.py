@@ -20,6 +20,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ranks.processes import is_stopped, status
+
 log = logging.getLogger(__name__)
 
 _PIDFD_GETFD = 438  # the same number on every processor
@@ -31,10 +33,10 @@ _STOP_SECONDS = 1.0
 def family(pid: int, without: Collection[int] = ()) -> list[int]:
     """A process of this host and what descends from it, but for ``without`` and what descends from those."""
     parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The command's name stands in parentheses and may itself hold any character.
-            parents[int(path.parent.name)] = int(path.read_bytes().rpartition(b")")[2].split()[1])
+    for path in Path("/proc").glob("[0-9]*"):
+        now = status(int(path.name)) if path.name.isdecimal() else None
+        if now is not None:
+            parents[int(path.name)] = now.parent
     found = [pid]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one and child not in without]
@@ -69,8 +71,7 @@ def _stopped(process: int, pid: int) -> Iterator[None]:
     signal.pidfd_send_signal(process, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + _STOP_SECONDS
-        stat = Path(f"/proc/{pid}/stat")
-        while stat.read_bytes().rpartition(b")")[2].split()[0] != b"T" and time.monotonic() < deadline:
+        while not is_stopped(pid) and time.monotonic() < deadline:
             time.sleep(1e-4)
         yield
     finally:

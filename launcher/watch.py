@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
-import signal
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import cause, halted
 from launcher.answers import Answers
 from launcher.base import SOME_RANK, Ended, Handle, Launcher
-from launcher.control import Listener, Peer
+from launcher.control import Listener, Peer, kill_peers
 from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import over_ssh, remote_hosts
+from launcher.late import late, listed
 from launcher.output import Output
 from ranks import heap, wire
 
@@ -38,7 +36,6 @@ STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
 NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
-_SHOWN = 8
 
 
 class Job:
@@ -277,7 +274,7 @@ class Job:
             self.abort(found)
         if self.failure is not None:
             # A copy: raising one error object in several threads would mix their tracebacks.
-            raise _copy(self.failure)
+            raise cause.copied(self.failure)
 
     def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
@@ -288,19 +285,17 @@ class Job:
             and len(self._peers) < self.world_size
         ):
             self._noticed = True
-            hosts = ", ".join(over_ssh(self._remote)[:_SHOWN])
             log.warning(
                 "%d of %d ranks have started; %s reaches %s over ssh",
-                *(len(self._peers), self.world_size, self._launcher.name, hosts),
+                *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
             )
         return watch.look(self._peers.values())
 
     def _late(self, what: str, timeout: float) -> str:
-        """What to say where ranks are not there in time, with the last words of what starts them."""
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
-        far, said = over_ssh(self._remote), self._output.tail(None)
-        late, more = f"{what} within {timeout:g} s", halted.in_sentences(self._peers.values())
-        return cause.late(late, missing, self._launcher.name, far=far, tail=said, more=more)
+        said = self._output.tail(None) if missing else []
+        more = halted.in_sentences(self._peers.values())
+        return late(what, timeout, missing, self._launcher.name, over_ssh(self._remote), said, more)
 
     @property
     def launcher_name(self) -> str:
@@ -365,7 +360,9 @@ class Job:
                 self._handle.terminate()
                 if not self._until_ended(TERMINATE_SECONDS):
                     self._handle.kill()
-            self._kill_peers()
+            with self.changed:
+                peers = [peer for peer in self._peers.values() if peer.process is not None]
+            kill_peers(peers, KILL_SECONDS)
             self._until_ended(KILL_SECONDS)
             self._output.join(TERMINATE_SECONDS)
             self._handle.close()
@@ -373,28 +370,3 @@ class Job:
     def _until_ended(self, timeout: float) -> bool:
         with self.changed:
             return self.changed.wait_for(lambda: self._all_ended, timeout)
-
-    def _kill_peers(self) -> None:
-        """Kills ranks of this host that are still there, and waits until they are not."""
-        with self.changed:
-            peers = [peer for peer in self._peers.values() if peer.process is not None]
-        deadline = time.monotonic() + KILL_SECONDS
-        for peer in peers:
-            assert peer.process is not None
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(peer.process, signal.SIGKILL)
-        for peer in peers:
-            if peer.process is None:
-                continue
-            poller = select.poll()
-            poller.register(peer.process, select.POLLIN)
-            poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            os.close(peer.process)
-            peer.process = None
-
-
-def _copy(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
-    if isinstance(error, RankFailedError):
-        fields = ("rank", "host", "details", "code", "usage")
-        return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})
-    return LaunchError(str(error))

@@ -71,6 +71,7 @@ def bound(root: Path, limit: int, keep: Collection[str] = ()) -> None:
 
 def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
     from ranks.weights import entries
+    from ranks.weights.entry_file import Entry
 
     weights = cache_place.place_of(root, "weights")
     if cache_place.ours(root, "weights"):
@@ -87,14 +88,14 @@ def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
         for name in cache_entries.mapped_files(cache_place.place_of(root, kind))
     }
     # What crashed processes left goes first.
-    oldest: list[cache_entries.Folder | entries.Entry] = sorted(
+    oldest: list[cache_entries.Folder | Entry] = sorted(
         [*folders, *prepared],
-        key=lambda one: (isinstance(one, entries.Entry) or one.finished, one.used),
+        key=lambda one: (isinstance(one, Entry) or one.finished, one.used),
     )
     for one in oldest:
         if sum(sizes.values()) <= limit:
             return
-        if isinstance(one, entries.Entry):
+        if isinstance(one, Entry):
             entries.throw_out(weights, 0, only=one.key)
             sizes["weights"] = entries.occupied(weights)
         elif cache_entries.remove(one, mapped):

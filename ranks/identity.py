@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ranks.errors import IdentityError
+from ranks.processes import status
 
 Environ = Mapping[str, str]
 
@@ -240,16 +241,12 @@ def _pmi_proxy() -> str | None:
     """The pid and start time of the process manager of MPICH or Intel MPI that started this process."""
     pid = os.getppid()
     for _ in range(32):
-        try:
-            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - no pathlib
-                # Fields after the command, which stands in parentheses and may hold anything: proc(5).
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
-        except OSError:
+        now = status(pid)
+        if now is None:
             return None
-        fields = rest.split()
-        if name.startswith(("hydra_", "mpiexec")):
-            return f"{pid}:{fields[19]}"
-        pid = int(fields[1])
+        if now.name.startswith(("hydra_", "mpiexec")):
+            return f"{pid}:{now.start}"
+        pid = now.parent
         if pid <= 1:
             return None
     return None

@@ -12,9 +12,9 @@ import os
 import select
 import sys
 import threading
-from pathlib import Path
 
 from ranks.control import CONTROL, EXIT_ORPHANED
+from ranks.processes import status
 
 _LAUNCHERS = frozenset(
     (
@@ -58,14 +58,12 @@ def _launcher() -> tuple[int, str] | None:
         return os.getppid(), "torchrun"
     pid = os.getpid()
     for _ in range(_FARTHEST):
-        try:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-        except OSError:
+        now = status(pid)
+        if now is None:
             return None
-        name = name.partition("(")[2]
-        if name in _LAUNCHERS:
-            return pid, name
-        pid = int(rest.split()[1])
+        if now.name in _LAUNCHERS:
+            return pid, now.name
+        pid = now.parent
         if pid <= 1:
             return None
     return None

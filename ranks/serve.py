@@ -11,8 +11,8 @@ from ranks.wire import Kind, Message
 
 if TYPE_CHECKING:
     from ranks.control import Control
-    from ranks.executor import RankModel
     from ranks.identity import Identity
+    from ranks.rank_model import RankModel
     from ranks.spread import Spreader
 
 

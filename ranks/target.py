@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from ranks.api.targets import Placement
     from ranks.collectives.base import Communicator
-    from ranks.executor import RankModel
     from ranks.identity import Identity
     from ranks.precision.request import Asked, Precision
+    from ranks.rank_model import RankModel
 
 TARGETS = ("cpu", "gpu", "ascend")
 _ON_DEVICE = {"nccl": "gpu", "hccl": "ascend"}

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from ranks.errors import ShardrunError
+from ranks.processes import is_stopped
 from sharding.text import one_line, shortened
 
 log = logging.getLogger(__name__)
@@ -87,15 +88,6 @@ def in_words(pid: int) -> str:
     if command:
         told += f" ({shortened(one_line(command.decode(errors='backslashreplace')), _COMMAND)})"
     return f"{told}, which is stopped (`kill -CONT {pid}` lets it go on)" if is_stopped(pid) else told
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this host is stopped by a signal, by a debugger or in a frozen container."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in {b"T", b"t"}
 
 
 def _holding(descriptor: int) -> int | None:

@@ -137,13 +137,14 @@ def memory_advice() -> str:
         held.append(f"`ulimit -v` allows {human_bytes(limit)} of addresses")
     if (bytes_ := memory_limit()) is not None:
         held.append(f"its cgroup (container or job) allows {human_bytes(bytes_)}")
-    if (there := _available()) is not None:
+    if (there := free_memory()) is not None:
         held.append(f"{human_bytes(there)} are available on this host")
     known = f" ({', '.join(held)})" if held else ""
     return f"memory is short{known}: raise the limit, or use more ranks, each of which holds less"
 
 
-def _available() -> int | None:
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping (``MemAvailable`` of Linux); None where that is not known."""
     for line in (_read(Path("/proc/meminfo")) or "").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":

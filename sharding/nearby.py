@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sharding.text import similar as similar_words
+
 MODELS = frozenset({".onnx", ".mindir"})
 """Suffixes that stand for one another: the content decides what a model is."""
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=[^/])")  # one letter is a drive of Windows
@@ -60,7 +62,7 @@ def similar(path: str | Path) -> list[str]:
 def _entries(folder: Path, name: str, rest: Sequence[str]) -> list[str]:
     """What the folder has that may stand in the place of ``name``."""
     suffix = Path(name).suffix.lower()
-    is_model = not suffix or bool(difflib.get_close_matches(suffix, MODELS, 1, 0.7))
+    is_model = not suffix or bool(similar_words(suffix, MODELS, 1, 0.7))
     wanted = {suffix} | (MODELS if is_model else set())
     found = []
     with os.scandir(folder) as listed:

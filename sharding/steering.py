@@ -13,7 +13,6 @@ pattern matches a whole name, or its end from a dot or slash on; it may leave ou
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from sharding.demands import Demand, in_words, label_of
 from sharding.documents import DocumentError, quote, read_document
 from sharding.features import feature_axes
 from sharding.placement import PARTIAL, REPLICATED, Placement, Split, parse_placement
-from sharding.text import counted
+from sharding.text import counted, similar
 
 if TYPE_CHECKING:
     from sharding.read import Source
@@ -143,7 +142,7 @@ def _matches(expression: re.Pattern[str], name: str, is_vector: bool) -> bool:
 
 def _hint(pattern: str, names: Sequence[str]) -> str:
     plain = re.sub(r"[*?\[\]]+", "", pattern)
-    close = difflib.get_close_matches(plain, names[:10_000], n=3, cutoff=0.4)
+    close = similar(plain, names, 3, 0.4)
     close = close or list(names[:3])
     if not close:
         return ": the model has none"

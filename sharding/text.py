@@ -47,13 +47,21 @@ def printable(text: str) -> str:
     return "\n".join(map(one_line, text.split("\n")))
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The word of those known that a misspelled one most likely means; case and hyphens do not count."""
+def similar(word: str, known: Iterable[str], most: int, alike: float = 0.6) -> list[str]:
+    """Words of those known that a misspelled one may mean, at most so many, the likeliest first.
+
+    Case and hyphens do not count. ``alike``: from 0 to 1, difflib's measure.
+    """
     import difflib
 
     spelled = {item.lower().replace("-", "_"): item for item in itertools.islice(known, _MOST_COMPARED)}
-    found = difflib.get_close_matches(word[:_LONGEST_WORD].lower().replace("-", "_"), spelled, n=1)
-    return spelled[found[0]] if found else None
+    found = difflib.get_close_matches(word[:_LONGEST_WORD].lower().replace("-", "_"), spelled, most, alike)
+    return [spelled[item] for item in found]
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The word of those known that a misspelled one most likely means."""
+    return next(iter(similar(word, known, 1)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

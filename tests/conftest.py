@@ -24,6 +24,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What `./run.sh test --fast` leaves out: exports, many processes, thousands of cases.
+SLOW = (
+    "architectures/",
+    "end_to_end/test_documents.py",
+    "end_to_end/test_main_job.py",
+    "end_to_end/test_mindir.py",
+    "end_to_end/test_models.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is slow, file by file."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     saved = dict(os.environ)

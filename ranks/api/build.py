@@ -26,9 +26,9 @@ from sharding import limits
 if TYPE_CHECKING:
     from ranks.api.membership import Sharing
     from ranks.collectives.base import Communicator
-    from ranks.executor import RankModel
     from ranks.identity import Identity
     from ranks.precision.request import Precision
+    from ranks.rank_model import RankModel
     from ranks.weights.store import Store
 
 MOST_THREADS = 1024

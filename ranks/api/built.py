@@ -13,8 +13,8 @@ from ranks.api.types import DataType, from_numpy
 from ranks.errors import ModelError, ShardrunError
 
 if TYPE_CHECKING:
-    from ranks.executor import RankModel
     from ranks.pins import Pin
+    from ranks.rank_model import RankModel
     from ranks.weights.sharing import SharedWeights
 
 Dims = Mapping[str, Sequence[int | str | None]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranks.api import membership
+from ranks.api.arguments import checked_outputs, length, one_by_one, shapes_of
 from ranks.api.build import build
 from ranks.api.built import Built
 from ranks.api.check import check_elements, check_isinstance, check_sequence, decryption_key, integer
@@ -164,7 +164,7 @@ class Model(OneProcess):
         if self._built is None:
             return []
         return [
-            OutputTensor(spec.name, from_numpy(spec.dtype), tuple(_length(dim) for dim in spec.shape))
+            OutputTensor(spec.name, from_numpy(spec.dtype), tuple(length(dim) for dim in spec.shape))
             for spec in self._built.outputs
         ]
 
@@ -186,7 +186,7 @@ class Model(OneProcess):
         fails.
         """
         if type(inputs) is not list:
-            inputs, outputs = _one_by_one(inputs, outputs, further)
+            inputs, outputs = one_by_one(inputs, outputs, further)
             check_sequence("inputs", inputs)
         assert isinstance(inputs, (list, tuple))
         built = self._built
@@ -211,7 +211,7 @@ class Model(OneProcess):
                 feeds[names[index]] = given
             else:
                 raise TypeError(f"inputs element must be Tensor, but got {type(given)} at index {index}.")
-        places = None if outputs is None else _checked_outputs(outputs, len(built.outputs))
+        places = None if outputs is None else checked_outputs(outputs, len(built.outputs))
         try:
             results = built.run(feeds)
         except ShardrunError as error:
@@ -324,7 +324,7 @@ class Model(OneProcess):
         check_sequence("inputs", inputs, " of Lite Tensor")
         check_sequence("dims", dims, " of shape")
         check_elements("inputs", inputs, Tensor)
-        shapes = _shapes(dims)
+        shapes = shapes_of(dims)
         if len(inputs) != len(dims):
             raise ValueError(
                 f"inputs' size does not match dims' size, but got "
@@ -374,47 +374,3 @@ class Model(OneProcess):
             if tensor.name == tensor_name:
                 return tensor
         raise runtime_error(f"get_output_by_tensor_name failed! The model has no output {tensor_name!r}.")
-
-
-def _length(dim: int | str | None) -> int:
-    return dim if isinstance(dim, int) else -1
-
-
-def _one_by_one(inputs: Any, outputs: Any, further: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Inputs and outputs of ``predict(a, b, ...)``; what ``predict([a, b], outputs)`` was given stays."""
-    if not isinstance(inputs, (Tensor, np.ndarray)):
-        return inputs, outputs
-    if isinstance(outputs, (Tensor, np.ndarray)):
-        return [inputs, outputs, *further], None
-    return [inputs, *further], outputs
-
-
-def _checked_outputs(outputs: object, expected: int) -> list[Tensor]:
-    check_sequence("outputs", outputs)
-    assert isinstance(outputs, (list, tuple))
-    check_elements("outputs", outputs, Tensor)
-    if len(outputs) != expected:
-        raise runtime_error(
-            f"predict failed! Error is model output len:{expected} not equal output len:{len(outputs)}!"
-        )
-    return list(outputs)
-
-
-def _shapes(dims: Sequence[object]) -> list[tuple[int, ...]]:
-    shapes = []
-    for index, shape in enumerate(dims):
-        if not isinstance(shape, (list, tuple)):
-            raise TypeError(
-                f"dims element must be list or tuple of int, but got {type(shape)} at index {index}."
-            )
-        lengths = []
-        for position, length in enumerate(shape):
-            try:
-                lengths.append(operator.index(length))
-            except TypeError:
-                raise TypeError(
-                    f"dims element's element must be int, but got {type(length)} at {index}th dims element's "
-                    f"{position}th element."
-                ) from None
-        shapes.append(tuple(lengths))
-    return shapes

@@ -30,7 +30,7 @@ from ranks.errors import ModelError, ShardrunError
 from sharding import limits
 
 if TYPE_CHECKING:
-    from ranks.executor import RankModel
+    from ranks.rank_model import RankModel
 
     Feeds = Mapping[str, np.ndarray[Any, Any]]
     _Workers = Pool[RankModel, Feeds, list[Any]]

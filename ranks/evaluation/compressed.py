@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from zipfile import ZipInfo
 
 from ranks.evaluation.errors import EvaluationError
+from sharding.limits import free_memory
 from sharding.text import human_bytes
 
 LARGE = 256 << 20
@@ -50,12 +49,3 @@ def check_memory(nbytes: int, where: str) -> None:
             f"{where}: {human_bytes(nbytes)} are to be read into memory, "
             f"of which {human_bytes(free)} are free."
         )
-
-
-def free_memory() -> int | None:
-    """Bytes that can be had without swapping (``MemAvailable`` of Linux); None where that is not known."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

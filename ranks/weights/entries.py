@@ -19,26 +19,22 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ranks import cache_place, pins, regular, whole
 from ranks.pins import Pin
-from ranks.weights import durable
+from ranks.weights import durable, entry_file
+from ranks.weights.entry_file import Blob, Entry, Prepared
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
-"""Of the store's files; others are not looked at."""
 BLOBS, LOCKS, WORK = "blobs", "locks", "work"
 REFUSED_SECONDS = 86400.0
 """How long nobody tries again to prepare what could not be prepared: the reason may have been passing."""
@@ -46,45 +42,6 @@ _KEY = re.compile("[0-9a-f]{32}")
 _OURS = re.compile(rf"{_KEY.pattern}\.(json|onnx|boot)|[0-9a-f]{{64}}")
 _WORK_PREFIX = "tmp"
 _IN_WORK = re.compile(rf"{_WORK_PREFIX}[a-z0-9_]{{8}}")  # tempfile's names
-_MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A weight's file: its raw bytes, then its packed forms. ``name`` is the SHA-256 of all of it."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """``graph`` is a serialized model that refers to ``blobs``, which lie in the work folder."""
-
-    graph: bytes
-    blobs: tuple[Blob, ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One model's prepared form, as far as ``KEY.json`` says it. ``refused``: why there is none, and never
-    will be while the key stays the same."""
-
-    key: str
-    what: str
-    graph_bytes: int = 0
-    graph_sha256: str = ""
-    blobs: tuple[Blob, ...] = ()
-    refused: str = ""
-    boot: str = ""
-    """When it was written, as `ranks.weights.durable` tells it."""
-    used: float = 0.0
-    """When it was last opened, in seconds since 1970."""
-
-    @property
-    def bytes(self) -> int:
-        """Of the graph and all its weights, whether other entries share them or not."""
-        return self.graph_bytes + sum(blob.bytes for blob in self.blobs)
 
 
 def make_folders(folder: Path) -> None:
@@ -107,12 +64,12 @@ def take(folder: Path, key: str, *, check: bool = True) -> tuple[Entry, Pin] | N
     Without ``check`` its weights' bytes are taken to be right, as another process has found them.
     Raises `OSError` where it cannot be read.
     """
-    descriptor = _opened(folder / f"{key}.json")
+    descriptor = entry_file.opened(folder / f"{key}.json")
     if descriptor is None:
         return None
     pin = Pin(descriptor)
     pins.lock(descriptor, fcntl.LOCK_SH, folder / f"{key}.json")
-    entry = _read(descriptor, key)
+    entry = entry_file.read(descriptor, key)
     # Between opening and locking it may have been thrown out: then the name is gone, or another file's.
     if entry is None or not pins.is_at(descriptor, folder / f"{key}.json") or not _is_whole(folder, entry):
         return None
@@ -132,7 +89,7 @@ def take(folder: Path, key: str, *, check: bool = True) -> tuple[Entry, Pin] | N
 def is_there(folder: Path, key: str) -> bool:
     """Whether there is an entry, damaged or not, that is more than the note of a refusal."""
     try:
-        entry = _read_from(folder / f"{key}.json")
+        entry = entry_file.read_from(folder / f"{key}.json")
     except OSError:
         return False
     return not entry.refused if entry is not None else (folder / f"{key}.json").is_file()
@@ -173,14 +130,16 @@ def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -
                 durable.flush(work / blob.name)
             _place(work / blob.name, folder / BLOBS / blob.name, blob, known)
         whole.note(folder / BLOBS, _files(prepared.blobs))
-        _replace(folder / f"{key}.onnx", prepared.graph, work)
+        entry_file.replace(folder / f"{key}.onnx", prepared.graph, work)
         digest = hashlib.sha256(prepared.graph).hexdigest()
-        _write(folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs, boot=boot), work)
+        entry_file.write(
+            folder, Entry(key, what, len(prepared.graph), digest, prepared.blobs, boot=boot), work
+        )
 
 
 def refuse(folder: Path, key: str, what: str, reason: str, work: Path) -> None:
     """Notes that a model cannot be prepared (`REFUSED_SECONDS`). Raises `OSError`."""
-    _write(folder, Entry(key, what, refused=reason or "unknown"), work)
+    entry_file.write(folder, Entry(key, what, refused=reason or "unknown"), work)
 
 
 def remove(folder: Path, key: str) -> None:
@@ -198,7 +157,7 @@ def listing(folder: Path) -> list[Entry]:
             if not _KEY.fullmatch(path.stem):
                 continue
             with contextlib.suppress(OSError):
-                entry = _read_from(path)
+                entry = entry_file.read_from(path)
                 entries.append(entry or Entry(path.stem, "damaged", used=path.lstat().st_mtime))
     return sorted(entries, key=lambda entry: entry.used)
 
@@ -255,7 +214,7 @@ def throw_out(
 
 def _remove_unused(folder: Path, key: str) -> bool:
     try:
-        descriptor = _opened(folder / f"{key}.json")
+        descriptor = entry_file.opened(folder / f"{key}.json")
     except OSError:
         return True
     if descriptor is None:
@@ -326,77 +285,6 @@ def _has_name(path: Path, blob: Blob) -> bool:
         return regular.sha256_of(path, blob.bytes) == blob.name
     except OSError:
         return False
-
-
-def _write(folder: Path, entry: Entry, work: Path) -> None:
-    content: Mapping[str, Any] = {
-        "format": FORMAT,
-        "what": entry.what,
-        "graph": [entry.graph_bytes, entry.graph_sha256],
-        "blobs": [[blob.name, blob.bytes] for blob in entry.blobs],
-        "refused": entry.refused,
-        "boot": entry.boot,
-    }
-    _replace(folder / f"{entry.key}.json", json.dumps(content).encode(), work)
-
-
-def _replace(target: Path, content: bytes, work: Path) -> None:
-    """Writes a file whole or not at all; half of one is left in ``work``, which somebody empties."""
-    temporary = work / "file"
-    with temporary.open("wb") as file:
-        file.write(content)
-        os.fchmod(file.fileno(), 0o400)
-    regular.replace(temporary, target)
-
-
-def _opened(path: Path) -> int | None:
-    """A descriptor of an entry's file; None where there is none, or something else in its place.
-
-    Raises `OSError` where it cannot be read.
-    """
-    try:
-        return regular.open_regular(path)
-    except OSError:
-        if not regular.is_regular(path):
-            return None
-        raise
-
-
-def _read_from(path: Path) -> Entry | None:
-    """An entry's file; None for a damaged one. Raises `OSError` where it cannot be read."""
-    descriptor = _opened(path)
-    if descriptor is None:
-        return None
-    try:
-        return _read(descriptor, path.stem)
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, key: str) -> Entry | None:
-    status = os.fstat(descriptor)
-    if status.st_size > _MOST_BYTES:
-        return None
-    try:
-        content = json.loads(os.pread(descriptor, status.st_size, 0))
-        if content["format"] != FORMAT:
-            return None
-        blobs = tuple(Blob(str(name), int(size)) for name, size in content["blobs"])
-        if any(set(blob.name) - set("0123456789abcdef") or blob.bytes < 0 for blob in blobs):
-            return None
-        size, digest = content["graph"]
-        return Entry(
-            key,
-            str(content["what"]),
-            int(size),
-            str(digest),
-            blobs,
-            str(content["refused"]),
-            str(content["boot"]),
-            status.st_mtime,
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def _is_whole(folder: Path, entry: Entry) -> bool:

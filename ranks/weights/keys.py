@@ -18,7 +18,7 @@ from ranks.cache_folder import (
     size_of_files,
 )
 from ranks.errors import ModelError
-from ranks.weights.entries import FORMAT
+from ranks.weights.entry_file import FORMAT
 from sharding.external import entries, locations
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from ranks.errors import WeightsError
+from ranks.processes import Status, status
 from ranks.quotes import unquoted
 
 LARGEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
@@ -19,30 +19,6 @@ MOST_PIDS = 1024
 MOST_ANCESTORS = 1024
 """How far above a process its family is looked for."""
 _MOST_STRANGERS = 4096
-_STAT_BYTES = 4096
-
-
-class Status(NamedTuple):
-    """Of a running process: its parent's number, and its start in clock ticks since the host started."""
-
-    parent: int
-    start: int
-
-
-def status(pid: int) -> Status | None:
-    """The status of process ``pid``; None where no such process runs (one that only waits for its parent to
-    notice its end does not)."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(descriptor, _STAT_BYTES)
-        finally:
-            os.close(descriptor)
-        # The command's name stands in parentheses and may itself hold any character.
-        fields = text[text.rindex(b")") + 1 :].split()
-        return None if fields[0] in {b"Z", b"X", b"x"} else Status(int(fields[1]), int(fields[19]))
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def parse_pids(text: str, what: str) -> tuple[int, ...]:

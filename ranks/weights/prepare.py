@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from ranks import session
 from ranks.errors import WeightsError
 from ranks.model_file import tensors_of
-from ranks.weights.entries import BLOBS, Blob, Prepared
+from ranks.weights.entries import BLOBS
+from ranks.weights.entry_file import Blob, Prepared
 from ranks.weights.gelu import fuse_gelu
 from ranks.weights.pages import give_back_memory
 

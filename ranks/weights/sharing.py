@@ -25,8 +25,8 @@ from ranks.weights.request import Attach, Share
 from ranks.weights.server import Offer, Server
 
 if TYPE_CHECKING:
-    from ranks.executor import RankModel
     from ranks.identity import Identity
+    from ranks.rank_model import RankModel
     from ranks.weights.on_device import OwnedOnDevice
     from ranks.weights.owned import OwnedStore
     from ranks.weights.store import Store

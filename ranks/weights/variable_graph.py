@@ -7,7 +7,6 @@ update; its results are inputs of the main model, too.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ranks.errors import ModelError
 from ranks.tensors import element_dtype
 from ranks.weights.variable_products import Products, matrices_in, right_factors
 from sharding.names import Names
+from sharding.text import similar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,7 @@ def _unknown(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]
         return f"{name!r} is an input of {file}, not a weight: give it to predict."
     if any(name in node.output for node in model.graph.node):
         return f"{name!r} is computed by {file}; only weights that the file holds can be variable."
-    close = difflib.get_close_matches(name[:200], known, 3, 0.6) if len(known) <= 20_000 else []
+    close = similar(name, known, 3)
     hint = f"; similar are {', '.join(map(repr, close))}" if close else ""
     return f"{file} has no weight {name[:200]!r} among its {len(known)}{hint}."
 

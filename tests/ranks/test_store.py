@@ -26,7 +26,7 @@ from ranks import pins, regular
 from ranks.cache_limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
-from ranks.weights import durable, entries, keys
+from ranks.weights import durable, entries, entry_file, keys
 from ranks.weights.store import Store, default_store
 from sharding.manifest import sha256_of
 
@@ -482,7 +482,7 @@ def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
 
 def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) -> None:
     content = {
-        "format": entries.FORMAT,
+        "format": entry_file.FORMAT,
         "what": "x",
         "graph": [0, ""],
         "blobs": [["../../secret", 0]],

@@ -21,10 +21,7 @@ from sharding.importers.mindir.effects import PERSISTENT, effects, writes_after
 from sharding.importers.mindir.memory import Memory, contents, detached, is_writing, storage
 from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.primitives.base import (
-    ABSENT,
     PRIMITIVES,
-    Absent,
-    ComplexValue,
     Node,
     RefusedError,
     TensorType,
@@ -34,6 +31,7 @@ from sharding.importers.mindir.primitives.base import (
 from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex, parts_of_array
 from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
 from sharding.importers.mindir.program import PASSING, Graph, Prim, Program
+from sharding.importers.mindir.result_types import settled
 
 MOST_NODES = 20_000
 """Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""
@@ -253,7 +251,7 @@ class Tracer:
             result = known.convert(self.builder, context, *positional, **settings)
         if prim.op_type in MISCOUNTED and any(is_open(item) for item in (result, *positional)):
             self.trusts_lengths = False
-        return self.settled(result, types) if known.declared else result
+        return settled(self, result, types) if known.declared else result
 
     def _write(self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]) -> Value:
         """A primitive that changes its first operand: that holds the result from here on."""
@@ -299,41 +297,6 @@ class Tracer:
                 except values.ValueProblem as problem:
                     raise self.invalid(f"the result of node {node.name[:80]!r}: {problem}") from None
         return ()
-
-    def settled(self, result: Any, types: Sequence[TensorType | None]) -> Any:
-        """A result with the element types and lengths that the file declares."""
-        if isinstance(result, (list, tuple)):
-            given = list(types) + [None] * (len(result) - len(types))
-            made = tuple(self._settled(item, kind) for item, kind in zip(result, given, strict=False))
-            return (*made, *[ABSENT] * (len(types) - len(made)))
-        return self._settled(result, types[0] if len(types) == 1 else None)
-
-    def _settled(self, result: Any, kind: TensorType | None) -> Any:
-        if kind is None or result is None or isinstance(result, (tuple, list, Absent)):
-            return result
-        if isinstance(result, ComplexValue):
-            for part in (result.real, result.imaginary):
-                self._settled(part, TensorType(part.dtype, kind.shape))
-            result.shape = result.real.shape
-            return result
-        if kind.dtype.kind == "c":  # a file says so of a magnitude, too
-            kind = TensorType(self.builder.value(result).dtype, kind.shape)
-        value = self.builder.cast(self.builder.value(result, kind.dtype), kind.dtype)
-        if kind.shape is None or value.sequence or not self.trusts_lengths:
-            return value
-        if value.shape is None:
-            value.shape = kind.shape
-        elif kind.shape == (None,) and self.version == 1 and len(value.shape) > 1:
-            pass  # MindSpore 2.0 writes this where it does not know the number of axes
-        elif len(value.shape) != len(kind.shape) or any(
-            a is not None and b is not None and a != b for a, b in zip(value.shape, kind.shape, strict=True)
-        ):
-            raise RefusedError(
-                f"its result has the shape {_shown(value.shape)}, but the file says {_shown(kind.shape)}"
-            )
-        else:
-            value.shape = tuple(b if a is None else a for a, b in zip(value.shape, kind.shape, strict=True))
-        return value
 
     def _placeholder(self, types: Sequence[TensorType | None]) -> Any:
         """What stands for the result of an operation without conversion, so that all of them are found."""
@@ -389,7 +352,3 @@ def _used(node: Any, prim: Prim | None) -> list[str]:
     if prim is not None and prim.op_type in PASSING:
         return list(node.input[:1])
     return [] if prim is not None and prim.op_type == "UpdateState" else list(node.input)
-
-
-def _shown(shape: Sequence[int | None] | None) -> str:
-    return "?" if shape is None else "[" + ", ".join("?" if n is None else str(n) for n in shape) + "]"

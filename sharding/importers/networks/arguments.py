@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from sharding.errors import OptionError
 from sharding.importers.networks.inputs import Input
-from sharding.text import one_line, shortened
+from sharding.text import closest, one_line, shortened
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -32,8 +31,8 @@ def are_named(module: Any, inputs: Sequence[Input], what: str) -> bool:
         return True
     if not arguments or before_variadic(module) is not None:
         return False
-    close = difflib.get_close_matches(unknown[0], arguments, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    close = closest(unknown[0], arguments)
+    hint = f" (did you mean {close}?)" if close else ""
     raise OptionError(
         f"{what} has no argument {shortened(one_line(unknown[0]))!r}{hint}; its arguments are "
         f"{', '.join(arguments)}. Name the inputs so; --input-names gives them other names in the result."

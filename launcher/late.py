@@ -1,0 +1,40 @@
+"""What is said of ranks that are not there in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SHOWN = 8
+_LONGEST = 300
+
+
+def listed(items: Sequence[object]) -> str:
+    """The first few of some ranks or hosts."""
+    return ", ".join(map(str, items[:_SHOWN])) + (", ..." if len(items) > _SHOWN else "")
+
+
+def late(  # noqa: PLR0917 - what the sentence is made of
+    what: str,
+    seconds: float,
+    missing: Sequence[int],
+    launcher: str,
+    far: Sequence[str],
+    said: Sequence[str],
+    more: str = "",
+) -> str:
+    """The sentence, and behind it the last words of what starts the ranks.
+
+    ``missing``: ranks of which nothing was heard; ``launcher``: the name of what starts them; ``far``: the
+    hosts that it reaches over ssh; ``said``: the lines that it printed; ``more``: what else is known.
+    """
+    text = f"{what} within {seconds:g} s"
+    if missing:
+        text += f"; nothing was heard of rank{'s' * (len(missing) > 1)} {listed(missing)}"
+    advice = "look at the hosts, or allow more time (--timeout)."
+    if missing and far:
+        advice = (
+            f"{launcher} starts the ranks over ssh on {listed(far)}: see that `ssh {far[0]}` connects "
+            "without a question and that this program is installed there, or allow more time (--timeout)."
+        )
+    lines = [f"  {line[:_LONGEST]}" for line in said if line.strip("- ")]
+    return "\n".join([f"{text}: {advice}{more}", *([f"{launcher} said:"] if lines else []), *lines])
