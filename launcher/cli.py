@@ -10,6 +10,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.exits import (
@@ -21,7 +22,7 @@ from launcher.exits import (
     report,
     stop,
 )
-from sharding.text import did_you_mean, one_line, printable
+from sharding.text import did_you_mean, one_line, printable, without_long_words
 
 COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
 
@@ -135,13 +136,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
-        self.exit(
-            EXIT_USAGE,
-            one_line(
-                f"shardrun: error: {command + ': ' if command else ''}{message} (see `{self.prog} --help`)"
-            )
-            + "\n",
-        )
+        shown = without_long_words(one_line(f"{command + ': ' if command else ''}{message}"))
+        self.exit(EXIT_USAGE, f"shardrun: error: {shown} (see `{self.prog} --help`)\n")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if (
+            action.type is Path and not arg_string
+        ):  # of a variable that is not set; to `Path` it is this folder
+            raise argparse.ArgumentError(action, "expected a path, found an empty text")
+        return super()._get_value(action, arg_string)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

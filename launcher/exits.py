@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
 from sharding.storage import is_place
-from sharding.text import one_line, printable
+from sharding.text import one_line, printable, without_long_words
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -137,7 +137,7 @@ def drop_output() -> None:
 
 def _say(text: str, code: int, *, lines: bool = False) -> int:
     """``lines``: the text's line ends are meant; else they are part of some name."""
-    shown = printable(text) if lines else one_line(text)
+    shown = without_long_words(printable(text) if lines else one_line(text))
     with contextlib.suppress(OSError):  # standard error is closed too
         print(f"shardrun: {shown}", file=sys.stderr, flush=True)
     return code

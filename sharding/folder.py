@@ -39,9 +39,9 @@ def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Pa
     target = _target(output)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < needed:
-            raise SliceError(f"{output} needs {needed} bytes, but only {free} are free on its disk.")
+        disk = shutil.disk_usage(target.parent)
+        if disk.total and disk.free < needed:  # no size at all: /proc, or a file system that does not tell
+            raise SliceError(f"{output} needs {needed} bytes, but only {disk.free} are free on its disk.")
         _remove_stale(target)
         temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), suffix=_SUFFIX, dir=target.parent))
     except OSError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 
 # A model may have a million names, each as long as it likes.
 _MOST_COMPARED, _LONGEST_WORD = 10_000, 200
+_TOO_LONG, _KEPT = re.compile(r"\S{1001,}"), 200
 
 
 def human_bytes(count: int) -> str:
@@ -45,6 +47,11 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """The same of text whose line ends are meant."""
     return "\n".join(map(one_line, text.split("\n")))
+
+
+def without_long_words(text: str) -> str:
+    """A sentence whose words a person can read: of a name of 10 kB only its ends, as no path is that long."""
+    return _TOO_LONG.sub(lambda word: shortened(word[0], _KEPT), text)
 
 
 def similar(word: str, known: Iterable[str], most: int, alike: float = 0.6) -> list[str]:

@@ -67,6 +67,15 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
         ["run", "m.onnx", "--launcher", "slurm"],
         ["exec", "--target", "gpu", "s.py"],
         ["exec"],
+        ["slice", "", "--plan-only"],
+        ["slice", "m.onnx", "--output", ""],
+        ["run", ""],
+        ["inspect", ""],
+        ["convert", ""],
+        ["scripts", "", "--output", "j"],
+        ["scripts", "m.onnx", "--output="],
+        ["table", "check", ""],
+        ["demo", ""],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +170,20 @@ def test_errors_are_one_sentence_and_a_code(
     assert captured.err.startswith("shardrun: error: ") and message in captured.err
     assert len(captured.err.splitlines()) == 1 and captured.out == ""
     assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "n" * 9000], ["demo", "n" * 9000], ["run", "m", "--" + "n" * 9000]]
+)
+def test_errors_show_the_ends_of_endless_names(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr().err
+    assert code == 2 and len(told) < 500 and "nnn…nnn" in told
 
 
 def test_exit_codes_of_errors() -> None:

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 import sharding
 from sharding import folder, layout, stream
-from sharding.errors import ShardrunError, SliceError
+from sharding.errors import OutputError, ShardrunError, SliceError
 from sharding.manifest import read_manifest, verify_shard
 from sharding.mesh import Mesh
 from sharding.options import SliceOptions
@@ -132,10 +132,16 @@ def test_a_killed_slicing_leaves_no_output_folder(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 10})
+    usage = type("Usage", (), {"free": 10, "total": 100})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(SliceError, match=r"needs \d+ bytes, but only 10 are free"):
         sharding.slice_model(graphs.mlp(tmp_path / "model.onnx"), 2, tmp_path / "out")
+
+
+def test_a_file_system_without_a_size_is_not_a_full_disk(tmp_path: Path) -> None:
+    model = graphs.mlp(tmp_path / "model.onnx")
+    with pytest.raises(OutputError, match=r"/proc/out cannot be written: "):
+        sharding.slice_model(model, 2, "/proc/out")
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
