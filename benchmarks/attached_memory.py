@@ -1,0 +1,161 @@
+"""Memory of processes that attach to one copy of the weights, through the public API alone.
+
+    python benchmarks/attached_memory.py [--model FILE] [--processes 1 4 8] [--sequences 1 128]
+
+Without ``--model`` it is BERT-base of the tests' models. One process shares (`ranks.share_weights`), the
+others attach; each runs the model at the first sequence and then at the next. Beside them, two baselines: one
+process with the model in plain ONNX Runtime and bare processes for the others, and that process with as many
+bare ones as there are processes. "Bare" has imported every module that an attached process has, and has no
+model. Of each group the sum of the PSS (/proc/PID/smaps_rollup), in which a page that several processes hold
+counts once. Pages of libraries that processes outside hold too are divided with them: run it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+MB = 1e6
+
+
+class Worker:
+    """One process of this file: it answers each line with a line of JSON."""
+
+    def __init__(self, kind: str, model: Path, given: str = "") -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", kind, "--model", str(model), "--given", given],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.said = self._answer()
+
+    def run(self, sequence: int) -> None:
+        """Runs the model twice at a length of the sequence."""
+        assert self._process.stdin is not None
+        print(sequence, file=self._process.stdin, flush=True)
+        self._answer()
+
+    def pss(self) -> float:
+        """Bytes."""
+        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+        return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a process of the benchmark ended early; its error is above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def work(kind: str, model: Path, given: str) -> None:
+    """A worker's side: loads, says what it is, and runs as often as asked."""
+    import numpy as np
+    import onnxruntime as ort
+
+    import ranks
+
+    context = ranks.Context()
+    context.cpu.thread_num = 1
+    session, loaded, handle = None, None, ""
+    if kind == "plain":
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    elif kind == "owner":
+        loaded = ranks.share_weights(str(model), family=os.getppid(), context=context)
+        handle = str(loaded.handle)
+    elif kind == "attached":
+        loaded = ranks.attach(int(given), str(model), context=context)
+    else:
+        for name in json.loads(Path(given).read_text()):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    names = [item.name for item in (session or loaded).get_inputs()] if session or loaded else []
+    print(json.dumps({"handle": handle, "modules": [n for n in sys.modules if n != "__main__"]}), flush=True)
+    for line in sys.stdin:
+        arrays = [np.ones((1, int(line)), np.int64) for _ in names]
+        for _ in range(2):
+            if session is not None:
+                session.run(None, dict(zip(names, arrays, strict=True)))
+            elif loaded is not None:
+                loaded.predict(arrays)
+        print("{}", flush=True)
+
+
+def measure(workers: Sequence[Worker], sequences: Sequence[int]) -> list[float]:
+    """The sum of their PSS after each sequence; ends them."""
+    found = []
+    for sequence in sequences:
+        for worker in workers:
+            worker.run(sequence)
+        found.append(sum(worker.pss() for worker in workers))
+    for worker in reversed(workers):
+        worker.close()
+    return found
+
+
+def main() -> None:
+    """Runs the benchmark, or a worker of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 128])
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--given", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.worker:
+        work(asked.worker, asked.model, asked.given)
+        return
+    model = asked.model
+    if model is None:
+        from tests import models
+
+        model = models.get("bert_base").path
+    import tempfile
+
+    print("processes  sequence  shared    1 plain + others bare  1 plain + all bare")
+    with tempfile.TemporaryDirectory() as folder:
+        modules = Path(folder) / "modules.json"
+        for count in asked.processes:
+            owner = Worker("owner", model)
+            others = [Worker("attached", model, owner.said["handle"]) for _ in range(count - 1)]
+            modules.write_text(json.dumps([*others, owner][0].said["modules"]))
+            shared = measure([owner, *others], asked.sequences)
+            fewer, all_bare = (
+                measure(
+                    [Worker("plain", model), *(Worker("bare", model, str(modules)) for _ in range(bare))],
+                    asked.sequences,
+                )
+                for bare in (count - 1, count)
+            )
+            for index, sequence in enumerate(asked.sequences):
+                both = [
+                    f"{base[index] / MB:7.1f} MB {shared[index] / base[index]:.3f}"
+                    for base in (fewer, all_bare)
+                ]
+                print(
+                    f"{count:9}  {sequence:8}  {shared[index] / MB:5.1f} MB  {both[0]:>21}  {both[1]:>18}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
