@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.base import Ended
@@ -131,6 +131,9 @@ def launcher_error(
     when = "while the ranks were running" if started else "before the ranks had started"
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
+    if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:
+        # What mpirun ends with is the code of the rank that failed first; its own failures end with 1.
+        return error_of(replace(lost, ended=Ended(lost.rank, code)), ())
     message += short
     if lost is not None and not short and not aborted:
         message += (

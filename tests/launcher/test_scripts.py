@@ -50,7 +50,7 @@ def test_run_all(folder: Path) -> None:
     for _ in range(2):
         done = run([folder / "job" / "run_all.sh"], elsewhere)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.count("\ny  ") == 1 and "median of 2" in done.stdout
+        assert done.stdout.count("\ny  ") == 2 and "median of 2" in done.stdout
     assert np.load(folder / "y.npz")["y"].shape == (2, 6)
     assert not list(folder.parent.rglob("pwned"))
     # The folder holds its slices, so that it runs where it is moved to.

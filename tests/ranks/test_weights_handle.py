@@ -417,7 +417,7 @@ def test_nothing_to_share_with(workers: Workers, shared_model: Path, tmp_path: P
     (tmp_path / "file").touch()
     found = text_of(workers.new(SHARDRUN_CACHE=str(tmp_path / "file")).do("share", path=str(shared_model)))
     assert f"{tmp_path / 'file' / 'weights'} cannot be used (Not a directory" in found
-    assert found.endswith("set SHARDRUN_CACHE to another folder.")
+    assert found.endswith("set SHARDRUN_CACHE to a folder to which you and nobody else may write.")
 
 
 # Values that are wrong.

@@ -175,13 +175,6 @@ def test_what_joins_rows_is_named(tmp_path: Path, text: str, culprit: str) -> No
         sharding.plan_model(path, 2, options=SliceOptions(strategy="data"))
 
 
-def test_a_symbol_of_two_axes_of_one_input_is_no_batch(tmp_path: Path) -> None:
-    """Half of the rows of a square would be no square, whatever is computed of them."""
-    assert isinstance(_found(tmp_path, "g (float[n, n] x) => (float[n, n] y) { y = Relu(x) }"), str)
-    found = _found(tmp_path, "g (float[b, n, n] x) => (float[b, n, n] y) { y = Relu(x) }")
-    assert found == BatchAxes({"x": 0}, {"y": 0})
-
-
 def test_a_fixed_batch_is_not_cut(tmp_path: Path) -> None:
     found = _found(
         tmp_path, "g (float[8, 16] x) => (float[8, 8] y) { y = MatMul(x, w) }", {"w": graphs.array(16, 8)}
