@@ -175,11 +175,13 @@ case $command in
     main) exec "$venv/bin/python" -m examples.minilm ;;
     test)
         # A worker a processor. More than eight only take memory: tests start ranks of their own.
-        several="--numprocesses auto --maxprocesses 8 --dist worksteal"
-        case "$# ${1-}" in
-            "0 ") set -- $several ;;
-            "1 --fast") set -- $several -m "not slow" ;;
-        esac
+        several="--numprocesses logical --maxprocesses 8 --dist worksteal"
+        if [ "${1-}" = --fast ]; then
+            shift
+            set -- $several -m "not slow" "$@"
+        elif [ $# -eq 0 ]; then
+            set -- $several
+        fi
         exec "$venv/bin/python" -m pytest "$@"
         ;;
     lint)
