@@ -52,7 +52,8 @@ def what_to_do(error: OSError | ValueError, otherwise: str = "") -> str:
     number = getattr(error, "errno", None) or 0
     # An error with words of its own says more than its number.
     own = _ADVICE.get(number, "") if getattr(error, "strerror", None) == os.strerror(number) else ""
-    return ", or ".join(text for text in (own, otherwise) if text)
+    # Where the place is wrong, our own words say why, and only the others what to do.
+    return ("; " if is_place(error) else ", or ").join(text for text in (own, otherwise) if text)
 
 
 def is_place(error: OSError | ValueError) -> bool:
