@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -287,16 +288,23 @@ def test_a_link_of_this_user_to_another_disk(folder: Path) -> None:
     assert default_store() is None
 
 
+@pytest.fixture()
+def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that every user can reach; the usual temporary one may stand in a closed one."""
+    with tempfile.TemporaryDirectory(prefix="shardrun-test-", dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        monkeypatch.setenv("SHARDRUN_CACHE", f"{name}/cache")
+        yield Path(name)
+
+
 @as_root
-def test_as_another_user(folder: Path) -> None:
+def test_as_another_user(open_folder: Path) -> None:
     """A user in whose cache folder root owns something, which he cannot replace but root could fill."""
+    folder = open_folder
     model = save_mlp(folder / "m.onnx", width=512)
     root = folder / "cache"
     (root / "slices").mkdir(parents=True, mode=0o755)
     os.chown(root, OTHER, OTHER)
-    for path in (folder, *folder.parents):
-        if path.name.startswith(("pytest-", "popen-", folder.name)):
-            path.chmod(0o755)
     before = folder.stat(), (root / "slices").stat()
     program = (
         "import os, sys, launcher.cache, sharding, onnx_ir\n"  # what root alone may read, first
