@@ -98,7 +98,8 @@ def _slice_into(
 
     # Whatever a crash left of earlier tries; the lock says that nobody is at work there.
     for stale in place.parent.glob(f"{place.name}.tmp*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        if stale.is_dir():  # else it is not ours; and to open a pipe, as rmtree does, waits for a writer
+            shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
     try:
         made = slice_model(model, ranks, work / "slices", options=options, progress=progress)

@@ -110,7 +110,8 @@ def workplace(folder: Path) -> Iterator[Path]:
     with pins.folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone:
             for stale in (folder / WORK).iterdir():
-                if _IN_WORK.fullmatch(stale.name) and not stale.is_symlink():
+                # Only folders: to open a pipe, as rmtree does, waits until somebody writes to it.
+                if _IN_WORK.fullmatch(stale.name) and stale.is_dir() and not stale.is_symlink():
                     shutil.rmtree(stale, ignore_errors=True)
     with pins.folder_lock(folder / WORK, fcntl.LOCK_SH):
         work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=folder / WORK))

@@ -198,6 +198,21 @@ def test_what_a_crash_left_is_removed(folder: Path) -> None:
     assert not stale.exists() and (place / "manifest.json").exists()
 
 
+@pytest.mark.timeout(60)
+def test_what_lies_where_a_crash_leaves_folders_stays(folder: Path) -> None:
+    """To open a pipe waits until somebody writes to it."""
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    others = [place.parent / f"{place.name}.tmp{what}" for what in ("pipe", "file", "link")]
+    os.mkfifo(others[0])
+    others[1].write_text("not ours")
+    others[2].symlink_to(folder)
+    (place / "manifest.json").unlink()
+    assert cache.sliced(model, 2) == place
+    assert read_manifest(place).world_size == 2
+    assert all(os.path.lexists(other) for other in others) and model.is_file()
+
+
 def test_a_failed_slicing_leaves_nothing(folder: Path) -> None:
     (folder / "bad.onnx").write_bytes(b"not onnx")
     with pytest.raises(ModelError):

@@ -25,9 +25,11 @@ KINDS = ["pipe", "device", "folder", "socket", "link to nowhere"]
 
 @pytest.fixture(autouse=True)
 def _no_waiting() -> Iterator[None]:
-    """Whoever waits for a pipe fails."""
+    """Whoever waits for a pipe fails, also where the error that ends the waiting is caught."""
+    waited = []
 
     def fail(number: int, frame: FrameType | None) -> None:
+        waited.append(number)
         raise AssertionError("something waits")
 
     before = signal.signal(signal.SIGALRM, fail)
@@ -35,6 +37,7 @@ def _no_waiting() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+    assert not waited, "something waited, and was woken by the alarm"
 
 
 def put(kind: str, path: Path) -> None:
