@@ -126,6 +126,27 @@ def test_a_copy_is_not_used_again_before_all_its_receivers_have_read(pool: Threa
         rank.close()
 
 
+@pytest.mark.parametrize("where", ["ordinary", "allocated"])
+@pytest.mark.parametrize("count", [6, DIRECT // 4 - 1, LARGE // 4])
+def test_both_ranks_get_the_same_bits_of_two_nans(
+    pair: Pair, pool: ThreadPoolExecutor, count: int, where: str
+) -> None:
+    """Which of two NaNs a sum takes depends on their order: then a rank's decision could be its own alone."""
+    payloads = [np.full(count, bits, np.uint32) for bits in (0x7FC00001, 0xFFC00002)]
+
+    def reduce(rank: int) -> Array:
+        kind = np.dtype(np.float32)
+        buffer = pair[rank].allocate((count,), kind) if where == "allocated" else np.empty(count, kind)
+        buffer.view(np.uint32)[...] = payloads[rank]
+        pair[rank].all_reduce(buffer)
+        return buffer.view(np.uint32).copy()
+
+    first, second = (pool.submit(reduce, rank) for rank in range(2))
+    found = first.result(PATIENCE)
+    assert np.isnan(found.view(np.float32)).all()
+    assert np.array_equal(found, second.result(PATIENCE))
+
+
 def slow_to_read(rank: shm.ShmCommunicator) -> None:
     """After each meeting the rank sleeps before it reads what its peers have put there."""
     meet = rank._phases.meet

@@ -191,3 +191,22 @@ def test_a_shared_weight_that_is_an_output_too_is_whole_there(tmp_path: Path) ->
     assert "up" in plan.split_weights
     write_slices(plan, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, {"x": array(3, 64)})
+
+
+def test_a_shared_weight_that_is_whole_anyway_has_no_say_in_the_others_cuts(tmp_path: Path) -> None:
+    """`up` is an output, so each rank holds it whole; `down` is then best cut by rows, which an expert says."""
+    body = "\n".join(
+        f"a{n} = MatMul({f'b{n - 1}' if n else 'x'}, up)\nr{n} = Relu(a{n})\nb{n} = MatMul(r{n}, down)"
+        for n in range(5)
+    )
+    text = f"g (float[512, 64] x) => (float[512, 64] b4, float[64, 256] up) {{\n{body}\n}}"
+    weights = {"up": array(64, 256) * 0.1, "down": array(256, 64) * 0.1}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    steering = path.with_suffix(".yaml")
+    steering.write_text(yaml.safe_dump({"down": "row"}))
+    for ranks in (2, 4):
+        plan = plan_model(path, ranks)
+        expert = plan_model(path, ranks, options=SliceOptions(steering=steering))
+        assert set(plan.split_weights) == {"down"}
+        assert plan.seconds() <= expert.seconds()
+        assert plan.collective_counts() == expert.collective_counts()

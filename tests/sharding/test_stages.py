@@ -242,6 +242,29 @@ def test_measured_times_move_the_cut(tmp_path: Path) -> None:
     assert cut_after("r8") == 8
 
 
+def test_the_lengths_that_inputs_will_have_move_the_cut(tmp_path: Path) -> None:
+    """Two towers of attention-like products, one after the other: the cut goes through that of a long input.
+    One weight stands before them and one behind, so that weights are balanced by any cut between."""
+    lines = ["a0 = MatMul(a, w0)", "at = Transpose(a)"]
+    lines += [f"as{i} = MatMul(a{i}, at)\na{i + 1} = MatMul(as{i}, a)" for i in range(6)]
+    lines += ["am = ReduceSum<keepdims = 1>(a6)", "b0 = Add(b, am)", "bt = Transpose(b)"]
+    lines += [f"bs{i} = MatMul(b{i}, bt)\nb{i + 1} = MatMul(bs{i}, b)" for i in range(6)]
+    text = "g (float[p, 16] a, float[q, 16] b) => (float[q, 16] y) {\n" + "\n".join(lines)
+    weights = {"w0": array(16, 16), "w1": array(16, 16)}
+    path = graphs.save(tmp_path / "m.onnx", text + "\ny = MatMul(b6, w1) }", weights)
+
+    def made_first(p: int, q: int) -> int:
+        """How many of the towers' 12 layers the first stage makes."""
+        options = SliceOptions(strategy="pipeline", dims={"p": p, "q": q}, micro_batches=1)
+        plan = plan_model(path, 2, options=options)
+        steps = zip(plan.steps, plan.stages, strict=True)
+        return sum(step.node.outputs[0].name[:2] in {"as", "bs"} for step, stage in steps if stage == 0)
+
+    assert made_first(4000, 400) in {2, 3, 4}
+    assert made_first(1000, 1000) in {5, 6, 7}
+    assert made_first(400, 4000) in {8, 9, 10}
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
