@@ -194,7 +194,7 @@ def test_a_shared_weight_that_is_an_output_too_is_whole_there(tmp_path: Path) ->
 
 
 def test_a_shared_weight_that_is_whole_anyway_has_no_say_in_the_others_cuts(tmp_path: Path) -> None:
-    """`up` is an output, so each rank holds it whole; `down` is then best cut by rows, which an expert says."""
+    """`up` is an output, so each rank holds it whole; `down` is then best cut by rows."""
     body = "\n".join(
         f"a{n} = MatMul({f'b{n - 1}' if n else 'x'}, up)\nr{n} = Relu(a{n})\nb{n} = MatMul(r{n}, down)"
         for n in range(5)
