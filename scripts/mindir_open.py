@@ -59,7 +59,8 @@ class Case:
         lines = [line for part in call.split("; ") for line in part.split("\\n")]
         body = "\n".join(f"        {line}" for line in lines)
         return (
-            f"{HEADER}\nimport mindspore as ms\nimport numpy as np\nfrom mindspore import Parameter, mint\n\n"
+            f"{HEADER}\nimport mindspore as ms\nimport numpy as np\nfrom mindspore import Parameter, mint\n"
+            f"import mindspore.scipy as scipy\n\n"
             f"class Net(nn.Cell):\n    def __init__(self):\n        super().__init__()\n"
             f"        self.op = {self.op or 'None'}\n\n    def construct(self, {names}):\n{body}\n"
         )

@@ -1,7 +1,7 @@
 """Matrices decomposed: by reflections (QR), by rotations (singular values, eigenvalues of symmetric ones).
 
-Reflections are those of LAPACK and Eigen, so that signs are MindSpore's too. The signs of singular vectors and
-of eigenvectors are nobody's: any is right.
+Reflections are those of LAPACK and Eigen, so that signs are MindSpore's too. The signs of singular vectors
+and of eigenvectors are nobody's: any is right.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.importers.mindir.primitives.base import ABSENT, Node, Operand, Value, primitive
+from sharding.importers.mindir.primitives.base import (
+    ABSENT,
+    Absent,
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    primitive,
+)
 from sharding.importers.mindir.primitives.operands import INT64, text
 from sharding.importers.mindir.primitives.steps import (
     Length,
@@ -168,7 +176,13 @@ def _moved_on(b: Builder, upper: Value, lower: Value, half: Value) -> Value:
         b.op("Slice", [others, b.ints(first), b.ints(last), b.ints((-1,))])
         for first, last in ((0, -1), (-1, 2**62))
     ]
-    order = [part(b, upper, 0, 1, -1), part(b, lower, 0, 1, -1), ends[0], part(b, lower, 1, half, -1), ends[1]]
+    order = [
+        part(b, upper, 0, 1, -1),
+        part(b, lower, 0, 1, -1),
+        ends[0],
+        part(b, lower, 1, half, -1),
+        ends[1],
+    ]
     return b.op("Concat", order, {"axis": -1})
 
 
@@ -243,7 +257,9 @@ def row_of(b: Builder, x: Value) -> Value:
 
 
 @primitive("Svd", settings=("full_matrices", "compute_uv"))
-def svd(b: Builder, node: Node, x: Value, *, full_matrices: Operand = False, compute_uv: Operand = True) -> Operand:
+def svd(
+    b: Builder, node: Node, x: Value, *, full_matrices: Operand = False, compute_uv: Operand = True
+) -> tuple[Value | Absent, ...]:
     """Singular values, the largest first, and the vectors."""
     if not compute_uv:
         return row_of(b, singular_values(b, wide(b, x))), ABSENT, ABSENT
@@ -251,11 +267,14 @@ def svd(b: Builder, node: Node, x: Value, *, full_matrices: Operand = False, com
     return row_of(b, values), left, right
 
 
-@primitive("Eigh", settings=("compute_eigenvectors", "lower"))
+@primitive("Eigh", settings=("compute_eigenvectors", "lower"), rank=2)
 def eigh(
     b: Builder, node: Node, x: Value, *, compute_eigenvectors: Operand = True, lower: Operand = True
 ) -> Operand:
-    """Eigenvalues of symmetric matrices, the smallest first, and the vectors."""
+    """Eigenvalues of a symmetric matrix, the smallest first, and the vectors. Of several matrices MindSpore
+    gives neither."""
+    if x.rank != 2:
+        raise RefusedError(f"it is for a single matrix, found {x.rank} axes")
     values, vectors = symmetric(b, wide(b, x), bool(lower))
     return (values, vectors) if compute_eigenvectors else values
 

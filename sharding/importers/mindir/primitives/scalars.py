@@ -300,6 +300,17 @@ def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     return joined
 
 
+@primitive("SequenceMul", declared=False)
+def sequence_mul(b: Builder, node: Node, x: Operand, times: Operand) -> Operand:
+    """A tuple again and again."""
+    known = b.known_ints(times) if times is not None else None
+    if isinstance(x, tuple) and known is not None and len(known) == 1:
+        return x * known[0]
+    repeated = b.op("Tile", [_whole(b, x), b.op("Max", [b.ints(times), 0])])
+    repeated.sequence = True
+    return repeated
+
+
 @primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice", declared=False)
 def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
     """Part of a tuple."""

@@ -91,8 +91,7 @@ def identity(b: Builder, like: Value, rows: Length, columns: Length) -> Value:
 
 def column(b: Builder, x: Value, place: Value) -> Value:
     """The column of that number, as a matrix of one."""
-    found = b.op("Gather", [x, b.reshape(place, (1,))], {"axis": -1})
-    return found
+    return b.op("Gather", [x, b.reshape(place, (1,))], {"axis": -1})
 
 
 def kept(b: Builder, where: Value, x: Operand, other: Operand = 0.0) -> Value:
