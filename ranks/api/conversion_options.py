@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from ranks.api.check import check_isinstance
@@ -43,6 +44,11 @@ def _check_input_shape(name: str, value: object) -> None:
                 raise TypeError(
                     f"{name} value's element must be int, but got {type(element)} at index {index}."
                 )
+
+
+def _lengths(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The same, true and false as numbers."""
+    return {name: [int(length) for length in lengths] for name, lengths in shapes.items()}
 
 
 def _check_format(name: str, value: object) -> None:
@@ -89,14 +95,14 @@ class _Option:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        return instance._options.get(self.name, self.default)
+        return copy.deepcopy(instance._options.get(self.name, self.default))
 
     def __set__(self, instance: Any, value: Any) -> None:
         if isinstance(self.check, type):
             check_isinstance(self.name, value, self.check)
         else:
             self.check(self.name, value)
-        instance._options[self.name] = value
+        instance._options[self.name] = value if self.name != "input_shape" else _lengths(value)
 
 
 class ConverterOptions:
