@@ -41,7 +41,7 @@ def eval_group(job: Job, task: Task) -> None:
     from launcher.group import start
 
     with (
-        _opened(job, ranks, check=lambda found: _check_model(task, found)) as (model, size, loaded),
+        _opened(job, ranks, check=lambda found: _check_model(job, task, found)) as (model, size, loaded),
         start(
             model,
             ranks=size,
@@ -72,7 +72,11 @@ def _opened(
         check_declared(job, check)
         yield job.model, 1, lambda: None
         return
+    from launcher.signature import check_dims, manifest_symbols
+
     with opened(job, 1 if alone else ranks, rank, check) as made:
+        if not job.model.is_file():
+            check_dims(job.dims, manifest_symbols(made.manifest))
         yield made.path, made.manifest.world_size, made.loaded
 
 
@@ -85,7 +89,7 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
         _check_data(task)
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
-    check = (lambda found: _check_model(task, found)) if identity.rank == 0 else None
+    check = (lambda found: _check_model(job, task, found)) if identity.rank == 0 else None
     with _opened(job, identity.world_size, identity.rank, check) as (path, _, loaded):
         report = _eval_joined(job, task, identity, path, loaded)
     if report is not None:
@@ -151,11 +155,13 @@ def _check_data(task: Task) -> None:
         raise ConfigError(f"--data: {error}") from None
 
 
-def _check_model(task: Task, found: Signature) -> None:
-    """Raises `ConfigError` for data that do not fit what a model declares."""
+def _check_model(job: Job, task: Task, found: Signature) -> None:
+    """Raises `ConfigError` for data and lengths that do not fit what a model declares."""
+    from launcher.signature import check_dims
     from ranks.evaluation.errors import EvaluationError
     from ranks.evaluation.evaluate import check
 
+    check_dims(job.dims, found.symbols)
     try:
         check(*found.specs(), task.data, task.options)
     except EvaluationError as error:

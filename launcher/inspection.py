@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import onnx
 
     from sharding.emit import Collective, RankGraph
-    from sharding.manifest import CollectiveEntry, Manifest
+    from sharding.manifest import CollectiveEntry, Manifest, TensorEntry
     from sharding.plan import Plan
 
 Shape = Sequence["int | str | None"]
-Tensor = tuple[str, str, Shape]
-"""Name, element type, shape."""
+Tensor = tuple[str, str, "Shape | None"]
+"""Name, element type, shape; None where the number of axes is open."""
 ITEM_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
 ITEM_BYTES |= {"int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "string": 0}
 DEFAULT_ITEM_BYTES = 4
@@ -127,8 +127,8 @@ class Inspection:
                 {"weight_bytes": self.stage_bytes(stage), "sent_bytes": self.stage_sent(stage)}
                 for stage in range(self.stages)
             ],
-            "inputs": [[name, dtype, list(shape)] for name, dtype, shape in self.inputs],
-            "outputs": [[name, dtype, list(shape)] for name, dtype, shape in self.outputs],
+            "inputs": tensors_json(self.inputs),
+            "outputs": tensors_json(self.outputs),
             "dims": dict(self.dims),
             "layers": [
                 {
@@ -176,6 +176,23 @@ def sent_bytes(op: str, size: int, ranks: int) -> int:
     return size * (ranks - 1) // ranks if op == "AllToAll" else size
 
 
+def shape_of(entry: TensorEntry) -> Shape | None:
+    """An entry's shape; None where the number of axes is open."""
+    return None if entry.open_rank else entry.shape
+
+
+def tensors_json(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """As plain JSON values."""
+    return [[name, dtype, None if shape is None else list(shape)] for name, dtype, shape in tensors]
+
+
+def shape_text(shape: Shape | None) -> str:
+    """A shape as people read it; ``[...]`` where the number of axes is open."""
+    if shape is None:
+        return "[...]"
+    return "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"
+
+
 def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Inspection:
     """Looks into a slice folder. Raises `ShardrunError` for a rank model that cannot be read."""
     mesh = manifest.mesh
@@ -194,8 +211,8 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         str(folder),
         mesh,
         manifest.micro_batches,
-        tuple((item.name, item.dtype, item.shape) for item in manifest.inputs),
-        tuple((item.name, item.dtype, item.shape) for item in manifest.outputs),
+        tuple((item.name, item.dtype, shape_of(item)) for item in manifest.inputs),
+        tuple((item.name, item.dtype, shape_of(item)) for item in manifest.outputs),
         tuple(layers),
         manifest.whole,
         dims,
@@ -221,7 +238,7 @@ def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
 
 def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | None = None) -> Inspection:
     """Looks at a plan; nothing is written. ``graphs`` are its `stage_graphs`, if they are at hand."""
-    from sharding.plan import model_tensors
+    from sharding.write import tensor_entries
 
     layers: list[Layer] = []
     dims = {**plan.lengths, **dims}
@@ -248,8 +265,8 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
         str(plan.source.path),
         plan.mesh,
         plan.micro_batches,
-        tuple(model_tensors(model.inputs)),
-        tuple(model_tensors(model.outputs)),
+        tuple((item.name, item.dtype, shape_of(item)) for item in tensor_entries(model.inputs)),
+        tuple((item.name, item.dtype, shape_of(item)) for item in tensor_entries(model.outputs)),
         tuple(layers),
         plan.whole,
         dims,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection import Tensor, tensor_bytes
+from launcher.inspection import Tensor, tensor_bytes, tensors_json
 
 if TYPE_CHECKING:
     import onnx
@@ -44,8 +44,8 @@ class ModelSummary:
             "ir_version": self.ir_version,
             "opsets": self.opsets,
             "producer": self.producer,
-            "inputs": [[name, dtype, list(shape)] for name, dtype, shape in self.inputs],
-            "outputs": [[name, dtype, list(shape)] for name, dtype, shape in self.outputs],
+            "inputs": tensors_json(self.inputs),
+            "outputs": tensors_json(self.outputs),
             "weight_bytes": self.bytes,
             "weights": [
                 {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
@@ -110,6 +110,8 @@ def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
     tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return value.name, _dtype(tensor.elem_type, onnx), None
     shape = tuple(
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from launcher.inspection import Inspection, Layer, Talk, Tensor
+from launcher.inspection import Inspection, Layer, Talk, Tensor, shape_text
 from sharding.text import counted, human_bytes
 
 MAX_COLUMNS = 16
@@ -224,12 +224,12 @@ def _details(layer: Layer) -> str:
         return name
     rows = "".join(
         f'<tr><td class="name">{escape(w.name)}</td><td>{escape(str(w.placement))}</td><td>{escape(w.dtype)} '
-        f'{escape(_shape(w.shape))}</td><td class="n">{human_bytes(w.bytes)}</td></tr>'
+        f'{escape(shape_text(w.shape))}</td><td class="n">{human_bytes(w.bytes)}</td></tr>'
         for w in layer.weights[:MAX_WEIGHTS]
     )
     rows += "".join(
         f'<tr><td class="name">{escape(t.tensor)}</td><td>{escape(t.op)}</td><td>{escape(t.dtype)} '
-        f'{escape(_shape(t.shape))}</td><td class="n">{human_bytes(t.sent)} sent</td></tr>'
+        f'{escape(shape_text(t.shape))}</td><td class="n">{human_bytes(t.sent)} sent</td></tr>'
         for t in layer.talks
     )
     return f"<details><summary>{name}</summary><table>{rows}</table></details>"
@@ -239,9 +239,5 @@ def _tensor_row(kind: str, tensor: Tensor) -> str:
     name, dtype, shape = tensor
     return (
         f'<tr><td>{kind}</td><td class="name">{escape(name)}</td><td>{escape(dtype)}</td>'
-        f"<td>{escape(_shape(shape))}</td></tr>"
+        f"<td>{escape(shape_text(shape))}</td></tr>"
     )
-
-
-def _shape(shape: Sequence[int | str | None]) -> str:
-    return "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"

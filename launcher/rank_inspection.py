@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection import Tensor, used
+from launcher.inspection import Tensor, tensors_json, used
 from launcher.layers import by_layer
 from launcher.model_summary import signature, weights_of
 from launcher.rank_models import count_files, open_rank_models, read_rank_model
@@ -62,8 +62,8 @@ class RankModels:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
         return {
-            "inputs": [[name, dtype, list(shape)] for name, dtype, shape in self.inputs],
-            "outputs": [[name, dtype, list(shape)] for name, dtype, shape in self.outputs],
+            "inputs": tensors_json(self.inputs),
+            "outputs": tensors_json(self.outputs),
             "ranks": [asdict(item) for item in self.ranks],
             "layers": [asdict(item) for item in self.layers],
             "weights": [

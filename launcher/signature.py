@@ -133,7 +133,7 @@ def _entry(value: onnx.ValueInfoProto) -> TensorEntry:
     name, dtype, shape = tensor_of(value)
     declared = value.type
     is_open = declared.HasField("tensor_type") and not declared.tensor_type.HasField("shape")
-    return TensorEntry(name, dtype, tuple(shape), open_rank=is_open)
+    return TensorEntry(name, dtype, tuple(shape or ()), open_rank=is_open)
 
 
 def _is_operator(name: str) -> bool:

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from ranks.api import (
         AscendDeviceInfo,
         Context,
+        Converter,
         CPUDeviceInfo,
         DataType,
         DeviceInfo,
+        FmkType,
         Format,
         GPUDeviceInfo,
         Model,
@@ -39,8 +41,10 @@ __all__ = [
     "AscendDeviceInfo",
     "CPUDeviceInfo",
     "Context",
+    "Converter",
     "DataType",
     "DeviceInfo",
+    "FmkType",
     "Format",
     "GPUDeviceInfo",
     "Model",
@@ -57,7 +61,7 @@ __all__ = [
 ]
 
 
-MODULES = ("context", "model", "tensor")
+MODULES = ("context", "converter", "model", "tensor")
 """Modules that `import mindspore_lite` makes attributes of it."""
 
 

@@ -24,9 +24,6 @@ API_VERSION = "2.3.0"
 # The modules of mindspore_lite that scripts import from, and where their names are here.
 SUBMODULES = {f"{NAME}.{module}": f"ranks.{module}" for module in MODULES}
 
-_CONVERTER = ("Converter", "FmkType", "converter")
-_CONVERT = "; models are converted by `shardrun convert`, and ONNX and MindIR files need none of it"
-
 
 def install(enabled: bool | None = None) -> bool:
     """Makes ``import mindspore_lite`` resolve to `ranks` in this process; says whether it does.
@@ -80,7 +77,7 @@ class _Stand(ModuleType):
         except AttributeError:
             raise AttributeError(
                 f"module {self.__name__!r} has no attribute {name!r}: shardrun, to which the import "
-                f"resolves, does not have this part of {NAME}{_CONVERT if name in _CONVERTER else ''}."
+                f"resolves, does not have this part of {NAME}."
             ) from None
 
     def __dir__(self) -> list[str]:
@@ -96,8 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if fullname.startswith(f"{NAME}."):
                 raise ModuleNotFoundError(
                     f"No module named {fullname!r}: shardrun, to which the import resolves, has "
-                    f"{', '.join(sorted(SUBMODULES))} of it"
-                    f"{_CONVERT if fullname == f'{NAME}.converter' else ''}.",
+                    f"{', '.join(sorted(SUBMODULES))} of it.",
                     name=fullname,
                 )
             return None

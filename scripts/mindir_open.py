@@ -4,7 +4,8 @@
 
 A line of the table beside this file is a name, the ways in which it is exported (s: fixed lengths, d: open
 ones, r: any number of axes), what makes the layer or primitive (``-`` for none), its use as ``op`` on ``x0``,
-``x1``, ... or statements, the inputs of each example, and where not all lengths are open, which are.
+``x1``, ... or statements, the inputs of each example, and where not all are open, which lengths are
+(None for an input of any number of axes).
 
 OUT.zip then holds NAME.WAY.mindir for each way and NAME.npz (``s0_in_0``, ..., ``s0_out_0``, ...), without
 outputs where MindSpore has no CPU kernel.
@@ -59,7 +60,8 @@ class Case:
         lines = [line for part in call.split("; ") for line in part.split("\\n")]
         body = "\n".join(f"        {line}" for line in lines)
         return (
-            f"{HEADER}\nimport mindspore as ms\nimport numpy as np\nfrom mindspore import Parameter, mint\n\n"
+            f"{HEADER}\nimport mindspore as ms\nimport numpy as np\nfrom mindspore import Parameter, mint\n"
+            f"import mindspore.scipy as scipy\n\n"
             f"class Net(nn.Cell):\n    def __init__(self):\n        super().__init__()\n"
             f"        self.op = {self.op or 'None'}\n\n    def construct(self, {names}):\n{body}\n"
         )
@@ -120,7 +122,7 @@ def make(case: Case, folder: Path) -> None:
         given = first
         if way != "s":
             lengths = case.lengths or [[None] * tensor.ndim for tensor in first]
-            shapes = [None] * len(first) if way == "r" else lengths
+            shapes = lengths if way == "d" or case.lengths else [None] * len(first)
             given = [
                 ms.Tensor(shape=shape, dtype=tensor.dtype) if shape is None or shape else tensor
                 for shape, tensor in zip(shapes, first, strict=True)

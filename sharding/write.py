@@ -97,7 +97,7 @@ def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry
     return {file.path.name: file.entry() for file in files}
 
 
-def _entries(values: Sequence[Any]) -> tuple[manifests.TensorEntry, ...]:
+def tensor_entries(values: Sequence[Any]) -> tuple[manifests.TensorEntry, ...]:
     import onnx_ir as ir
 
     return tuple(
@@ -137,9 +137,9 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
             manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage)
             for item in plan.collectives
         ),
-        inputs=_entries(fed),
-        optional_inputs=_entries(optional),
-        outputs=_entries(graph.outputs),
+        inputs=tensor_entries(fed),
+        optional_inputs=tensor_entries(optional),
+        outputs=tensor_entries(graph.outputs),
         whole=dict(sorted(plan.whole.items())),
         strategy=plan.strategy,
         mesh=plan.mesh,

@@ -199,10 +199,11 @@ def print_model(summary: ModelSummary, limit: int | None) -> None:
 
 def print_signature(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
     """Prints inputs and outputs."""
+    from launcher.inspection import shape_text
     from launcher.report import print_table
 
     rows = [
-        [kind, name, dtype, "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"]
+        [kind, name, dtype, shape_text(shape)]
         for kind, tensors in (("input", inputs), ("output", outputs))
         for name, dtype, shape in tensors
     ]

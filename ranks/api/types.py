@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DataType", "Format", "ModelType"]
+__all__ = ["DataType", "FmkType", "Format", "ModelType"]
 
 
 class DataType(Enum):
@@ -60,6 +60,17 @@ class ModelType(Enum):
     MINDIR = 0
     MINDIR_LITE = 4
     ONNX = 100
+
+
+class FmkType(Enum):
+    """Where a model that is converted comes from."""
+
+    TF = 0
+    CAFFE = 1
+    ONNX = 2
+    MINDIR = 3
+    TFLITE = 4
+    PYTORCH = 5
 
 
 _NUMPY_TYPES: dict[DataType, type[np.generic]] = {

@@ -53,7 +53,7 @@ def write_onnx(
     for item in external:
         if item.name in held:
             continue
-        place = _file(source, _place(item)[0]).resolve()
+        place = file_of(source, _place(item)[0]).resolve()
         if place in {output.resolve(), data.resolve()}:
             raise OutputError(
                 f"{place} holds weights of the model itself: choose another name for the result."
@@ -119,7 +119,8 @@ def _length(item: onnx.TensorProto, held: Mapping[str, Weight]) -> int:
     return held[item.name].nbytes if item.name in held else _place(item)[2]
 
 
-def _file(source: Path, location: str) -> Path:
+def file_of(source: Path, location: str) -> Path:
+    """The file in which a weight of a model that was read from ``source`` lies."""
     return source if location == IN_MODEL_FILE else find_data(source, location, str(source))
 
 
@@ -140,12 +141,12 @@ class _Reader:
         location, offset, length = _place(item)
         file = self._files.get(location)
         if file is None:
-            file = self._stack.enter_context(_file(self._source, location).open("rb"))
+            file = self._stack.enter_context(file_of(self._source, location).open("rb"))
             self._files[location] = file
         file.seek(offset)
         while length:
             chunk = file.read(min(CHUNK, length))
             if not chunk:
-                raise ModelError(f"{_file(self._source, location)} changed while it was read.")
+                raise ModelError(f"{file_of(self._source, location)} changed while it was read.")
             length -= len(chunk)
             yield chunk

@@ -175,6 +175,10 @@ PROPERTIES = (
     *("Context().ascend.device_id", "Context().parallel.workers_num", "Context().parallel.config_info"),
     *("Context().parallel.config_path", "Tensor().name", "Tensor().dtype", "Tensor().shape"),
     *("Tensor().format", "Tensor().element_num", "Tensor().data_size"),
+    *("Converter().decrypt_key", "Converter().decrypt_mode", "Converter().device", "Converter().optimize"),
+    *("Converter().enable_encryption", "Converter().encrypt_key", "Converter().infer"),
+    *("Converter().input_data_type", "Converter().output_data_type", "Converter().input_format"),
+    *("Converter().input_shape", "Converter().save_type", "Converter().weight_fp16"),
 )
 _BUILT = "built = mslite.Model(); built.build_from_file(a_model, mslite.ModelType.MINDIR); "
 _TENSOR = "t = mslite.Tensor(); t.shape = [4, 20]; "
@@ -189,6 +193,8 @@ CALLS = (
     *("Model().predict({})", "Model().resize({}, [])", "Model().resize([], {})"),
     *("ModelParallelRunner().build_from_file({})", "ModelParallelRunner().build_from_file(a_file, {})"),
     "ModelParallelRunner().predict({})",
+    *("Converter().convert({}, a_file, 'out')", "Converter().convert(mslite.FmkType.ONNX, {}, 'out')"),
+    *("Converter().set_config_info({}, {{}})", "Converter().set_config_info('section', {})"),
 )
 CASES += [f"mslite.{name} = {value}" for name in PROPERTIES for value in VALUES]
 CASES += [f"mslite.{call.format(value)}" for call in CALLS for value in VALUES]
@@ -216,6 +222,55 @@ CASES += [
         "built.build_from_file(a_file, mslite.ModelType.MINDIR)",
         "built.build_from_file(a_model, mslite.ModelType.MINDIR, None, a_file + '.none')",
     )
+]
+CASES += [
+    "mslite.Converter()",
+    "[(one.name, one.value) for one in mslite.FmkType]",
+    "mslite.FmkType.ONNX",
+    "mslite.Converter().get_config_info()",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, '/no/such/file', 'out')",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file, 3)",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file, 'out', 3)",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file, 'out', '', 3)",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file, 'out', '/no/such/file')",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file, 'out', '', '/no/such/file')",
+    "c = mslite.Converter(); c.set_config_info('a', {'b': 'c'}); c.get_config_info()",
+    "c = mslite.Converter(); c.set_config_info('a', {'b': 'c'}); c.set_config_info('a', {'d': 'e'});"
+    " c.get_config_info()",
+    "c = mslite.Converter(); c.set_config_info('', {'b': 'c'}); c.get_config_info()",
+    "c = mslite.Converter(); c.set_config_info(); c.get_config_info()",
+    "c = mslite.Converter(); c.set_config_info('a'); c.get_config_info()",
+    "mslite.Converter().set_config_info('a', {'b': 1})",
+    "mslite.Converter().set_config_info('a', {1: 'b'})",
+    *(
+        f"c = mslite.Converter(); c.{name} = {value}; c"
+        for name, value in (
+            ("decrypt_key", "'30313233343637383939414243444546'"),
+            ("decrypt_mode", "'AES-CBC'"),
+            ("device", "'Ascend'"),
+            ("optimize", "'none'"),
+            ("optimize", "'ascend_oriented'"),
+            ("enable_encryption", "True"),
+            ("input_data_type", "mslite.DataType.UNKNOWN"),
+            ("input_data_type", "mslite.DataType.FLOAT16"),
+            ("output_data_type", "mslite.DataType.UINT8"),
+            ("output_data_type", "mslite.DataType.INT64"),
+            ("input_format", "mslite.Format.NCHW"),
+            ("input_format", "mslite.Format.NC4"),
+            ("input_shape", "{'x': [1, -1, 3]}"),
+            ("input_shape", "{'x': (1, 2)}"),
+            ("input_shape", "{'x': [1.5]}"),
+            ("input_shape", "{1: [1]}"),
+            ("input_shape", "{'x': [True]}"),
+            ("save_type", "mslite.ModelType.MINDIR_LITE"),
+            ("weight_fp16", "True"),
+            ("infer", "True"),
+        )
+    ),
+    "mslite.Converter(1)",
+    "mslite.Converter().convert()",
+    "mslite.Converter().convert(mslite.FmkType.ONNX)",
+    "mslite.Converter().convert(mslite.FmkType.ONNX, a_file)",
 ]
 # Calls with arguments missing or too many: the words are Python's own.
 CASES += [

@@ -24,6 +24,7 @@ import ranks
 from launcher import cli
 from ranks.errors import ShardrunError
 from ranks.evaluation import compressed
+from sharding import slice_model
 from tests.launcher.cli_tools import environment, mpirun, save_mlp, shardrun
 
 RANDOM = np.random.default_rng(3)
@@ -451,3 +452,32 @@ def test_text_as_characters_or_bytes(tmp_path: Path, texts: Any) -> None:
     model = built(tmp_path / "m.onnx")
     assert model.eval(str(tmp_path / "d.npz"), ["mse"]) == {"mse": 0.0}
     assert model.eval([(texts, labels)], ["mse"]) == {"mse": 0.0}
+
+
+def test_lengths_to_plan_for(model: Path, data: Path, reference: Any, tmp_path: Path) -> None:
+    """What the plan counts on changes no metric; a length that the model lacks is named, sliced or not."""
+    done = shardrun(
+        "eval",
+        model,
+        "--data",
+        data,
+        "--metric",
+        "accuracy",
+        "--ranks",
+        "2",
+        "--dim",
+        "batch=64",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert printed(done.stdout)["accuracy"] == pytest.approx(
+        float((reference.argmax(axis=1) == LABELS).mean())
+    )
+    slice_model(model, 2, tmp_path / "slices")
+    for what in ([model], [model, "--ranks", "2"], [tmp_path / "slices"]):
+        wrong = shardrun(
+            "eval", *what, "--data", data, "--metric", "accuracy", "--dim", "bacth=64", cwd=tmp_path
+        )
+        assert wrong.returncode == 2
+        assert "--dim bacth=64: the model has no such symbolic dimension (it has: batch)" in wrong.stderr
+        assert "did you mean 'batch'?" in wrong.stderr

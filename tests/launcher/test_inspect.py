@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from launcher import cli
 from sharding import slice_model
@@ -220,3 +222,40 @@ def test_weights_alone_are_no_model(
     err = capsys.readouterr().err
     assert f"{file} holds weights and no graph" in err
     assert f"`shardrun convert --network package.module:FACTORY --weights {file} {file.stem}.onnx`" in err
+
+
+def test_an_open_number_of_axes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `[...]`, and null in JSON: of a model, its plan, its slices, and rank models; `[]` is a scalar."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Mul", ["m", "s"], ["y"])],
+        "open",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones((8, 64), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "open.onnx"
+    path.write_bytes(model.SerializeToString())
+    slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    for rank in range(2):
+        (tmp_path / f"part_{rank}.onnx").write_bytes(path.read_bytes())
+    ways: list[list[str | Path]] = [
+        [path], [path, "--ranks", "2", "--allow-replicated"], [tmp_path / "slices"],
+        [tmp_path / "part_{}.onnx"],
+    ]  # fmt: skip
+    for way in ways:
+        out = inspect(capsys, *way)
+        for row in (
+            r"input +x +float32 +\[\.\.\.\]",
+            r"input +s +float32 +\[\]",
+            r"output +y +float32 +\[\.\.\.\]",
+        ):
+            assert re.search(f"^{row}$", out, re.M), (way, row)
+        found = json.loads(inspect(capsys, *way, "--json"))
+        assert found["inputs"] == [["x", "float32", None], ["s", "float32", []]]
+        assert found["outputs"] == [["y", "float32", None]]
+    inspect(capsys, path, "--ranks", "2", "--allow-replicated", "--html", tmp_path / "page.html")
+    assert "<td>[...]</td>" in (tmp_path / "page.html").read_text()

@@ -24,6 +24,7 @@ from sharding import plan_model, slice_model
 from sharding.read import read_model
 from tests.launcher.cli_tools import save_mlp, shardrun
 
+DATA = Path(__file__).parents[1] / "data"
 X = np.random.default_rng(5).standard_normal((3, 8), np.float32)
 
 
@@ -219,3 +220,65 @@ def test_a_missing_blob_is_named(hub: Path) -> None:
     hub.with_name("m.onnx.data").resolve().unlink()
     with pytest.raises(ModelError, match=r"m\.onnx\.data.*cannot be read|needs the file"):
         read_model(hub)
+
+
+def test_converted_with_other_weights(linked: Path, tmp_path: Path) -> None:
+    """The links are read, never written to; what is written holds no link."""
+    import safetensors.numpy
+
+    other = {"w0": np.full((8, 64), 0.5, np.float32)}
+    safetensors.numpy.save_file(other, tmp_path / "blob")
+    (linked.parent / "tuned.safetensors").symlink_to(os.path.relpath(tmp_path / "blob", linked.parent))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    done = shardrun(
+        "convert", "--weights", linked.parent / "tuned.safetensors", "--allow-missing", linked, "out.onnx",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    plain = onnx.load(save_mlp(tmp_path / "plain.onnx"))
+    plain.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(other["w0"], "w0"))
+    wanted = ort.InferenceSession(plain.SerializeToString()).run(None, {"x": X})[0]
+    _close(ort.InferenceSession(str(tmp_path / "out.onnx")).run(None, {"x": X})[0], wanted)
+    assert not any(path.is_symlink() for path in tmp_path.glob("out.onnx*"))
+
+
+def test_a_network_of_mindspore_kept_by_links(tmp_path: Path) -> None:
+    """Graph and data of a split MindIR file as links into blobs; data elsewhere stay refused."""
+    source = DATA / "mindir" / "mlp_split"
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    (snapshot / "model_variables").mkdir(parents=True)
+    for name in ("model_graph.mindir", "model_variables/data_0"):
+        blob = blobs / name.replace("/", "-")
+        blob.write_bytes((source / name).read_bytes())
+        (snapshot / name).symlink_to(os.path.relpath(blob, (snapshot / name).parent))
+    model = snapshot / "model_graph.mindir"
+    done = shardrun("convert", model, "out.onnx", "--verify", source / "io.npz", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (blobs / "model_variables-data_0").rename(outside / "data")
+    (snapshot / "model_variables" / "data_0").unlink()
+    (snapshot / "model_variables" / "data_0").symlink_to(outside / "data")
+    for target in ("out.onnx", "new.onnx"):
+        refused = shardrun("convert", model, target, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "a link that leads out of" in refused.stderr and refused.stderr.count("\n") == 1
+    assert not (tmp_path / "new.onnx").exists()
+
+
+def test_data_that_lead_out_of_both_folders_are_not_converted(hub: Path, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    safetensors.numpy.save_file({"w0": np.zeros((8, 64), np.float32)}, tmp_path / "w.safetensors")
+    (tmp_path / "outside").mkdir()
+    data = hub.with_name("m.onnx.data")
+    data.resolve().rename(tmp_path / "outside" / "data")
+    data.unlink()
+    data.symlink_to(tmp_path / "outside" / "data")
+    done = shardrun(
+        "convert", "--weights", tmp_path / "w.safetensors", "--allow-missing", hub, "out.onnx", cwd=tmp_path
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "m.onnx.data" in done.stderr
+    assert not list(tmp_path.glob("out.onnx*"))

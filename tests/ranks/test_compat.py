@@ -92,18 +92,12 @@ def test_parts_that_are_not_here_are_named() -> None:
     compat.install()
     import mindspore_lite as mslite
 
-    with pytest.raises(AttributeError, match="'mindspore_lite' has no attribute 'Converter': shardrun"):
-        _ = mslite.Converter
-    with pytest.raises(ImportError, match="Converter"):
-        exec("from mindspore_lite import Converter")
-    with pytest.raises(ModuleNotFoundError, match=r"mindspore_lite.converter"):
-        exec("import mindspore_lite.converter")
-    for statement in ("mslite.Converter", "mslite.FmkType.ONNX", "import mindspore_lite.converter"):
-        with pytest.raises((AttributeError, ImportError), match=r"converted by `shardrun convert`"):
-            exec(statement, {"mslite": mslite})
-    with pytest.raises(AttributeError) as caught:
+    with pytest.raises(AttributeError, match="'mindspore_lite' has no attribute 'LLMEngine': shardrun"):
         _ = mslite.LLMEngine
-    assert "convert" not in str(caught.value)
+    with pytest.raises(ImportError, match="LLMEngine"):
+        exec("from mindspore_lite import LLMEngine")
+    with pytest.raises(ModuleNotFoundError, match=r"mindspore_lite.llm_engine"):
+        exec("import mindspore_lite.llm_engine")
 
 
 def test_uninstall_takes_it_back() -> None:

@@ -103,6 +103,19 @@ def test_the_file_has_the_documented_keys() -> None:
     }
 
 
+def test_every_key_stands_in_the_design() -> None:
+    """In its section about the manifest, those that are left out where they are empty too."""
+    text = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+    section = text[text.index("### Manifest, version") :]
+    section = section[: section.index("\n## ")]
+    kinds = (
+        manifests.Manifest, manifests.FileEntry, manifests.RankEntry, manifests.WeightEntry,
+        manifests.CollectiveEntry, manifests.TensorEntry, manifests.BatchAxes,
+    )  # fmt: skip
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert {name for name in names if f'"{name}"' not in section and f"`{name}`" not in section} == set()
+
+
 def test_lengths_may_be_left_out() -> None:
     data = json.loads(example().to_json())
     del data["lengths"]

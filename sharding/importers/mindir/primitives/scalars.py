@@ -300,6 +300,17 @@ def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     return joined
 
 
+@primitive("SequenceMul", declared=False)
+def sequence_mul(b: Builder, node: Node, x: Operand, times: Operand) -> Operand:
+    """A tuple again and again."""
+    known = b.known_ints(times) if times is not None else None
+    if isinstance(x, tuple) and known is not None and len(known) == 1:
+        return x * known[0]
+    repeated = b.op("Tile", [_whole(b, x), b.op("Max", [b.ints(times), 0])])
+    repeated.sequence = True
+    return repeated
+
+
 @primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice", declared=False)
 def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
     """Part of a tuple."""
@@ -320,6 +331,17 @@ def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Oper
     return found
 
 
+def _same_lengths(b: Builder, x: Value, y: Value) -> Value:
+    """The same, of tuples whose length only a run tells."""
+    sizes = [b.op("Shape", [item]) for item in (x, y)]
+    shorter = b.op("Min", sizes)
+    ends = [b.op("Slice", [item, b.ints(0), shorter, b.ints(0)]) for item in (x, y)]
+    differ = b.cast(b.op("Not", [b.op("Equal", ends)]), np.int64)
+    count = b.op("ReduceSum", [differ], {"keepdims": 0})
+    lengths_differ = b.op("Sub", [b.reshape(item, ()) for item in sizes])
+    return b.op("Equal", [b.op("Add", [count, b.op("Abs", [lengths_differ])]), 0])
+
+
 @primitive("tuple_equal", "list_equal", "TupleEqual", "ListEqual")
 def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     """Whether two tuples of integers are the same."""
@@ -327,7 +349,7 @@ def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     if one is not None and other is not None:
         return one == other
     if not isinstance(x, tuple) or not isinstance(y, tuple):
-        raise RefusedError("the length of its tuples is not known before it runs")
+        return _same_lengths(b, *(_whole(b, item) for item in (x, y)))
     if len(x) != len(y):
         return False
     unknown: list[tuple[Operand, Operand]] = []

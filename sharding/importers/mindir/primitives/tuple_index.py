@@ -197,6 +197,33 @@ def _fancy_place(kinds: Sequence[int], given: int, hidden: int, way: object) -> 
     return places[0] if places and not parted else 0
 
 
+def _open_info(b: Builder, entries: Sequence[Value], is_tensor: Sequence[bool], place: int) -> Operand:
+    """The same, where a tensor has any number of axes."""
+    met: Value | None = None
+    for entry, tensor in zip(entries, is_tensor, strict=True):
+        if tensor:
+            met = entry if met is None else b.op("Add", [met, b.cast(entry, met.dtype)])
+    assert met is not None
+    together = b.op("Shape", [met])
+    ones_together = b.op("Expand", [b.const([1], np.int64), b.op("Shape", [together])])
+
+    def among(lengths: Lengths, middle: Value) -> Value:
+        parts = [b.ints(lengths[:place]), middle, b.ints(lengths[place:])]
+        found = b.op("Concat", parts, {"axis": 0})
+        found.sequence = True
+        return found
+
+    ordered = [b.dim(entry, 0) for entry, tensor in zip(entries, is_tensor, strict=True) if not tensor]
+    ones: Lengths = (1,) * len(ordered)
+    each = [
+        among((*ones[:number], length, *ones[number + 1 :]), ones_together)
+        for number, length in enumerate(ordered)
+    ]
+    together.sequence = True
+    rest = [(1,)] * (_MOST - len(each))
+    return place, together, among(ones, together), among(tuple(ordered), together), *each, *rest
+
+
 @primitive("GetTupleIndexInfo", declared=False)
 def tuple_index_info(b: Builder, node: Node, x: Value, position: Operand, *entries: Operand) -> Operand:
     """How the entries of an index meet: where the tensors' axes go, the shape that the tensors have together,
@@ -207,13 +234,17 @@ def tuple_index_info(b: Builder, node: Node, x: Value, position: Operand, *entri
     count = len(named)
     if ELLIPSIS in kinds:
         count = known_rank(x) + _setting(node, "expand_dims_cnt")
+    values = [b.value(entry) for entry in entries[:count]]
+    is_tensor = [item == TENSOR for item in named] + [False] * (len(values) - len(named))
     shapes: list[Lengths] = []
-    for entry in entries[:count]:
-        shape = b.shape_of(b.value(entry))
+    for value in values:
+        shape = b.shape_of(value)
         if not isinstance(shape, tuple):
-            raise RefusedError("the number of axes of each of its entries must be known")
+            if str(way).startswith(("setitem", "pre_setitem")) or ELLIPSIS in kinds:
+                raise RefusedError("the number of axes of each of its entries must be known")
+            first = integer(b, position, "the place of the tensors' axes")
+            return _open_info(b, values, is_tensor, _fancy_place(kinds, first, 0, way))
         shapes.append(shape)
-    is_tensor = [item == TENSOR for item in named] + [False] * (len(shapes) - len(named))
     together: Lengths = ()
     for lengths_, tensor in zip(shapes, is_tensor, strict=True):
         together = _broadcast(b, together, lengths_) if tensor else together
