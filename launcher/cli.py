@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _configure_logging(args.verbose, args.debug)
     previous = _terminate_like_interrupt()
     try:
+        from ranks import settings
+
+        settings.check()
         code: int = args.module.run(args)
         sys.stdout.flush()
         return code

@@ -20,6 +20,7 @@ from launcher.model import Opened, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
 from launcher.report import warn_unsplit
 from launcher.verify import check_signature
+from ranks import settings
 
 if TYPE_CHECKING:
     from launcher.outputs import Summary
@@ -93,7 +94,7 @@ def run_group(job: Job, show: Show = "table") -> None:
                         launcher=job.launcher,
                         rank_table=table,
                         target=job.target,
-                        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+                        collectives=job.collectives or settings.collectives(),
                         threads=job.threads,
                         timeout=job.timeout,
                         precision=precision.asked(job),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ranks import MODULES
+from ranks import MODULES, settings
 from ranks.errors import ShardrunError
 
 NAME = "mindspore_lite"
@@ -36,10 +36,7 @@ def install(enabled: bool | None = None) -> bool:
     package has been imported already.
     """
     if enabled is None:
-        choice = os.environ.get("SHARDRUN_MINDSPORE_LITE", "").strip().lower()
-        if choice not in {"", "ranks", "real"}:
-            raise ShardrunError(f"SHARDRUN_MINDSPORE_LITE must be 'ranks' or 'real', but is {choice[:80]!r}.")
-        enabled = choice != "real"
+        enabled = settings.stand_in()
     if not enabled:
         return False
     present = sys.modules.get(NAME)

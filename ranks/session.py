@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices, forks
-from ranks.errors import ModelError, ShardrunError
+from ranks import arena, devices, forks, settings
+from ranks.errors import ModelError
 from ranks.versions import too_new
 from sharding import limits
 from sharding.external import target_of
@@ -58,12 +58,7 @@ class SessionConfig:
 
 def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ) -> int:
     """Threads per rank: ``SHARDRUN_THREADS``, else this process's cores shared by the ranks of this host."""
-    text = environ.get("SHARDRUN_THREADS", "")
-    if text:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
-            raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 1024, but is {text!r}.")
-        return int(text)
-    return max(1, limits.cores() // max(1, local_size))
+    return settings.threads(environ) or max(1, limits.cores() // max(1, local_size))
 
 
 def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:

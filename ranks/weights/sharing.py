@@ -115,7 +115,7 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     Raises `WeightsError` where there is no such owner, it refuses this process, or its weights are for
     something else; and what ``load`` raises.
     """
-    from ranks.collectives import default_timeout
+    from ranks.settings import default_timeout
 
     _check_system()
     facts = _facts(use)
