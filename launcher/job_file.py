@@ -116,9 +116,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
             try:
                 found[name] = parse(found[name])
             except ConfigError as problem:
-                raise ConfigError(
-                    f"{path}: $.{name}: expected {EXPECTED[name]}, found {quote(found[name])} ({problem})"
-                ) from None
+                raise ConfigError(f"{path}: $.{name}: {problem}") from None
     return _with_paths(found, path.absolute().parent)
 
 
