@@ -30,6 +30,7 @@ _HINTS = {
 
 _SHOWN = 8
 _ABORTED = '"abort"'  # so mpirun says that a rank, or its MPI, ended the job
+_UNFINISHED = 'exited without calling "finalize"'  # and of a rank that ended with success beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
 _LONGEST = 300
 
@@ -129,6 +130,8 @@ def launcher_error(
     that the launching program reaches over ssh; ``short`` is what it may have had too little of.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
+    if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
+        return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
     if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:

@@ -233,15 +233,15 @@ def finish(  # noqa: PLR0917 - what a run gave
     from launcher.report import print_table, say
 
     shown = summarize(result.outputs)
+    if job.output is not None:  # first: nobody may be there to read what is printed
+        from launcher.inputs import save_outputs
+
+        save_outputs(job.output, result.outputs)
     if show == "table":
         print_table(COLUMNS, [item.row() for item in shown], ALIGN)
         print()
         print_table(["", "value"], summary(manifest, result), "ll")
-    if job.output is not None:
-        from launcher.inputs import save_outputs
-
-        save_outputs(job.output, result.outputs)
-        if show == "table":
+        if job.output is not None:
             say(f"wrote {job.output}")
     compared = None
     if source is not None:
