@@ -43,13 +43,13 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with ``argv`` (default: the process's arguments) and returns its exit code."""
     prepare_streams()
-    parser = build_parser()
     try:
+        parser = build_parser()
         try:
             args = _parse(parser, argv)
         finally:
             sys.stdout.flush()
-    except OSError as error:  # --help or --version could not be printed
+    except (OSError, KeyboardInterrupt) as error:  # --help or --version could not be printed
         return report(error)
     if args.command is None:
         parser.print_help(sys.stderr)

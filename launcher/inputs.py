@@ -248,6 +248,8 @@ def _read_numpy(
         reason = (
             getattr(problem, "strerror", None) or " ".join(str(problem).split()) or type(problem).__name__
         )
+        if "<ast." in reason:  # numpy's words about what is no constant in Python
+            reason = "its header is damaged"
         raise ConfigError(f"{what}: cannot read the array: {reason}") from None
 
 

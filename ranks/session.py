@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,12 +120,17 @@ def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:
             ) from None
 
 
+_SOURCE_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*? was false\. (?=\S))?")
+"""Where in ONNX Runtime's source a check stands, and its condition where words follow."""
+
+
 def reason(error: Exception) -> str:
     """The sentence in an ONNX Runtime error, without the status code and source line before it."""
     text = " ".join(str(error).split())
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
+    text = _SOURCE_PLACE.sub("", text)
     short = limits.shortage(error)
     return text[:600].rstrip(".") + (f"; {short}." if short else ".")
 

@@ -129,3 +129,16 @@ def test_a_script_is_a_regular_file(folder: Path, capsys: pytest.CaptureFixture[
             assert told == f"{name} is a pipe or a device; expected a script in a regular file."
         assert refused(capsys, "exec", *ranks, "") == "There is no script ''."
         assert "is a folder without a __main__.py" in refused(capsys, "exec", *ranks, str(folder))
+
+
+def test_an_interrupt_while_the_command_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The modules of all commands are imported then."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.cli.build_parser", interrupted)
+    assert main(["run"]) == 130
+    assert capsys.readouterr().err == "shardrun: interrupted\n"
