@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from launcher.errors import ConfigError
 from tests.launcher.cli_tools import save_mlp
 
 
@@ -142,3 +143,26 @@ def test_an_interrupt_while_the_command_is_read(
     monkeypatch.setattr("launcher.cli.build_parser", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err == "shardrun: interrupted\n"
+
+
+def test_a_full_disk_under_the_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cache is named, not the folder that it works in, and what helps."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100}))
+    told = refused(capsys, "run", "model.onnx", "--ranks", "2")
+    assert told.startswith(f"the cache of sliced models at {folder / 'cache' / 'slices'} cannot be used: ")
+    assert " are needed, but only 10 B are free on its disk: free some space there, or set SHARDRUN_" in told
+
+
+def test_a_demo_that_cannot_be_written_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise ConfigError("No space left on device")
+
+    monkeypatch.setattr("launcher.files.write_file", full)
+    (folder / "mine").mkdir()
+    for name in ("new", "mine"):
+        assert refused(capsys, "demo", name) == "No space left on device"
+    assert (folder / "mine").is_dir() and not (folder / "new").exists()
