@@ -31,6 +31,7 @@ from ranks.cache_place import FORMS, discard, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from ranks.whole import is_sealed, note, say_damaged, seal
+from sharding.errors import RoomError
 from sharding.options import SliceOptions
 from sharding.storage import why_unwritable
 
@@ -84,6 +85,11 @@ def sliced(
         return place
     except HeldError:
         raise
+    except RoomError as problem:
+        raise ConfigError(
+            f"the cache of sliced models at {folder} cannot be used: {problem.lack}: free some space there, "
+            f"or {ELSEWHERE}"
+        ) from None
     except OSError as problem:
         raise ConfigError(
             f"the cache of sliced models at {problem.filename or folder} cannot be used: "

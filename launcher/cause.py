@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ _HINTS = {
 
 _SHOWN = 8
 _ABORTED = '"abort"'  # so mpirun says that a rank, or its MPI, ended the job
+_INSIDE = re.compile("(PMIX|PRTE) ERROR")
+_UNFINISHED = 'exited without calling "finalize"'  # and of a rank that ended with success beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
 _LONGEST = 300
 
@@ -129,6 +132,8 @@ def launcher_error(
     that the launching program reaches over ssh; ``short`` is what it may have had too little of.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
+    if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
+        return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
     if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:
@@ -149,6 +154,8 @@ def launcher_error(
         )
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."
+        if not far and any(_INSIDE.search(line) for line in tail):
+            tail = ()  # places in Open MPI's source, which say less
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)

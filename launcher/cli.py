@@ -43,13 +43,13 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with ``argv`` (default: the process's arguments) and returns its exit code."""
     prepare_streams()
-    parser = build_parser()
     try:
+        parser = build_parser()
         try:
             args = _parse(parser, argv)
         finally:
             sys.stdout.flush()
-    except OSError as error:  # --help or --version could not be printed
+    except (OSError, KeyboardInterrupt) as error:  # --help or --version could not be printed
         return report(error)
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _configure_logging(args.verbose, args.debug)
     previous = _terminate_like_interrupt()
     try:
+        from ranks import settings
+
+        settings.check()
         code: int = args.module.run(args)
         sys.stdout.flush()
         return code
@@ -134,10 +137,28 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence; argparse itself puts the whole usage before it."""
 
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
+        if message.startswith(("the following arguments are required", "one of the arguments")):
+            # argparse looks for what is missing before it tells of what it does not know.
+            message = f"{self._unknown()}{message}"
         shown = without_long_words(one_line(f"{command + ': ' if command else ''}{message}"))
         self.exit(EXIT_USAGE, f"shardrun: error: {shown} (see `{self.prog} --help`)\n")
+
+    def _unknown(self) -> str:
+        """The flags given that this parser does not know, as the beginning of a message; or nothing."""
+        known = _flags(self)
+        flags = [text.partition("=")[0] for text in self._given if text[:2] == "--" != text]
+        unknown = [flag for flag in flags if not any(text.startswith(flag) for text in known)]
+        if not unknown:
+            return ""
+        return f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], known)}; "
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if (

@@ -6,6 +6,7 @@ it is cut, what ranks exchange and how fast they are is as for a trained one of 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,10 +184,17 @@ def write_demo(folder: Path) -> tuple[Path, Path]:
             raise ConfigError(f"{model} is there already, and is not the demo's: choose another folder")
         if arrays.exists() and not model.exists():
             raise ConfigError(f"{arrays} is there already, and is not the demo's: choose another folder")
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise ConfigError(f"{folder}: cannot write the demo: {why_unwritable(problem)}") from None
-    if not model.exists():
-        write_file(model, content, "model")
-    save_outputs(arrays, inputs())
+    try:
+        if not model.exists():
+            write_file(model, content, "model")
+        save_outputs(arrays, inputs())
+    except BaseException:
+        with contextlib.suppress(OSError):  # it holds something
+            if made:
+                folder.rmdir()
+        raise
     return model, arrays

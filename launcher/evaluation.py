@@ -15,6 +15,7 @@ from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import Check, check_declared, opened, world_size
+from ranks import settings
 
 if TYPE_CHECKING:
     from launcher.signature import Signature
@@ -48,7 +49,7 @@ def eval_group(job: Job, task: Task) -> None:
             launcher=job.launcher,
             rank_table=job.rank_table,
             target=job.target,
-            collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+            collectives=job.collectives or settings.collectives(),
             threads=job.threads,
             timeout=job.timeout,
             precision=precision.asked(job),

@@ -31,9 +31,9 @@ from launcher.start_arguments import (
 )
 from launcher.watch import Job
 from ranks import wire
-from ranks.collectives import default_timeout
 from ranks.imported import naming
 from ranks.pins import Pin, keeping
+from ranks.settings import default_timeout
 from ranks.tensors import TensorSpec, order_feeds, unlike
 from sharding.given import GivenModel, is_path
 from sharding.text import counted

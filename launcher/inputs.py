@@ -161,6 +161,8 @@ def _assign(
     names = ", ".join(by_name)
     for source in sources:
         name, equals, file = source.partition("=")
+        if not file and (equals or not source):
+            raise ConfigError(f"--input {source!r}: expected NAME=FILE or FILE.npz, found no file in it")
         if equals and (name in by_name or not Path(source).exists()):
             if name not in by_name:
                 raise _no_input(source, name, by_name)
@@ -246,6 +248,8 @@ def _read_numpy(
         reason = (
             getattr(problem, "strerror", None) or " ".join(str(problem).split()) or type(problem).__name__
         )
+        if "<ast." in reason:  # numpy's words about what is no constant in Python
+            reason = "its header is damaged"
         raise ConfigError(f"{what}: cannot read the array: {reason}") from None
 
 

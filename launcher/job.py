@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
 TARGETS = ("cpu", "gpu", "ascend")
-COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
 MAX_RANKS = 4096
-MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.job import MAX_RANKS, MAX_THREADS
+from launcher.job import MAX_RANKS
 from launcher.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from ranks.settings import LONGEST_TIMEOUT, MOST_THREADS, SECONDS
 from sharding.text import closest
 
 MAX_TEXT = 4096
@@ -31,8 +32,8 @@ class JobFile(BaseModel):
     launcher: Literal["auto", "local", "mpirun", "external"] | None = None
     target: Literal["cpu", "gpu", "ascend"] | None = None
     collectives: Literal["auto", "shm", "mpi", "nccl", "gloo", "hccl"] | None = None
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] | None = None
     allow_replicated: bool | None = None
     strategy: Literal["tensor", "pipeline", "data", "auto"] | None = None
     mesh: Text | None = None
@@ -62,8 +63,8 @@ EXPECTED = {
     "launcher": "one of auto, local, mpirun, external",
     "target": "one of cpu, gpu, ascend",
     "collectives": "one of auto, shm, mpi, nccl, gloo, hccl",
-    "threads": f"a whole number from 1 to {MAX_THREADS}",
-    "timeout": "a number of seconds above 0, at most 1000000",
+    "threads": f"a whole number from 1 to {MOST_THREADS}",
+    "timeout": SECONDS,
     "allow_replicated": "true or false",
     "strategy": "one of tensor, pipeline, data, auto",
     "mesh": "the sizes of mesh axes, such as data=2,tensor=4",
@@ -115,9 +116,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
             try:
                 found[name] = parse(found[name])
             except ConfigError as problem:
-                raise ConfigError(
-                    f"{path}: $.{name}: expected {EXPECTED[name]}, found {quote(found[name])} ({problem})"
-                ) from None
+                raise ConfigError(f"{path}: $.{name}: {problem}") from None
     return _with_paths(found, path.absolute().parent)
 
 

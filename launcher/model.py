@@ -78,7 +78,12 @@ def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
     """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it, or it is one
     rank's part of a model."""
     if ranks is None:
+        from launcher.signature import declared_by
+        from sharding.read import read_model
+
         check_whole(model, key)
+        if declared_by(model, key, runs=False) is None:
+            read_model(model, key)  # says what kind of file it is instead
         raise ConfigError(
             f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
             "--mesh AXIS=SIZE,..."

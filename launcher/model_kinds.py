@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ def check_sliceable(model: Path) -> None:
     if not model.is_file():
         return
     refuse_placeholder(model)
+    _refuse_ours(model)
     try:
         kind = kind_of(model)
     except ModelError:
@@ -47,6 +49,31 @@ def check_sliceable(model: Path) -> None:
             "FILE).state_dict(), 'weights.pt'), make a model of them with `shardrun convert --network "
             f"package.module:FACTORY --weights weights.pt {output}`, and give {output}"
         )
+
+
+_STEERS = "steers a job and is no model: give a job file with --config, a rank table with --rank-table"
+_OURS = {
+    ".npy": "holds an array and no model: give it with --input",
+    ".npz": "holds arrays and no model: give it with --input",
+    ".yaml": _STEERS,
+    ".yml": _STEERS,
+    ".json": _STEERS,
+    ".py": "is a script and no model: `shardrun exec` runs it",
+}
+
+
+def _refuse_ours(model: Path) -> None:
+    """Raises `ConfigError` for other files that a job is made of, given in place of its model."""
+    what = _OURS.get(model.suffix.lower())
+    if what is None or ".index." in model.name:
+        return
+    with contextlib.suppress(OSError), model.open("rb") as file:
+        # A model may have any name, but begins with the number of a field.
+        if file.read(1) < b"\t":
+            return
+    if model.name == "manifest.json":
+        raise ConfigError(f"{model} is the manifest of a slice folder: give the folder, `{model.parent}`")
+    raise ConfigError(f"{model} {what}")
 
 
 def check_whole(model: Path, key: Key | None = None) -> None:

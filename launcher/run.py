@@ -20,6 +20,7 @@ from launcher.model import Opened, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
 from launcher.report import warn_unsplit
 from launcher.verify import check_signature
+from ranks import settings
 
 if TYPE_CHECKING:
     from launcher.outputs import Summary
@@ -93,7 +94,7 @@ def run_group(job: Job, show: Show = "table") -> None:
                         launcher=job.launcher,
                         rank_table=table,
                         target=job.target,
-                        collectives=job.collectives or os.environ.get("SHARDRUN_COLLECTIVES") or "auto",
+                        collectives=job.collectives or settings.collectives(),
                         threads=job.threads,
                         timeout=job.timeout,
                         precision=precision.asked(job),
@@ -232,15 +233,15 @@ def finish(  # noqa: PLR0917 - what a run gave
     from launcher.report import print_table, say
 
     shown = summarize(result.outputs)
+    if job.output is not None:  # first: nobody may be there to read what is printed
+        from launcher.inputs import save_outputs
+
+        save_outputs(job.output, result.outputs)
     if show == "table":
         print_table(COLUMNS, [item.row() for item in shown], ALIGN)
         print()
         print_table(["", "value"], summary(manifest, result), "ll")
-    if job.output is not None:
-        from launcher.inputs import save_outputs
-
-        save_outputs(job.output, result.outputs)
-        if show == "table":
+        if job.output is not None:
             say(f"wrote {job.output}")
     compared = None
     if source is not None:

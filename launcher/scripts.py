@@ -83,11 +83,14 @@ def check_new_folder(folder: Path) -> None:
     """Raises `ConfigError` unless scripts can be written into ``folder``: it is new or empty."""
     try:
         probe(folder.absolute())
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        found = "one with files in it"
+        if folder.exists() and not folder.is_dir():
+            found = "what is no folder"
+        elif not folder.exists() or not any(folder.iterdir()):
+            return
     except OSError as problem:
         raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
-    if taken:
-        raise ConfigError(f"--output {folder}: expected a new or empty folder, found one with files in it")
+    raise ConfigError(f"--output {folder}: expected a new or empty folder, found {found}")
 
 
 def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Path | None = None) -> RankTable:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, RankTableError
 from launcher.hosts import remote_hosts
-from launcher.job import COLLECTIVES, MAX_RANKS, MAX_THREADS
+from launcher.job import MAX_RANKS
 from launcher.model_kinds import check_whole
 from launcher.ports import check_port, free_port
 from launcher.rank_models import count_files, is_rank_models
-from ranks.collectives import LONGEST_TIMEOUT
+from ranks import settings
+from ranks.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
 from sharding.text import counted
 
 if TYPE_CHECKING:
@@ -83,12 +84,12 @@ def rank_environment(
     """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
     check_collectives(collectives)
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
-        raise ConfigError(f"The time-out must be a number of seconds above 0, but is {timeout!r}.")
+        raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
     variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
     if threads is not None:
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
             raise ConfigError(
-                f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
+                f"The number of threads must be an integer from 1 to {MOST_THREADS}, but is {threads!r}."
             )
         variables["SHARDRUN_THREADS"] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
@@ -97,7 +98,9 @@ def rank_environment(
     port = chosen.get("MASTER_PORT")
     variables["MASTER_ADDR"] = address
     variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
-    return {**variables, **(more or {})}
+    variables |= more or {}
+    settings.check({**os.environ, **variables})
+    return variables
 
 
 def check_collectives(collectives: str, target: str | None = None) -> None:

@@ -41,14 +41,17 @@ log = logging.getLogger(__name__)
 
 def cache_folder() -> Path:
     """Where shardrun keeps what it can make again. Raises `ShardrunError` where nothing says where."""
-    if own := os.environ.get("SHARDRUN_CACHE"):
+    own = os.environ.get("SHARDRUN_CACHE", "").strip()
+    # No shell has looked at what stands in a unit's or a container's file: a folder named ~ is never meant.
+    at_home = own == "~" or own.startswith("~/")
+    if own and not at_home:
         return Path(own).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     # The XDG base directory specification says that a relative path there is to be ignored.
-    if base and Path(base).is_absolute():
+    if base and Path(base).is_absolute() and not own:
         return Path(base) / "shardrun"
     try:
-        return Path.home() / ".cache" / "shardrun"
+        return Path.home() / (own[2:] if own else ".cache/shardrun")
     except RuntimeError:
         raise ShardrunError(
             "cannot tell the home folder; set SHARDRUN_CACHE to a folder for what is kept between runs"

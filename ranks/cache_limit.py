@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import shutil
 import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from ranks import cache_entries, cache_place
-from ranks.errors import SettingError
+from ranks import cache_entries, cache_place, settings
 
 log = logging.getLogger(__name__)
 
@@ -20,19 +17,13 @@ MOST_BYTES = 20 * 10**9
 
 
 def limit_of(folder: Path) -> int:
-    """The most bytes that the cache may take: ``SHARDRUN_CACHE_LIMIT`` (a number of bytes, or one with KB,
-    MB, GB or TB), else `MOST_BYTES`, or a tenth of the disk that ``folder`` is on if that is less.
+    """The most bytes that the cache may take: ``SHARDRUN_CACHE_LIMIT``, else `MOST_BYTES`, or a tenth of
+    the disk that ``folder`` is on if that is less.
 
-    Raises `SettingError` for other values, `OSError` where there is no such folder.
+    Raises `SettingError` where the variable is wrong, `OSError` where there is no such folder.
     """
-    text = os.environ.get("SHARDRUN_CACHE_LIMIT", "").strip()
-    if not text:
-        return min(MOST_BYTES, shutil.disk_usage(folder).total // 10)
-    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
-    if found is None:
-        raise SettingError(f"SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is {text!r}.")
-    whole, part, unit = found.groups()
-    return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
+    limit = settings.cache_limit()
+    return min(MOST_BYTES, shutil.disk_usage(folder).total // 10) if limit is None else limit
 
 
 def occupied(root: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ranks import MODULES
+from ranks import MODULES, settings
 from ranks.errors import ShardrunError
 
 NAME = "mindspore_lite"
@@ -33,10 +33,7 @@ def install(enabled: bool | None = None) -> bool:
     package has been imported already.
     """
     if enabled is None:
-        choice = os.environ.get("SHARDRUN_MINDSPORE_LITE", "").strip().lower()
-        if choice not in {"", "ranks", "real"}:
-            raise ShardrunError(f"SHARDRUN_MINDSPORE_LITE must be 'ranks' or 'real', but is {choice[:80]!r}.")
-        enabled = choice != "real"
+        enabled = settings.stand_in()
     if not enabled:
         return False
     present = sys.modules.get(NAME)
@@ -115,7 +112,7 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: s
     MindSpore, which is not installed.
     """
     script = os.fspath(path)
-    _check_script(script)
+    check_script(script)
     if target is not None:
         if target != "cpu":
             raise ShardrunError(
@@ -186,10 +183,16 @@ def _below_this_module(frames: TracebackType | None) -> TracebackType | None:
     return below
 
 
-def _check_script(script: str) -> None:
-    if "\0" in script or not Path(script).exists():
+def check_script(script: str) -> None:
+    """Raises `ShardrunError` unless Python can run it: a file, or a folder or archive with a __main__.py.
+
+    A device may never end, and of a pipe each rank would read a part.
+    """
+    if not script or "\0" in script or not Path(script).exists():
         raise ShardrunError(f"There is no script {script!r}.")
     if Path(script).is_dir() and not (Path(script) / "__main__.py").is_file():
         raise ShardrunError(f"{script} is a folder without a __main__.py, so there is no script to run.")
+    if not Path(script).is_dir() and not Path(script).is_file():
+        raise ShardrunError(f"{script} is a pipe or a device; expected a script in a regular file.")
     if Path(script).is_file() and not os.access(script, os.R_OK):
         raise ShardrunError(f"The script {script} may not be read by this user.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from ranks import devices
+from ranks import devices, settings
 from ranks.collectives import connect
 from ranks.collectives.base import Communicator
 from ranks.errors import CollectiveError
@@ -25,7 +25,7 @@ def join(
     must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
     raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
     """
-    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
+    name = collectives or settings.collectives()
     known = _joined.get(device)
     if known is not None:
         was, used, communicator = known
@@ -52,7 +52,7 @@ def join_for(provider: str) -> Communicator:
     """`join` for buffers where ONNX Runtime's ``provider`` keeps its values, or on the host where the
     collectives that were asked for know no others."""
     device = devices.DEVICES.get(provider)
-    if device is None or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() in _HOST_COLLECTIVES:
+    if device is None or settings.collectives() in _HOST_COLLECTIVES:
         return join()
     return join(device=device.buffers)
 

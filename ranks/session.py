@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices, forks
-from ranks.errors import ModelError, ShardrunError
+from ranks import arena, devices, forks, settings
+from ranks.errors import ModelError
 from ranks.versions import too_new
 from sharding import limits
 from sharding.external import target_of
@@ -58,12 +59,7 @@ class SessionConfig:
 
 def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ) -> int:
     """Threads per rank: ``SHARDRUN_THREADS``, else this process's cores shared by the ranks of this host."""
-    text = environ.get("SHARDRUN_THREADS", "")
-    if text:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
-            raise ShardrunError(f"SHARDRUN_THREADS must be a number from 1 to 1024, but is {text!r}.")
-        return int(text)
-    return max(1, limits.cores() // max(1, local_size))
+    return settings.threads(environ) or max(1, limits.cores() // max(1, local_size))
 
 
 def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
@@ -124,12 +120,17 @@ def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:
             ) from None
 
 
+_SOURCE_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*? was false\. (?=\S))?")
+"""Where in ONNX Runtime's source a check stands, and its condition where words follow."""
+
+
 def reason(error: Exception) -> str:
     """The sentence in an ONNX Runtime error, without the status code and source line before it."""
     text = " ".join(str(error).split())
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
+    text = _SOURCE_PLACE.sub("", text)
     short = limits.shortage(error)
     return text[:600].rstrip(".") + (f"; {short}." if short else ".")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from ranks import executor, group
+from ranks import executor, group, settings
 from ranks.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def load(
     """
     if target not in TARGETS:
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
-    name = collectives or os.environ.get("SHARDRUN_COLLECTIVES", "").strip() or "auto"
+    name = collectives or settings.collectives()
     if target == "cpu":
         if needed := _ON_DEVICE.get(name):
             raise DeviceError(

@@ -39,7 +39,7 @@ def take(descriptor: int, how: int, path: Path, seconds: float | None = None) ->
     if _taken(descriptor, how):
         return
     if seconds is None:
-        from ranks.collectives import default_timeout
+        from ranks.settings import default_timeout
 
         seconds = default_timeout()
     began = time.monotonic()

@@ -13,7 +13,7 @@ import math
 import re
 import stat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sharding.errors import ShardrunError, SliceError
 
@@ -94,7 +94,23 @@ def _parse_json(text: str) -> Any:
             result[key] = value
         return result
 
-    return json.loads(text, object_pairs_hook=pairs)
+    return json.loads(text, object_pairs_hook=pairs, parse_int=_whole)
+
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python's limit, in its own words
+        raise ValueError(f"{quote(digits, 40)} has more digits than a number may have") from None
+
+
+class _NotOfSixties(NamedTuple):
+    """A pattern of plain text that is a number (or truth value, or null), but for numbers of base 60."""
+
+    pattern: re.Pattern[str]
+
+    def match(self, text: str) -> re.Match[str] | None:
+        return None if ":" in text else self.pattern.match(text)
 
 
 def _parse_yaml(text: str) -> Any:
@@ -103,9 +119,14 @@ def _parse_yaml(text: str) -> Any:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]  # the base is chosen at run time: C where PyYAML has it
-        # Dates stay text: JSON has none, and a host or version may look like one.
+        # Dates stay text: JSON has none, and a host or version may look like one. So
+        # does 1:30, which is 90 to YAML 1.1 and to nobody else.
         yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
-            first: [(tag, pattern) for tag, pattern in entries if not tag.endswith(":timestamp")]
+            first: [
+                (tag, _NotOfSixties(pattern))
+                for tag, pattern in entries
+                if not tag.endswith((":timestamp", ":merge"))
+            ]
             for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
@@ -128,6 +149,11 @@ def _parse_yaml(text: str) -> Any:
                 if not isinstance(key, str):
                     raise ValueError(
                         f"line {key_node.start_mark.line + 1}: keys are text, found {quote(key)}"
+                    )
+                if key == "<<" and not key_node.style:
+                    raise ValueError(
+                        f"line {key_node.start_mark.line + 1}: << merges what anchors name, which are not "
+                        "allowed; write the keys out"
                     )
                 if key in seen:
                     raise ValueError(

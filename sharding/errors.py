@@ -1,6 +1,6 @@
 """The errors that shardrun raises for a user; each says what, where, expected, found and what to do."""
 
-from sharding.text import printable
+from sharding.text import human_bytes, printable
 
 
 class ShardrunError(Exception):
@@ -27,6 +27,14 @@ class OptionError(SliceError):
 
 class OutputError(SliceError):
     """The output folder cannot be used: it is a file, or holds what is not ours."""
+
+
+class RoomError(SliceError):
+    """A disk has less room than slices need; ``lack`` says how much it has, and how much they need."""
+
+    def __init__(self, where: object, needed: int, free: int) -> None:
+        self.lack = f"{human_bytes(needed)} are needed, but only {human_bytes(free)} are free on its disk"
+        super().__init__(f"{where} cannot be written: {self.lack}: free some space there.")
 
 
 class ShardError(ShardrunError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sharding import manifest as manifests
-from sharding.errors import OutputError, ShardError, SliceError
+from sharding.errors import OutputError, RoomError, ShardError, SliceError
 from sharding.storage import is_place, probe, why_unwritable
 
 _SUFFIX = ".partial"
@@ -41,7 +41,7 @@ def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Pa
         target.parent.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(target.parent)
         if disk.total and disk.free < needed:  # no size at all: /proc, or a file system that does not tell
-            raise SliceError(f"{output} needs {needed} bytes, but only {disk.free} are free on its disk.")
+            raise RoomError(output, needed, disk.free)
         _remove_stale(target)
         temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), suffix=_SUFFIX, dir=target.parent))
     except OSError as error:

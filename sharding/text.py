@@ -32,9 +32,10 @@ def reason_rows(reason: str) -> list[tuple[str, str]]:
     return [("" if number else "chosen", part) for number, part in enumerate(parts)]
 
 
-# Besides control characters: line ends and changes of direction in Unicode, and halves of surrogate pairs,
-# which no stream can encode.
-_HIDDEN = (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
+# Besides control characters: line ends and changes of direction in Unicode, what has no width, and halves of
+# surrogate pairs, which no stream can encode. The two joiners (200C, 200D) belong to words and stay.
+_UNSEEN = (0x061C, 0x200B, 0x200E, 0x200F, 0xFEFF)
+_HIDDEN = (*_UNSEEN, *range(0x2028, 0x202F), *range(0x2060, 0x206A), *range(0xD800, 0xE000))
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x0A: "\\n", 0x09: "\\t"}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in _HIDDEN}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from launcher.commands.options import ABSENT, add_launching, add_ranks
 
@@ -31,12 +30,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run on the CPU what names gpu or ascend, to try a job before it is submitted",
     )  # fmt: skip
     parser.add_argument("script", metavar="SCRIPT.py")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="the script's own")
+    more = parser.add_argument(
+        "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="the script's own"
+    )
+    more.required = False  # argparse would name it where the script is missing
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the script; returns its exit code."""
     from launcher.errors import ConfigError
+    from ranks.compat import check_script
+    from ranks.errors import ShardrunError
 
     given = vars(args)
     launcher = given.get("launcher", "auto")
@@ -45,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--launcher external excludes --ranks and --rank-table: whoever starts the ranks says them"
         )
-    if not Path(args.script).exists():
-        raise ConfigError(f"There is no script {args.script!r}.")
+    try:
+        check_script(args.script)
+    except ShardrunError as error:
+        raise ConfigError(str(error)) from None
     if several or launcher not in {"auto", "external"}:
         return _on_ranks(args)
     return _here(args)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.job import COLLECTIVES, LAUNCHERS, MAX_RANKS, MAX_THREADS, TARGETS
+from launcher.job import LAUNCHERS, MAX_RANKS, TARGETS
 from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 from ranks.precision.request import MODES
+from ranks.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
 from sharding.options import STRATEGIES
 
 if TYPE_CHECKING:
@@ -35,12 +35,9 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 def seconds(text: str) -> float:
     """An argparse type: a number of seconds above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
+    value = parse_seconds(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"expected {SECONDS}, found {text!r}")
     return value
 
 
@@ -81,7 +78,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     group = _group(parser, "ranks")
     group.add_argument("--collectives", choices=COLLECTIVES, default=ABSENT, help="default: auto")
     group.add_argument(
-        "--threads", metavar="N", type=whole(1, MAX_THREADS), default=ABSENT,
+        "--threads", metavar="N", type=whole(1, MOST_THREADS), default=ABSENT,
         help="ONNX Runtime threads per rank (default: cores / ranks on the host)",
     )  # fmt: skip
     group.add_argument(

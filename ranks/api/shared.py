@@ -14,8 +14,8 @@ from ranks.api.context import Context
 from ranks.api.errors import as_runtime_error
 from ranks.api.model import Model
 from ranks.api.types import ModelType
-from ranks.collectives import LONGEST_TIMEOUT
 from ranks.errors import WeightsError
+from ranks.settings import LONGEST_TIMEOUT
 from ranks.weights.handle import check, is_number, parse_handle, unsigned
 from ranks.weights.peers import parse_pids
 from ranks.weights.request import Attach, Share

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ranks import settings
 from ranks.api import precision_options
 from ranks.api.notice import warn_once
-from ranks.errors import DeviceError, ShardrunError
+from ranks.errors import DeviceError
 
 if TYPE_CHECKING:
     from ranks.api.context import Context
@@ -64,11 +64,8 @@ def target_of(context: Context) -> str:
 
 def on_cpu_instead(target: str) -> bool:
     """Whether SHARDRUN_TARGET sends ``target`` to the CPU; the first time, with a warning."""
-    choice = os.environ.get("SHARDRUN_TARGET", "").strip()
-    if choice == "":
+    if not settings.target():
         return False
-    if choice.lower() != "cpu":
-        raise ShardrunError(f"SHARDRUN_TARGET must be 'cpu' or not set, but is {choice[:80]!r}.")
     warn_once("target", f"target {target!r} runs on the CPU, because SHARDRUN_TARGET is 'cpu'.")
     return True
 

@@ -12,8 +12,9 @@ from typing import Any
 from ranks.collectives.base import Communicator
 from ranks.errors import CollectiveError
 from ranks.identity import Identity
+from ranks.settings import default_timeout
 
-__all__ = ["BACKENDS", "Communicator", "choose", "connect", "default_timeout"]
+__all__ = ["BACKENDS", "Communicator", "choose", "connect"]
 
 # Name -> module and what its `connect` is told besides identity and time-out.
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,24 +73,3 @@ def choose(identity: Identity, device: str = "cpu") -> str:
     # Under `srun --mpi=none` an MPI library would make every rank a world of its own.
     slurm_with_mpi = identity.source.startswith("SLURM_") and "PMIX_RANK" in os.environ
     return "mpi" if slurm_with_mpi or identity.source.startswith(("OMPI_", "PMI_")) else "gloo"
-
-
-LONGEST_TIMEOUT = 1e7
-"""Seconds, almost four months: the system's calls take no number, however large."""
-
-
-def default_timeout() -> float:
-    """Seconds a collective waits for a peer: ``SHARDRUN_TIMEOUT``, or 300."""
-    text = os.environ.get("SHARDRUN_TIMEOUT", "").strip()
-    if not text:
-        return 300.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= LONGEST_TIMEOUT:
-        raise CollectiveError(
-            f"SHARDRUN_TIMEOUT must be a number of seconds above 0 and at most {LONGEST_TIMEOUT:.0f}, but is "
-            f"{text[:80]!r}."
-        )
-    return seconds

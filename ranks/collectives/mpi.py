@@ -3,7 +3,8 @@
 Every operation is non-blocking and polled, so that a rank waits asleep, notices its time-out, and is not
 caught in the library when a cable is cut. MPI ends all ranks when one dies; a rank that ends by an uncaught
 exception, or after a failed collective, aborts the job, because MPI's own shutdown would wait for it for
-ever.
+ever. A rank that leaves in order says so to all others: MPI has no such message, and who waits for that rank
+would wait for its time-out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _NAP_SHARE, _SHORTEST_NAP, _LONGEST_NAP = 8, 5e-5, 2e-3
 _LARGE = 256 << 10  # bytes from which ranks first wait asleep for each other, and then awake for the data
 _SLOWEST = 50e6  # bytes per second: how long to stay awake for data
 _RING = 64 << 10  # bytes from which sums go round the ranks in parts
-_TAG = 7
+_TAG, _FAREWELL = 7, 8
+_GRACE = 2.0  # seconds for what a rank sent before it left
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
 
@@ -66,6 +68,8 @@ class MpiCommunicator(HostCommunicator):
         self._mpi = mpi
         self._abandoned: list[Any] = []  # requests that may still write to their buffers
         self._origin = self if whole is None else whole
+        self._left: dict[int, float] = {}  # ranks of the whole that have left, and since when this is known
+        self._farewells: list[Any] = []
         if whole is not None:
             self._world = world
             return
@@ -79,7 +83,29 @@ class MpiCommunicator(HostCommunicator):
 
     def close(self) -> None:
         self._close_parts()
+        if not self._broken and self._origin is self:
+            self._take_leave()
         self._broken = self._broken or CLOSED
+
+    def _take_leave(self) -> None:
+        """Tells all ranks that this one comes to no further collective."""
+        with contextlib.suppress(self._mpi.Exception):
+            if not self._mpi.Is_finalized():
+                last = np.zeros(1, np.uint8)
+                others = [rank for rank in range(self.size) if rank != self.rank]
+                self._farewells = [(self._world.Isend(last, rank, _FAREWELL), last) for rank in others]
+
+    def _gone(self, peer: int | None, count: int) -> int | None:
+        """A rank of this group, ``peer`` if one is given, that left so long ago that the ``count`` bytes of a
+        collective that it was in have come by now."""
+        origin, status = self._origin, self._mpi.Status()
+        while origin._world.Iprobe(self._mpi.ANY_SOURCE, _FAREWELL, status):
+            rank = status.Get_source()
+            origin._world.Recv(np.empty(1, np.uint8), rank, _FAREWELL)
+            origin._left[rank] = time.monotonic()
+        waited_for = self.members if peer is None else (self.members[peer],)
+        known = time.monotonic() - max(_GRACE, count / _SLOWEST)
+        return next((rank for rank in waited_for if origin._left.get(rank, known + 1) <= known), None)
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         # Until all are there, asleep and with a time-out, which making a communicator has not.
@@ -176,6 +202,11 @@ class MpiCommunicator(HostCommunicator):
                 waited = time.monotonic() - start
                 if waited < awake:
                     os.sched_yield()
+                elif waited < self.timeout and (gone := self._gone(peer, count)) is not None:
+                    self._abandoned.append((request, buffers))
+                    mine = self.members[self.rank]
+                    text = f"Rank {gone} left the group while rank {mine} waited for it in {what()}."
+                    self._fail(PeerLostError(text, gone))
                 elif waited < self.timeout:
                     time.sleep(min(max((waited - awake) / _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
                 else:
@@ -216,6 +247,8 @@ class MpiCommunicator(HostCommunicator):
         if self._broken == FORKED:
             return
         failed = getattr(sys, "last_type", None) is not None or self._broken not in {"", CLOSED}
+        if not failed:
+            self.close()
         if failed and self._mpi.Is_initialized() and not self._mpi.Is_finalized():
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ranks.weights.protocol import printable
+from sharding.text import one_line
 
 LONGEST_TEXT = 500
 """Characters of JSON; the facts of an owner travel in one packet (`ranks.weights.protocol`)."""
@@ -56,7 +56,7 @@ def difference(theirs: Mapping[str, object], ours: Mapping[str, str]) -> str | N
         other = str(theirs.get(name))
         if other == ours[name]:
             continue
-        told = printable(other.partition(" ")[2][: LONGEST_TEXT + 50])
+        told = one_line(other.partition(" ")[2][: LONGEST_TEXT + 50])
         return (
             f"has {option.words}: it was built with {told or 'others'}, but this process with "
             f"{ours[name].partition(' ')[2]}. Give the same {option.keys} in both."

@@ -7,12 +7,11 @@ unless the packed form is kept, too (`ranks.weights.store`).
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ranks.errors import ShardrunError
+from ranks import settings
 
 if TYPE_CHECKING:
     import onnx
@@ -26,20 +25,12 @@ LEAST_BYTES = 1 << 20
 _NEVER_PACKED = frozenset({"Gather"})
 
 
-def setting() -> str:
-    """``SHARDRUN_WEIGHTS``: ``on``, ``off`` or nothing. Raises `ShardrunError` for other values."""
-    text = os.environ.get("SHARDRUN_WEIGHTS", "").strip().lower()
-    if text not in {"", "on", "off"}:
-        raise ShardrunError(f"SHARDRUN_WEIGHTS must be on or off, but is {text!r}.")
-    return text
-
-
 def choose(config: SessionConfig, manifest: Manifest | None, local_size: int) -> SessionConfig:
     """The configuration with a store, if this rank shares weights with others of its host (or is told to).
 
     Raises `ShardrunError` where the environment's settings are malformed.
     """
-    chosen = setting()
+    chosen = settings.weights()
     if config.store is not None or chosen == "off" or config.providers[0] != "CPUExecutionProvider":
         return config
     if chosen == "on":

@@ -23,12 +23,12 @@ from ranks.weights.protocol import (
     Part,
     close_all,
     credentials,
-    printable,
     receive,
     send,
     step,
     unpack,
 )
+from sharding.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -287,8 +287,7 @@ def _told(packet: Packet | None, owner: int) -> dict[str, Any]:
 
 def _sentence(packet: Packet) -> str:
     """The owner's reason, made fit to be printed."""
-    text = str((packet.data or {}).get("refused", "")).rstrip(".")[:600]
-    return printable(text)
+    return one_line(str((packet.data or {}).get("refused", "")).rstrip(".")[:600])
 
 
 def _hang_up_in_child() -> None:

@@ -51,11 +51,6 @@ def step(name: str) -> None:
         trace(name)
 
 
-def printable(text: str) -> str:
-    """What another process said, fit for a message: no line ends, no controls of a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 class Packet(NamedTuple):
     """One packet; ``data`` is None where it was not a JSON object. The descriptors are the receiver's."""
 

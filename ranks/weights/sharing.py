@@ -20,9 +20,10 @@ from ranks.errors import IdentityError, ModelError, WeightsError
 from ranks.weights import alike, client, peers
 from ranks.weights.client import Connection
 from ranks.weights.handle import address, new_handle
-from ranks.weights.protocol import Part, close_all, printable, step
+from ranks.weights.protocol import Part, close_all, step
 from ranks.weights.request import Attach, Share
 from ranks.weights.server import Offer, Server
+from sharding.text import one_line
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
@@ -115,7 +116,7 @@ def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tup
     Raises `WeightsError` where there is no such owner, it refuses this process, or its weights are for
     something else; and what ``load`` raises.
     """
-    from ranks.collectives import default_timeout
+    from ranks.settings import default_timeout
 
     _check_system()
     facts = _facts(use)
@@ -250,7 +251,7 @@ def _check_group(pid: int, use: Use) -> None:
 
 def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
     """Raises `WeightsError` where the owner's weights are for something else."""
-    theirs = {key: printable(str(connection.facts.get(key))[:200]) for key in facts}
+    theirs = {key: one_line(str(connection.facts.get(key))[:200]) for key in facts}
     who = f"process {connection.owner}, which shares the weights,"
     if theirs["model"] != facts["model"]:
         raise WeightsError(

@@ -21,14 +21,13 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from ranks import arena, cache_place, session
+from ranks import arena, cache_place, session, settings
 from ranks.cache_folder import ELSEWHERE, cache_folder, locked
 from ranks.cache_limit import bound, limit_of
 from ranks.errors import ModelError, WeightsError
 from ranks.session import SessionConfig
 from ranks.waiting import HeldError
 from ranks.weights import entries
-from ranks.weights.automatic import setting
 from ranks.weights.keys import key_of, size_of
 from ranks.weights.pages import give_back_memory, populate
 from ranks.weights.prepare import prepare
@@ -208,7 +207,7 @@ def default_store() -> Store | None:
 
 def needed_store() -> Store:
     """As `default_store`, but raises `WeightsError` with the reason where there is none."""
-    if setting() == "off":
+    if settings.weights() == "off":
         raise WeightsError("SHARDRUN_WEIGHTS is off.")
     cache = cache_folder()
     folder = cache_place.place_of(cache, "weights")

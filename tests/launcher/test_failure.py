@@ -149,12 +149,13 @@ def test_exception_in_the_with(run_script: Runner, two_slices: Path, launcher: s
 
 
 EXEC = """
-    import sys
+    import os, sys
     from launcher.group import run_program
     from launcher.errors import ShardrunError
     try:
         print("[]", flush=True)
-        run_program(["exec", *sys.argv[2:]], ranks=2, launcher=sys.argv[1])
+        how = {"collectives": os.environ.get("TEST_COLLECTIVES", "auto"), "timeout": 120}
+        run_program(["exec", *sys.argv[2:]], ranks=2, launcher=sys.argv[1], **how)
     except ShardrunError as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
@@ -227,6 +228,35 @@ def test_a_rank_that_ends_with_success_before_it_is_done(
     assert code == 1
     found = next(line for line in errors.splitlines() if line.startswith("error: RankFailedError: "))
     assert "ank 1 on host" in found and "before it was done, as os._exit(0) would" in found
+
+
+@pytest.mark.parametrize(
+    ("deed", "expected"),
+    [
+        (
+            "sys.exit(0)",
+            "rank 0 on host {host}: Rank 1 left the group while rank 0 waited for it in barrier.",
+        ),
+        (
+            "os._exit(0)",
+            "rank 1 on host {host} ended with exit code 0 before it was done, as os._exit(0) would.",
+        ),
+    ],
+)
+def test_a_rank_that_leaves_under_mpi(
+    run_script: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str, expected: str
+) -> None:
+    """MPI's shutdown waits for the others, so there is no sign that a rank has left but its own word."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(deed=deed))
+    monkeypatch.setenv("TEST_COLLECTIVES", "mpi")
+    script = run_script(EXEC, "mpirun", str(program))
+    script.message()
+    code, _, errors = script.end(within=40)
+    assert code == 1
+    found = next(line for line in errors.splitlines() if line.startswith("error: RankFailedError: "))
+    assert found == "error: RankFailedError: " + expected.format(host=HOST)
+    assert "PRTE" not in errors and "MPI_Abort" not in errors
 
 
 def test_ranks_that_succeed(run_script: Runner, launcher: str, tmp_path: Path) -> None:

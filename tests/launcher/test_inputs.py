@@ -284,6 +284,13 @@ def test_a_header_that_says_more_than_there_is(tmp_path: Path, name: str, rows: 
         make_inputs([Spec("x", "float32", ("batch", 8))], [str(tmp_path / name)])
 
 
+def test_a_header_that_is_no_constant(tmp_path: Path) -> None:
+    text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (10**9, 8)}"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(ConfigError, match=r"cannot read the array: its header is damaged$"):
+        make_inputs([Spec("x", "float32", ("batch", 8))], [str(tmp_path / "x.npy")])
+
+
 def test_one_symbol_may_stand_for_two_lengths(tmp_path: Path) -> None:
     """In what is given, unless ``dims`` says the length; what is made up takes the first."""
     given = {"ids": np.ones((2, 5), np.int64), "x": np.ones((3, 3), np.float32)}

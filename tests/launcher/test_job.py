@@ -178,11 +178,11 @@ def test_contradictions(folder: Path) -> None:
         ({"seed": 2**63}, "$.seed: expected a whole number from 0 up"),
         (
             {"mesh": "data"},
-            '$.mesh: expected the sizes of mesh axes, such as data=2,tensor=4, found "data" (The mesh',
+            "$.mesh: The mesh 'data' gives data the size ''; expected a whole number",
         ),
         ({"mesh": {"data": 2}}, "$.mesh: expected the sizes of mesh axes"),
         ({"strategy": "fast"}, "$.strategy: expected one of tensor, pipeline, data, auto"),
-        ({"memory": "much"}, "$.memory: expected a number of bytes, or text such as 24GB, found"),
+        ({"memory": "much"}, "$.memory: expected bytes such as 24GB or 512MiB, above 0, found 'much'"),
         ({"memory": 0}, "$.memory: expected a number of bytes"),
         ({"micro_batches": 0}, "$.micro_batches: expected a whole number from 1"),
         ("ranks: 1\nranks: 2\n", 'line 2: the key "ranks" is given twice'),

@@ -27,8 +27,7 @@ def test_slices_are_held_by_the_group_that_runs_them(tmp_path: Path, monkeypatch
     del group  # closed by the collector
     gc.collect()
     assert not is_held(folder.path)
-    environment = {"SHARDRUN_WEIGHTS": "neither on nor off"}
-    with pytest.raises(RankFailedError, match="SHARDRUN_WEIGHTS must be on or off"):
-        launcher.start(model, ranks=2, launcher="local", environment=environment)
+    with pytest.raises(RankFailedError, match="'ascend' cannot be served here"):
+        launcher.start(model, ranks=2, launcher="local", target="ascend")
     gc.collect()
     assert cache_entries.remove(folder) and not folder.path.exists()

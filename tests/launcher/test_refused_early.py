@@ -214,6 +214,8 @@ def test_misspelled_words(arguments: tuple[str, ...], hint: str, capsys: pytest.
         ("a\x07b", r"a\x07b"),
         ("a\u202eb", r"a\u202eb"),
         ("a\x9bb", r"a\x9bb"),
+        ("a\u200fb", r"a\u200fb"),
+        ("a\u200b\ufeffb", r"a\u200b\ufeffb"),
     ],
 )
 def test_names_are_fit_to_print(

@@ -143,3 +143,9 @@ def test_a_signal_runs_exit_handlers_and_takes_nothing_apart(tmp_path: Path) -> 
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (143, "exit handler\n"), done.stderr
     assert done.stderr == "shardrun: terminated\n"
+
+
+def test_outputs_are_written_though_nobody_reads_what_is_printed(place: Path) -> None:
+    done = shell(f"{SHARDRUN} run slices --output kept.npz > /dev/full", place, PYTHONUNBUFFERED="1")
+    assert (done.returncode, done.stderr) == (1, f"shardrun: error: {FULL}")
+    assert (place / "kept.npz").stat().st_size

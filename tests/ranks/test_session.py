@@ -59,7 +59,7 @@ def test_hardware_threads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch) 
     assert available_cores() == 2
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999999999", "١", " "])
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999999999", "١"])
 def test_bad_numbers_of_threads(text: str) -> None:
     with pytest.raises(ShardrunError) as caught:
         default_threads(1, {"SHARDRUN_THREADS": text})
@@ -144,3 +144,15 @@ def test_zeros_before_a_max_pool_stay_zeros(
     for _ in range(2):  # made, then opened
         (found,) = executor.load(path).run(feeds)
         np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_reasons_do_not_name_places_in_a_source() -> None:
+    place = "/onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops.h:563 void onnxruntime::"
+    for text, said in {
+        f"{place}BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) axis == 1 || axis == largest was false. "
+        "Attempting to broadcast 5 by 12\n": "Attempting to broadcast 5 by 12.",
+        f"{place}Init() left was false.": "void onnxruntime::Init() left was false.",
+        "indices element out of data bounds, idx=9": "indices element out of data bounds, idx=9.",
+    }.items():
+        wrapped = f"[ONNXRuntimeError] : 1 : FAIL : Non-zero status code. Status Message: {text}"
+        assert reason(RuntimeError(wrapped)) == said

@@ -672,14 +672,14 @@ def test_read_only(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("500MB", 500 * 10**6), ("1.5 gb", 15 * 10**8), ("7", 7), ("0", 0), ("2T", 2 * 10**12)],
+    [("500MB", 500 * 10**6), ("1.5 gb", 15 * 10**8), ("7", 7), ("2T", 2 * 10**12)],
 )
 def test_limits(text: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", text)
     assert limit_of(tmp_path) == limit
 
 
-@pytest.mark.parametrize("text", ["-1", "x", "1 XB", "inf", "1e9", "٣"])
+@pytest.mark.parametrize("text", ["0", "0.0GB", "-1", "x", "1 XB", "inf", "1e9", "٣"])
 def test_limits_that_are_none(text: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", text)
     with pytest.raises(ShardrunError, match="SHARDRUN_CACHE_LIMIT must be a size such as 20GB"):

@@ -315,7 +315,7 @@ def test_socket_held_by_somebody_who_does_not_know_the_handle(workers: Workers, 
             (b"\xff", "sent something that no owner of weights sends"),
             (b'{"protocol": "other", "nonce": "00"}', "in the way of another version of shardrun"),
             (b'{"protocol": "%s", "nonce": "\\ud800"}' % mine, "in the way of another version of shardrun"),
-            (b'{"refused": "no \\u001b[31m\\nway"}', "refused this process: no ?[31m?way."),
+            (b'{"refused": "no \\u001b[31m\\nway"}', r"refused this process: no \x1b[31m\nway."),
         ):
             guest.start("attach", given=number, path=str(shared_model))
             peer = listener.accept()[0]
