@@ -129,7 +129,8 @@ def _matmul(view: View) -> Lift | None:
 
 def _einsum(view: View) -> Lift | None:
     """The merged axis has one letter, in each operand at most once, and is not summed."""
-    terms = equation_terms(view.attributes.get("equation", ""), [view.rank(i) for i in range(len(view.forms))])
+    ranks = [view.rank(index) for index in range(len(view.forms))]
+    terms = equation_terms(view.attributes.get("equation", ""), ranks)
     if terms is None:
         return None
     *operands, result = terms

@@ -307,8 +307,9 @@ OPERATORS = {
     "product": "a = MatMul(m, square) t = Transpose<perm = [0, 2, 1]>(a) s = MatMul(m, t) r = MatMul(s, m)",
     "product with all": "a = MatMul(m, one_matrix) r = Relu(a)",
     "positions": "r = GatherElements<axis = 2>(m, taken)",
-    "taken": "a = Gather<axis = -1>(m, three_of_four) b = Gather<axis = 2>(m, second) c = Unsqueeze(b, middle) "
-    "d = Transpose<perm = [0, 2, 1]>(c) e = ReduceSum<keepdims = 1>(a, last_axes) r = Add(e, d)",
+    "taken": "a = Gather<axis = -1>(m, three_of_four) b = Gather<axis = 2>(m, second) "
+    "c = Unsqueeze(b, middle) d = Transpose<perm = [0, 2, 1]>(c) "
+    "e = ReduceSum<keepdims = 1>(a, last_axes) r = Add(e, d)",
     "taken in front": "a = Unsqueeze(m, zero) b = Concat<axis = 0>(a, a, a) c = Gather<axis = 0>(b, pair) "
     "d = Transpose<perm = [2, 3, 0, 1, 4]>(c) e = ReduceSum<keepdims = 1>(d, last_axes) "
     "f = ReduceMean<keepdims = 0>(e, two_three) r = Add(f, m)",
