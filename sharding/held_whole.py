@@ -19,6 +19,7 @@ from sharding.problem import counted_weights
 from sharding.rules.elementwise import BROADCASTING, UNARY
 from sharding.solve import solve
 from sharding.steps import Step
+from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -122,12 +123,14 @@ def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) 
 
 
 def _given_back(value: ir.Value) -> bool:
-    """Whether a value is an output of the model before it is in another product: keys kept for later, say."""
+    """Whether a value is an output of the model before it is in another product, as several heads: keys kept
+    for later, say. One head or latent that all share is whole on every rank, kept or not."""
+    columns = (shape_of(value) or (None,))[-1]
     seen: set[ir.Value] = set()
     waiting = [value]
     while waiting:
         current = waiting.pop()
-        if current.is_graph_output():
+        if current.is_graph_output() and (shape_of(current) or (None,))[-1] != columns:
             return True
         for node, _ in current.uses():
             fresh = [] if node.op_type in PRODUCTS else [item for item in node.outputs if item not in seen]

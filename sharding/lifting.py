@@ -7,6 +7,7 @@ is summed, cut or joined, it knows nothing.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from sharding.products import length_of, product
 from sharding.rules.base import Dim
+from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import BROADCASTING, UNARY
 
 
@@ -123,6 +125,42 @@ def _elementwise(view: View) -> Lift | None:
 
 def _matmul(view: View) -> Lift | None:
     return _broadcast(view, spare=2)
+
+
+def _einsum(view: View) -> Lift | None:
+    """The merged axis has one letter, in each operand at most once, and is not summed."""
+    ranks = [view.rank(index) for index in range(len(view.forms))]
+    terms = equation_terms(view.attributes.get("equation", ""), ranks)
+    if terms is None:
+        return None
+    *operands, result = terms
+    found: Form | None = None
+    letter = ""
+    for form, term in zip(view.forms, operands, strict=True):
+        if form is None:
+            continue
+        if found is not None and (term[form.axis] != letter or not found.agrees(form)):
+            return None
+        letter, found = term[form.axis], form if found is None else found.better(form)
+    if found is None or result.count(letter) != 1 or any(term.count(letter) > 1 for term in operands):
+        return None
+    spare = next((c for c in string.ascii_letters if not any(c in term for term in terms)), None)
+    if spare is None:
+        return None
+    written = [term.replace(letter, letter + spare) for term in terms]
+    apart = {index: term.index(letter) for index, term in enumerate(operands) if letter in term}
+    equation = ",".join(written[:-1]) + "->" + written[-1]
+    return Lift(replace(found, axis=result.index(letter)), apart, {"equation": equation}, strict=True)
+
+
+def _gather(view: View) -> Lift | None:
+    """Along another axis."""
+    form, indices = _first(view), view.rank(1)
+    axis = None if form is None else _axis(view, form, 0)
+    if form is None or axis is None or indices is None or view.forms[1] is not None:
+        return None
+    moved = replace(form, axis=form.axis + (indices - 1 if form.axis > axis else 0))
+    return Lift(moved, {0: form.axis}, {"axis": _past(axis, form)})
 
 
 def _past(axis: int, form: Form) -> int:
@@ -291,4 +329,6 @@ _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     "Slice": _slice,
     "GatherElements": _gather_elements,
     "Expand": _expand,
+    "Einsum": _einsum,
+    "Gather": _gather,
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PRODUCT_AXES = 3
 """Of a batched product with one batch axis: with more the heads are an axis of their own already."""
+PRODUCTS = ("MatMul", "Einsum")
 OPSET = 9
 """The first with what is written."""
 
@@ -78,7 +79,7 @@ class _Analysis:
         if isinstance(plan, Lift):
             self._join(*node.outputs, *(v for v in node.inputs if v in self.forms and v is not None))
             ranks = {len(shape_of(value) or ()) for value in (*node.inputs, *node.outputs)}
-            if node.op_type == "MatMul" and ranks == {PRODUCT_AXES}:
+            if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES}:
                 self.wanted_values.append(node.outputs[0])
         elif plan.base in self.forms:
             self._join(node.outputs[0], plan.base)
@@ -170,8 +171,8 @@ def _merged(source: Sequence[Dim], target: Sequence[Dim]) -> Form | None:
     """Which axis of a Reshape's target is made of two lengths, where a boundary of the source lies in it."""
     below = [product(source[axis:]) for axis in range(len(source) + 1)]
     for axis, whole in enumerate(target):
-        rest, above = product(target[axis + 1 :]), product(target[:axis])
-        for boundary in range(len(source) - 1, 0, -1):
+        rest, above, last = product(target[axis + 1 :]), product(target[:axis]), None
+        for boundary in range(1, len(source)):  # of several, the one with the most heads in the inner axis
             inner = quotient(below[boundary], rest)
             outer = quotient(product(source[:boundary]), above)
             if outer is None and inner is not None:  # traced exports have some lengths as numbers, some not
@@ -180,8 +181,12 @@ def _merged(source: Sequence[Dim], target: Sequence[Dim]) -> Form | None:
                 continue
             if outer is None and axis:
                 continue
-            if _counts(inner) or _counts(outer):
+            if _counts(inner):
                 return Form(axis, outer, inner)
+            if _counts(outer):
+                last = Form(axis, outer, inner)
+        if last is not None:
+            return last
     return None
 
 

@@ -62,6 +62,7 @@ class Pieces:
 
         self.ir, self.graph, self.path = ir, model.graph, path
         self.names = Names(all_names(model))
+        self.parts: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self.place: ir.Node
         self.base = ""
 
@@ -108,6 +109,12 @@ class Pieces:
 
     def _part(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
         """Some columns of a weight; read from its file whenever a part of them is written."""
+        key = (weight.value, piece.start, piece.length)
+        if key not in self.parts:
+            self.parts[key] = self._cut_out(weight, piece, columns)
+        return self.parts[key]
+
+    def _cut_out(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
         tensor = weight.value.const_value
         assert tensor is not None
         located = locate(weight.value.name or "", tensor, self.path)

@@ -129,8 +129,10 @@ def _bias(node: ir.Node, index: int, columns: int) -> Weight | None:
     shape = shape_of(value)
     if not shape or shape[-1] != columns or math.prod(n for n in shape if isinstance(n, int)) != columns:
         return None
-    found = _weight(node, index, len(shape) - 1)
-    return found if found is not None and found.turn is None else None
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return None
+    small = value.const_value.dtype.bitwidth < BYTE_BITS
+    return None if small else Weight(index, value, len(shape) - 1)  # equal ones may be one for all layers
 
 
 def _private(value: ir.Value | None) -> bool:

@@ -83,6 +83,45 @@ def test_one_sum_a_layer(tmp_path: Path, kind: str, scores: str) -> None:
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 5, WIDTH)}, tolerance=1e-5)
 
 
+PACKED_CACHE = """
+  pN = MatMul(xN, wp_N) bN = Add(pN, bias) uN = Unsqueeze(bN, one) qN, kN, vN = Split<axis = -1>(uN, sizes)
+  qhN = Reshape(qN, own) qtN = Transpose<perm = [0, 2, 1, 3]>(qhN)
+  kcN = Concat<axis = 2>(pk_N, kN) vcN = Concat<axis = 2>(pv_N, vN) ktN = Transpose<perm = [0, 1, 3, 2]>(kcN)
+  sN = MatMul(qtN, ktN) mN = Softmax<axis = -1>(sN) cN = MatMul(mN, vcN)
+  ctN = Transpose<perm = [0, 2, 1, 3]>(cN) cfN = Reshape(ctN, flat) oN = MatMul(cfN, wo_N) OUT = Add(oN, xN)
+"""
+
+
+def test_one_head_that_is_given_back(tmp_path: Path) -> None:
+    """Keys and values kept for the next token are outputs, whole; equal biases of layers are one weight."""
+    names = [f"{kind}_{number}" for number in range(LAYERS) for kind in ("k", "v")]
+    body = "sh = Shape(x) rows = Slice(sh, zero, two) hs = Constant<value_ints = [8, 4]>() "
+    body += "own = Concat<axis = 0>(rows, hs) "
+    weights = {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}
+    weights |= {"zero": np.asarray([0]), "two": np.asarray([2]), "sizes": np.asarray([WIDTH, SIZE, SIZE])}
+    weights |= {"bias": graphs.array(WIDTH + 2 * SIZE)}
+    for number in range(LAYERS):
+        body += _numbered(PACKED_CACHE.replace("OUT", f"x{number + 1}"), number)
+        weights[f"wp_{number}"] = graphs.array(WIDTH, WIDTH + 2 * SIZE, seed=number) / 4
+        weights[f"wo_{number}"] = graphs.array(WIDTH, WIDTH, seed=number) / 4
+    body = body.replace(f"x{LAYERS} =", "y =").replace("x0", "x")
+    given = ", ".join(f"float[batch, 1, past, 4] p{name}" for name in names)
+    back = ", ".join(f"float[batch, 1, total, 4] {name[0]}c{name[2:]}" for name in names)
+    text = f"g (float[batch, seq, {WIDTH}] x, {given}) => (float[batch, seq, {WIDTH}] y, {back}) {{ {body} }}"
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    feeds = {"x": graphs.array(2, 3, WIDTH)} | {
+        f"p{name}": graphs.array(2, 1, 5, SIZE, seed=i) for i, name in enumerate(names)
+    }
+    for ranks in (2, 4):
+        plan = sharding.plan_model(path, ranks)
+        assert plan.collective_counts() == {"AllReduce": LAYERS}
+        whole = {name for name, where in plan.weights.items() if str(where[0]) == "replicated"}
+        keys = {f"wp_{number}/columns_{start}" for number in range(LAYERS) for start in (WIDTH, WIDTH + SIZE)}
+        assert keys <= whole
+        sharding.slice_model(path, ranks, tmp_path / f"{ranks}")
+        lockstep.assert_same(tmp_path / f"{ranks}", path, feeds, tolerance=1e-5)
+
+
 FIXED = {
     "added": "mN = Add(sN, mask)",
     "scaled": "rN = Sub(unit, mask) tN = Mul(rN, unit) mN = Add(sN, tN)",

@@ -109,6 +109,79 @@ def test_older_operators(tmp_path: Path, opset: int) -> None:
     _expert(path, tmp_path, {"x": graphs.array(2, 5, WIDTH)})
 
 
+EINSUMS = {
+    "each pair": ("nqd,nkd->nqk", "nqk,nkd->nqd"),
+    "spaces": ("b i d, b j d -> b i j", "b i j, b j d -> b i d"),
+    "ellipsis": ("...qd,...kd->...qk", "...qk,...kd->...qd"),
+}
+
+
+@pytest.mark.parametrize("equations", EINSUMS)
+@pytest.mark.parametrize("batch", ["batch", "3"])
+def test_products_as_equations(tmp_path: Path, batch: str, equations: str) -> None:
+    first, second = EINSUMS[equations]
+    text = ATTENTION.replace("PROJECTIONS", "".join(PROJECTION.replace("N", name) for name in "qkv"))
+    text = text.replace("SHAPES", SHAPES).replace("SCORES", SOFTMAX).replace("BATCH", batch)
+    text = text.replace("MERGE", MERGES["computed"][0]).replace("APART", MERGES["computed"][1])
+    text = text.replace("kt = Transpose<perm = [0, 2, 1]>(km)", "")
+    text = text.replace("MatMul(qm, kt)", f'Einsum<equation = "{first}">(qm, km)')
+    text = text.replace("MatMul(p, vm)", f'Einsum<equation = "{second}">(p, vm)')
+    path = graphs.save(tmp_path / "m.onnx", text, _weights() | _numbers())
+    _expert(path, tmp_path, {"x": graphs.array(3, 5, WIDTH)})
+
+
+PACKED = """
+  x0 = MatMul(x, wx) x1 = Reshape(x0, thirds) x2 = Transpose<perm = [2, 0, 3, 1, 4]>(x1)
+  x3 = Reshape(x2, all) qm = Gather<axis = 0>(x3, zeroth) km = Gather<axis = 0>(x3, first)
+  vm = Gather<axis = 0>(x3, second)
+"""
+
+
+@pytest.mark.parametrize("batch", ["batch", "3"])
+def test_queries_keys_and_values_in_front_of_the_merged_axis(tmp_path: Path, batch: str) -> None:
+    """[3, batch * heads, length, size], of which each third is taken."""
+    text = ATTENTION.replace(
+        "PROJECTIONS",
+        "three_ = Constant<value_ints = [3]>() all = Concat<axis = 0>(three_, bh, s0, size_)" + PACKED,
+    )
+    text = text.replace("SHAPES", SHAPES).replace("SCORES", SOFTMAX).replace("BATCH", batch)
+    text = text.replace("MERGE", MERGES["computed"][0]).replace("APART", MERGES["computed"][1])
+    numbers = {"thirds": np.asarray([0, 0, 3, HEADS, SIZE]), "zeroth": np.asarray(0), "second": np.asarray(2)}
+    weights = {"wx": graphs.array(WIDTH, 3 * WIDTH) / 6, "wo": graphs.array(WIDTH, WIDTH, seed=3) / 6}
+    path = graphs.save(tmp_path / "m.onnx", text, weights | _numbers() | numbers)
+    for ranks in RANKS:
+        plan = sharding.plan_model(path, ranks)
+        assert plan.collective_counts() == {"AllReduce": 1}
+        assert [str(plan.weights[name][0]) for name in ("wx", "wo")] == ["split:1/3", "split:0"]
+    sharding.slice_model(path, 4, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 5, WIDTH)}, tolerance=1e-5)
+
+
+GROUPED = """
+  G0 = MatMul(x, wG) G1 = Reshape(G0, groups) G2 = Transpose<perm = [0, 2, 1, 3]>(G1) G3 = Unsqueeze(G2, two)
+  G4 = Expand(G3, twice) G5 = Reshape(G4, heads) Gm = Reshape(G5, merge)
+"""
+
+
+@pytest.mark.parametrize("batch", ["batch", "3"])
+def test_heads_of_groups_merged_twice(tmp_path: Path, batch: str) -> None:
+    """Groups and their repeats are merged into heads, then heads and rows: the heads are cut."""
+    made = (
+        "heads = Concat<axis = 0>(b0, heads_, s0, size_) twice = Concat<axis = 0>(one, one, two, one, one) "
+    )
+    made += PROJECTION.replace("N", "q") + "".join(GROUPED.replace("G", name) for name in "kv")
+    text = ATTENTION.replace("PROJECTIONS", made)
+    text = text.replace("SHAPES", SHAPES).replace("SCORES", SOFTMAX).replace("BATCH", batch)
+    text = text.replace("MERGE", MERGES["computed"][0]).replace("APART", MERGES["computed"][1])
+    weights = _weights() | {f"w{n}": graphs.array(WIDTH, WIDTH // 2, seed=5) / 6 for n in "kv"}
+    numbers = {"groups": np.asarray([0, 0, HEADS // 2, SIZE])}
+    path = graphs.save(tmp_path / "m.onnx", text, weights | _numbers() | numbers)
+    for ranks in RANKS[:2]:
+        assert sharding.plan_model(path, ranks).collective_counts() == {"AllReduce": 1}
+    sharding.slice_model(path, 4, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 5, WIDTH)}, tolerance=1e-5)
+
+
 SCORES = {
     # A mask for all heads of a row, added with the axes apart for a moment.
     "mask": "sa = Reshape(s, square) m = Add(sa, mask) n = Softmax<axis = -1>(m) p = Reshape(n, together) "
@@ -234,6 +307,15 @@ OPERATORS = {
     "product": "a = MatMul(m, square) t = Transpose<perm = [0, 2, 1]>(a) s = MatMul(m, t) r = MatMul(s, m)",
     "product with all": "a = MatMul(m, one_matrix) r = Relu(a)",
     "positions": "r = GatherElements<axis = 2>(m, taken)",
+    "taken": "a = Gather<axis = -1>(m, three_of_four) b = Gather<axis = 2>(m, second) "
+    "c = Unsqueeze(b, middle) d = Transpose<perm = [0, 2, 1]>(c) "
+    "e = ReduceSum<keepdims = 1>(a, last_axes) r = Add(e, d)",
+    "taken in front": "a = Unsqueeze(m, zero) b = Concat<axis = 0>(a, a, a) c = Gather<axis = 0>(b, pair) "
+    "d = Transpose<perm = [2, 3, 0, 1, 4]>(c) e = ReduceSum<keepdims = 1>(d, last_axes) "
+    "f = ReduceMean<keepdims = 0>(e, two_three) r = Add(f, m)",
+    "equation": 'a = Einsum<equation = "bij,bkj->bik">(m, m) c = Einsum<equation = "bik,bkj->bij">(a, m) '
+    'b = Einsum<equation = "bij,jk->bik">(c, square) '
+    "r = Add(b, m)",
 }
 MERGED = """g (float[batch, 8, seq, 4] x) => (y) {
   sh = Shape(x) b0 = Gather<axis = 0>(sh, zero) s0 = Gather<axis = 0>(sh, two) bh = Mul(b0, heads_)
@@ -259,6 +341,11 @@ def test_operators_with_the_axes_apart(tmp_path: Path, operator: str, fixed: boo
     more |= {"wide": graphs.array(1, 1, 4), "scale": graphs.array(4), "square": graphs.array(4, 4)}
     more |= {"one_matrix": graphs.array(1, 4, 4), "low": np.float32(-1), "high": np.float32(1)}
     more |= {"last_axes": np.asarray([-1]), "middle": np.asarray([1]), "four": np.asarray([4])}
+    more |= {
+        "three_of_four": np.asarray([3, 0, 2]),
+        "pair": np.asarray([[2, 0]]),
+        "two_three": np.asarray([2, 3]),
+    }
     more |= {"w": graphs.array(1, 8, 1, 1), "taken": np.random.default_rng(0).integers(0, 4, (24, 5, 2))}
     if operator == "positions" and not fixed:  # nothing says that there is an index for each row and head
         text = text.replace(

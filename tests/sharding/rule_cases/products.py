@@ -64,6 +64,10 @@ def _einsum() -> list[Case]:
         Case("Einsum", [f32(12, 24)], {"equation": "ij->ji"}),
         Case("Einsum", [f32(12, 12, 24)], {"equation": "iij->j"}),
         Case("Einsum", [f32(12, 4), f32(12, 5), f32(5, 4)], {"equation": "ai,aj,ji->a"}),
+        Case("Einsum", [f32(2, 12, 5, 24), f32(2, 12, 7, 24)], {"equation": "...qd,...kd->...qk"}),
+        Case("Einsum", [f32(12, 12, 12), f32(12, 12, 24)], {"equation": "...q d, ...dk"}),
+        Case("Einsum", [f32(24, 1, 12), f32(24, 12, 12)], {"equation": "qij,qik->qjk"}),
+        Case("Einsum", [f32(12, 12, 24)], {"equation": "...ij->...ji"}),
     ]
 
 
