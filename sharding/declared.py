@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
+from sharding.rules.elementwise import ELEMENTWISE
 from sharding.symbols import is_made_up, shown, shown_shape
 from sharding.values import shape_of
 
@@ -68,15 +69,15 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     if not asked:
         return False
     checks = {name: _Check(declared[name]) for name in asked}
-    found: dict[str, Shape] = {}
+    together: set[str] = set()
     for lengths in _sets(model):
         found = _shapes_at(model, path, lengths.number, checks)
+        together.update(name for name, shape in found.items() if _is_known(shape))
         for name, check in checks.items():
-            check.compare(found.get(name), lengths.numbers)
+            check.compare(found.get(name), lengths.numbers, gone=bool(found) and name not in found)
         if all(check.decided() for check in checks.values()):
             break
     apart = _apart(model)
-    together = {name for name, shape in found.items() if _is_known(shape)}
     found = _shapes_at(model, path, lambda axis: _number(axis, apart), together) if apart else {}
     # Where they do not go together somewhere, the model itself wants them to be equal.
     if all(_is_known(found.get(name)) for name in together):
@@ -116,8 +117,11 @@ class _Check:
         self.own: dict[int, str] = {}
         self.rank = True
         self.seen = 0
+        self.gone = 0
 
-    def compare(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
+    def compare(self, found: Shape | None, numbers: Mapping[str, int], *, gone: bool = False) -> None:
+        """``gone``: with these numbers nothing needs the value any more."""
+        self.gone += gone
         if found is None:
             return
         self.seen += 1
@@ -142,8 +146,10 @@ class _Check:
                 self.right[axis] &= said == length
 
     def decided(self) -> bool:
-        return not self.rank or all(
-            times >= ENOUGH or not right for times, right in zip(self.times, self.right, strict=True)
+        return (
+            not self.rank
+            or self.gone >= ENOUGH
+            or all(times >= ENOUGH or not right for times, right in zip(self.times, self.right, strict=True))
         )
 
     def held(self) -> Shape | None:
@@ -178,6 +184,12 @@ def _is_known(shape: Shape | None) -> bool:
     return shape is not None and all(isinstance(axis, int) for axis in shape)
 
 
+def _knows(model: ir.Model, asked: Collection[str]) -> bool:
+    """Whether a model's shapes are all known, of what is asked for and still there."""
+    found = _shapes(model)
+    return all(_is_known(found[name]) for name in asked if name in found)
+
+
 def _apart(model: ir.Model) -> dict[str, int]:
     """Each open axis of the inputs another number, by its own symbol; empty where names are not repeated."""
     axes = [axis for value in model.graph.inputs for axis in shape_of(value) or ()]
@@ -194,7 +206,7 @@ def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
 
 def _shapes_at(
     model: ir.Model, path: Path, number: Callable[[Dim], int], asked: Collection[str]
-) -> dict[str, Shape]:
+) -> dict[str, Shape | None]:
     """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks."""
     sizes = {
         value.name or "": [number(axis) for axis in shape]
@@ -202,16 +214,25 @@ def _shapes_at(
         if (shape := shape_of(value)) is not None
     }
     try:
-        copy = with_inputs(
-            model, path, sizes, lambda copy: all(map(_is_known, map(_shapes(copy).get, asked)))
-        )
+        copy = with_inputs(model, path, sizes, lambda copy: _knows(copy, asked))
     except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
         logger.debug("%s: %s", path, error)
         return {}
-    return _shapes(copy)
+    found = _shapes(copy)
+    for node in copy.graph:  # inference may have known the output by one input, before it knew the other
+        if node.op_type in ELEMENTWISE and not _broadcast(map(shape_of, node.inputs)):
+            found.update((value.name or "", None) for value in node.outputs)
+    return found
 
 
-def _shapes(model: ir.Model) -> dict[str, Shape]:
+def _broadcast(shapes: Iterable[Shape | None]) -> bool:
+    """Whether shapes go together, so far as they are known."""
+    axes = itertools.zip_longest(*(reversed(shape) for shape in shapes if shape), fillvalue=1)
+    return all(len({n for n in lengths if isinstance(n, int)} - {1}) < 2 for lengths in axes)
+
+
+def _shapes(model: ir.Model) -> dict[str, Shape | None]:
+    """By name, None where nothing is known; what nothing needs any more is not there."""
     graph = model.graph
     values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-    return {value.name or "": shape for value in values if (shape := shape_of(value)) is not None}
+    return {value.name or "": shape_of(value) for value in values}

@@ -105,7 +105,7 @@ def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> 
 
 def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) -> list[frozenset[str]]:
     """Narrow weights of products that something is exchanged after, those of one shape together: layers
-    repeat."""
+    repeat. Not of a product of what other products gave in parts: these would be exchanged instead."""
     narrow: dict[ir.Value, ir.Value] = {}
     for step in graph:
         if step.node.op_type in PRODUCTS and len(step.node.inputs) > 1:
@@ -115,7 +115,7 @@ def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) 
     found: dict[tuple[int, ...], set[str]] = {}
     for value in exchanged if narrow else ():
         for product in _products_before(value, exchanged):
-            if product in narrow and not _given_back(product):
+            if product in narrow and not _given_back(product) and not _of_parts(product, exchanged):
                 weight = narrow[product]
                 shape = tuple(axis for axis in (weight.shape or ()) if isinstance(axis, int))
                 found.setdefault(shape, set()).add(weight.name or "")
@@ -137,6 +137,13 @@ def _given_back(value: ir.Value) -> bool:
             seen.update(fresh)
             waiting += fresh
     return False
+
+
+def _of_parts(product: ir.Value, exchanged: set[ir.Value]) -> bool:
+    """Whether another product stands before this one, and no exchange between."""
+    node = product.producer()
+    first = node.inputs[0] if node is not None else None
+    return first is not None and first not in exchanged and bool(_products_before(first, exchanged))
 
 
 def _weight(step: Step, counted: set[str]) -> ir.Value | None:

@@ -17,7 +17,7 @@ import numpy as np
 from sharding.products import length_of, product
 from sharding.rules.base import Dim
 from sharding.rules.einsum import equation_terms
-from sharding.rules.elementwise import BROADCASTING, UNARY
+from sharding.rules.elementwise import ELEMENTWISE, UNARY
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _expand(view: View) -> Lift | None:
 
 _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     **dict.fromkeys((*UNARY, "Identity", "Neg", "Cast", "Clip", "Dropout"), _unary),
-    **dict.fromkeys((*BROADCASTING, "Add", "Sub", "Mul", "Div", "Sum", "Where"), _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "MatMul": _matmul,
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalization),

@@ -33,6 +33,8 @@ BROADCASTING = (
     *("And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual"),
     *("Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Or", "PRelu", "Pow", "Xor"),
 )
+ELEMENTWISE = (*BROADCASTING, "Add", "Div", "Mul", "Sub", "Sum", "Where")
+"""All whose inputs are broadcast to one shape."""
 
 
 @rule(*UNARY)

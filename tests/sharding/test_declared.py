@@ -268,6 +268,92 @@ def test_a_table_of_positions_that_ends_early(tmp_path: Path) -> None:
     lockstep.assert_same(tmp_path / "slices", path, {"ids": np.arange(18).reshape(2, 9)})
 
 
+TWO_INPUTS = """
+g (int64[batch, sequence] ids, float[batch, sequence] mask) => (float[a, b, c] y) {
+  words = Gather(table, ids)
+  ids_shape = Shape(ids)
+  mask_shape = Shape(mask)
+  batch = Gather<axis = 0>(ids_shape, zero)
+  length = Gather<axis = 0>(mask_shape, one)
+  words_length = Gather<axis = 0>(ids_shape, one)
+  own = Slice(rows, zero, words_length, zero)
+  x = Add(words, own)
+  apart = Concat<axis = 0>(batch, length, minus, size)
+  flat = Concat<axis = 0>(batch, length, width)
+  row_count = Gather<axis = 0>(ids_shape, nought)
+  row = Range(nought, row_count, unit)
+  column_count = Gather<axis = 0>(mask_shape, unit)
+  column = Range(nought, column_count, unit)
+  rows_apart = Unsqueeze(row, to_rows)
+  columns_apart = Unsqueeze(column, to_columns)
+  cells = Max(rows_apart, columns_apart)
+  wide = Shape(cells)
+  m1 = Unsqueeze(mask, inner)
+  m2 = Expand(m1, wide)
+  q0 = MatMul(x, wq)
+  q1 = Reshape(q0, apart)
+  q2 = Transpose<perm = [0, 2, 1, 3]>(q1)
+  k0 = MatMul(x, wk)
+  k1 = Reshape(k0, apart)
+  k2 = Transpose<perm = [0, 2, 3, 1]>(k1)
+  v0 = MatMul(x, wv)
+  v1 = Reshape(v0, apart)
+  v2 = Transpose<perm = [0, 2, 1, 3]>(v1)
+  s0 = MatMul(q2, k2)
+  s1 = Add(s0, MASK)
+  p = Softmax<axis = -1>(s1)
+  c0 = MatMul(p, v2)
+  c1 = Transpose<perm = [0, 2, 1, 3]>(c0)
+  c2 = Reshape(c1, flat)
+  out = MatMul(c2, wo)
+  sum = Add(x, out)
+  y = MatMul(sum, wo)
+}
+"""
+
+
+@pytest.mark.parametrize(("rows", "mask"), [(2048, "bias"), (32, "m2"), (2048, "m2")])
+def test_two_inputs_of_one_length_as_the_model_wants_it(tmp_path: Path, rows: int, mask: str) -> None:
+    """The sum shows it, whose shape inference has from one summand already. What only its length is asked of,
+    so that nothing needs it once lengths have numbers, and a table of positions that ends before the larger
+    numbers, hide nothing."""
+    weights: dict[str, Any] = {
+        **ATTENTION_WEIGHTS,
+        "one": np.array([1]),
+        "inner": np.array([1, 2]),
+        "bias": graphs.array(1),
+    }
+    weights |= {"nought": np.array(0), "unit": np.array(1)}
+    weights |= {"to_rows": np.array([1, 2, 3]), "to_columns": np.array([0, 1, 2])}
+    weights |= {"table": graphs.array(64, WIDTH), "rows": graphs.array(rows, WIDTH, seed=9)}
+    parted, heads = ["batch", "sequence", HEADS, SIZE], ["batch", HEADS, "sequence", SIZE]
+    scores, hidden = ["batch", HEADS, "sequence", "sequence"], ["batch", "sequence", WIDTH]
+    shapes = {
+        **dict.fromkeys(("q1", "k1", "v1", "c1"), parted),
+        **dict.fromkeys(("q2", "v2", "c0"), heads),
+        **dict.fromkeys(("s0", "s1", "p"), scores),
+        **dict.fromkeys(("x", "c2", "out", "sum"), hidden),
+        "k2": ["batch", HEADS, SIZE, "sequence"],
+        "m2": ["batch", 1, 1, "sequence"],
+    }
+    text = TWO_INPUTS.replace("MASK", mask)
+
+    def edit(model: onnx.ModelProto) -> None:
+        cells = ["batch", 1, 1, "sequence"]
+        model.graph.value_info.append(helper.make_tensor_value_info("cells", TensorProto.INT64, cells))
+        _declare(model, shapes)
+
+    path = _saved(tmp_path, text, weights, edit)
+    found = {value.name: shape_of(value) for node in read_model(path).model.graph for value in node.outputs}
+    assert found["q1"] == tuple(parted)
+    sharding.slice_model(path, 4, tmp_path / "slices")
+    assert len(lockstep.collectives(tmp_path / "slices")) <= 4  # embedding, attention, the last product
+    for rows_of in (2, 5):
+        ids = np.arange(rows_of * 9).reshape(rows_of, 9)
+        feeds = {"ids": ids, "mask": graphs.array(rows_of, 9, seed=4)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
 @pytest.mark.parametrize(
     ("text", "length"),
     [
