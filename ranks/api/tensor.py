@@ -200,11 +200,13 @@ class Tensor(LegacyTensorMethods):
         """
         if not isinstance(numpy_obj, np.ndarray):
             raise TypeError(f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.")
-        array = _native(numpy_obj, any_type=self._dtype is DataType.UNKNOWN)
+        unequal = f"data type not equal! Numpy type: {numpy_obj.dtype.type}, Tensor type: {self._dtype}"
+        try:
+            array = _native(numpy_obj, any_type=self._dtype is DataType.UNKNOWN)
+        except TypeError as error:  # a type that no tensor has
+            raise RuntimeError(f"{unequal}. {error}") from None
         if from_numpy(array.dtype) is not self._dtype:
-            raise RuntimeError(
-                f"data type not equal! Numpy type: {array.dtype.type}, Tensor type: {self._dtype}"
-            )
+            raise RuntimeError(unequal)
         if self._declared is not None and _allows(self._declared, array.shape):
             self._shape = array.shape
         elif array.nbytes != self.data_size or min(self._shape, default=0) < 0:
