@@ -17,6 +17,7 @@ from typing import Any
 
 from launcher.documents import quote, read_document
 from launcher.errors import RankTableError
+from sharding.text import counted
 
 VERSION = "1.0"
 MAX_ID = 2**31 - 1
@@ -190,6 +191,7 @@ def _check(document: Any, strings_only: bool) -> tuple[list[str], tuple[Device, 
 
 def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Device, ...]:
     found: list[tuple[int, int, str, str, str | None]] = []
+    total = 0  # devices, those with a mistake too
     rank_paths: dict[int, str] = {}
     server_paths: dict[str, str] = {}
     host_paths: dict[str, str] = {}
@@ -217,6 +219,7 @@ def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Devi
         host_paths.setdefault(host, path)
         device_paths: dict[int, str] = {}
         for number, device in enumerate(check.items(server, "device", path, "devices") or ()):
+            total += 1
             place = f"{path}.device[{number}]"
             device_id = check.number(device, "device_id", place)
             rank = check.number(device, "rank_id", place)
@@ -237,9 +240,9 @@ def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Devi
             if device_id is not None and rank is not None:
                 found.append((rank, device_id, str(name), host, device_ip or None))
     for rank, place in rank_paths.items():
-        if rank >= len(found):
+        if rank >= total:
             check.fail(
-                place, f"a rank from 0 to {len(found) - 1} (the table has {len(found)} devices)", str(rank)
+                place, f"a rank from 0 to {total - 1} (the table has {counted(total, 'device')})", str(rank)
             )
     if check.problems:
         return ()

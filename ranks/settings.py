@@ -86,12 +86,13 @@ def cache_limit(environ: Mapping[str, str] = os.environ) -> int | None:
     if not text:
         return None
     found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
-    size = 0
-    if found is not None:
-        whole, part, unit = found.groups()
-        size = int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
-    if not size:
-        raise _wrong("SHARDRUN_CACHE_LIMIT", "a size such as 20GB or 500MB, above 0", text)
+    expected = "a size such as 20GB or 500MB"
+    if found is None:
+        raise _wrong("SHARDRUN_CACHE_LIMIT", expected, text)
+    whole, part, unit = found.groups()
+    size = int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " "))
+    if size == 0:  # to one no limit, to another no cache
+        raise _wrong("SHARDRUN_CACHE_LIMIT", f"{expected}, above 0", text)
     return size
 
 

@@ -139,6 +139,14 @@ def test_errors_name_file_place_value_and_expected(tmp_path: Path, data: Any, me
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize("value", ["-1", None, [], 3])
+def test_one_wrong_rank_makes_no_other_wrong(tmp_path: Path, value: Any) -> None:
+    """A device whose rank is no number is one of the table's devices all the same."""
+    document = edited("server_list", 0, "device", 0, "rank_id", value=value)
+    (problem,) = find_problems(write(tmp_path, document))
+    assert "device[0].rank_id: expected a number as a string" in problem
+
+
 def test_all_problems_are_found_together(tmp_path: Path) -> None:
     path = write(tmp_path, edited("server_list", 0, "device", 1, "device_ip", value="x") | {"status": "?"})
     problems = find_problems(path)
