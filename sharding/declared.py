@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,11 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         if all(check.decided() for check in checks.values()):
             break
     apart = _apart(model)
-    found = _shapes_at(model, path, lambda axis: _number(axis, apart), together) if apart else {}
+    found = (
+        _shapes_at(model, path, lambda axis: _number(axis, apart), together, all_or_none=True)
+        if apart
+        else {}
+    )
     # Where they do not go together somewhere, the model itself wants them to be equal.
     if all(_is_known(found.get(name)) for name in together):
         for name, check in checks.items():
@@ -205,28 +209,42 @@ def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
 
 
 def _shapes_at(
-    model: ir.Model, path: Path, number: Callable[[Dim], int], asked: Collection[str]
+    model: ir.Model,
+    path: Path,
+    number: Callable[[Dim], int],
+    asked: Collection[str],
+    *,
+    all_or_none: bool = False,
 ) -> dict[str, Shape | None]:
-    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks."""
+    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks, but
+    not if ``all_or_none`` are wanted and one cannot be known."""
     sizes = {
         value.name or "": [number(axis) for axis in shape]
         for value in model.graph.inputs
         if (shape := shape_of(value)) is not None
     }
+
+    def enough(copy: ir.Model) -> bool:
+        return _knows(copy, asked) or (all_or_none and not _contradictions(copy).isdisjoint(asked))
+
     try:
-        copy = with_inputs(model, path, sizes, lambda copy: _knows(copy, asked))
+        copy = with_inputs(model, path, sizes, enough)
     except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
         logger.debug("%s: %s", path, error)
         return {}
-    found = _shapes(copy)
-    for node in copy.graph:  # inference may have known the output by one input, before it knew the other
-        if node.op_type in ELEMENTWISE and not _broadcast(map(shape_of, node.inputs)):
-            found.update((value.name or "", None) for value in node.outputs)
-    return found
+    return _shapes(copy) | dict.fromkeys(_contradictions(copy))
 
 
-def _broadcast(shapes: Iterable[Shape | None]) -> bool:
-    """Whether shapes go together, so far as they are known."""
+def _contradictions(model: ir.Model) -> set[str]:
+    """What is made of inputs that do not go together: inference may have known its shape by one of them,
+    before it knew the other."""
+    wrong = [node for node in model.graph if node.op_type in ELEMENTWISE and not _broadcast(node)]
+    return {value.name or "" for node in wrong for value in node.outputs}
+
+
+def _broadcast(node: ir.Node) -> bool:
+    """Whether the shapes of a node's inputs go together, so far as they are known."""
+    shapes = map(shape_of, node.inputs)
     axes = itertools.zip_longest(*(reversed(shape) for shape in shapes if shape), fillvalue=1)
     return all(len({n for n in lengths if isinstance(n, int)} - {1}) < 2 for lengths in axes)
 

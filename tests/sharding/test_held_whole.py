@@ -2,11 +2,13 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import sharding
+from sharding import held_whole
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH, LAYERS = 8, 4, 32, 2
@@ -152,3 +154,21 @@ def test_a_narrow_weight_that_costs_nothing_is_cut(tmp_path: Path) -> None:
     plan = sharding.plan_model(graphs.save(tmp_path / "m.onnx", text, weights), 4)
     assert plan.collective_counts() == {"AllReduce": 1}
     assert plan.whole_weights == ()
+
+
+def test_nothing_is_tried_that_cannot_save_an_exchange(tmp_path: Path) -> None:
+    """The second product of a feed-forward is narrow and summed, but what it reads is in parts: with its
+    weight whole these would be gathered, so that one search finds the plan."""
+    up, down = graphs.array(WIDTH, 4 * WIDTH), graphs.array(4 * WIDTH, WIDTH)
+    others = {"w0": graphs.array(WIDTH, 16 * WIDTH), "w1": graphs.array(16 * WIDTH, WIDTH)}
+    text = """
+    g (float[batch, 32] x) => (float[batch, 32] y) {
+      a = MatMul(x, up) b = Relu(a) c = MatMul(b, down) d = MatMul(c, w0) e = Relu(d) y = MatMul(e, w1)
+    }
+    """
+    path = graphs.save(tmp_path / "model.onnx", text, {"up": up, "down": down, **others})
+    with mock.patch.object(held_whole, "solve", wraps=held_whole.solve) as tried:
+        sharding.slice_model(path, 2, tmp_path / "slices")
+    assert tried.call_count == 0
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce", "AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH)})
