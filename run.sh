@@ -174,8 +174,10 @@ case $command in
     setup) say "ready: $venv" ;;
     main) exec "$venv/bin/python" -m examples.minilm ;;
     test)
-        # A worker a processor. More than eight only take memory: tests start ranks of their own.
-        several="--numprocesses logical --maxprocesses 8 --dist worksteal"
+        # Three workers for two processors: tests also wait, for processes, time-outs and disks. More than
+        # eight only take memory: tests start ranks of their own.
+        workers=$("$venv/bin/python" -c 'import os; print(min(8, (3 * len(os.sched_getaffinity(0)) + 1) // 2))')
+        several="--numprocesses $workers --dist worksteal"
         if [ "${1-}" = --fast ]; then
             shift
             set -- $several -m "not slow" "$@"

@@ -237,7 +237,8 @@ def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
                 probe.connect(place)  # UDP: sends nothing, only asks for the route
             except OSError as error:
                 raise LaunchError(
-                    f"There is no route to host {host!r} ({error.strerror or error})."
+                    f"There is no route to host {host!r} ({error.strerror or error}): see that this machine "
+                    "is in its network, or correct the address in the rank table."
                 ) from None
             address = probe.getsockname()[0]
         if not address.startswith("127.") and address != "::1":

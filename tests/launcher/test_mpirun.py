@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from launcher.local import LocalLauncher
 from launcher.mpirun import MpirunLauncher
 from launcher.rank_table import make_rank_table, parse_rank_table
 from sharding import slice_model
-from tests.elsewhere import not_ours
+from tests.elsewhere import need_route, not_ours
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.processes import wait_until
 from tests.left_behind import in_shared_memory, left_in_shared_memory
@@ -155,6 +157,7 @@ def test_open_mpi_on_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
+    need_route(AWAY[0])
     if mpirun.find().flavour != "openmpi":
         pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
     asked = tmp_path / "asked"
@@ -179,6 +182,7 @@ def test_hosts_that_do_not_answer(tmp_path: Path) -> None:
 
 
 def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
+    need_route(AWAY[1])
     if mpirun.find().flavour != "openmpi":
         pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
     agent = write_program(tmp_path / "agent", "echo Permission denied >&2; exit 255")
@@ -197,6 +201,7 @@ def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
 def test_a_slow_start_says_for_which_hosts_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    need_route(AWAY[0])
     if mpirun.find().flavour != "openmpi":
         pytest.skip("only Open MPI 5 lets a test replace ssh through PRTE_MCA_plm_ssh_agent")
     monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(write_program(tmp_path / "agent", "exec sleep 300")))
@@ -208,6 +213,17 @@ def test_a_slow_start_says_for_which_hosts_it_waits(
         start(tmp_path / "slices", rank_table=table, timeout=1.5)
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"0 of 2 ranks have started; mpirun reaches {', '.join(AWAY)} over ssh"]
+
+
+def test_a_host_without_a_route_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(probe: socket.socket, place: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
+    monkeypatch.setattr(socket.socket, "connect", unreachable, raising=False)
+    sentence = rf"no route to host '{AWAY[0]}' \(Network is unreachable\): .* the rank table"
+    with pytest.raises(LaunchError, match=sentence):
+        start(tmp_path / "slices", rank_table=make_rank_table([(host, 1) for host in AWAY]))
 
 
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])

@@ -7,6 +7,7 @@ of JSON in the folder; an uncaught error is a failed test.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -598,8 +599,11 @@ def described(error: ShardrunError) -> dict[str, Any]:
 
 def main() -> None:
     folder, scenario, options = sys.argv[1:]
+    # Before others give a rank up that does not join, it says where it stands.
+    faulthandler.dump_traceback_later(0.75 * float(os.environ["SHARDRUN_TIMEOUT"]))
     try:
         world = group.join()
+        faulthandler.cancel_dump_traceback_later()
     except ShardrunError as error:
         rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
         Path(folder, f"report{rank}.jsonl").write_text(json.dumps(described(error)) + "\n")

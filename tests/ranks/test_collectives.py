@@ -42,10 +42,10 @@ def test_suite(backend: str, size: int) -> None:
     light = backend != "shm" and size > 2
     options = {"light": light, "largest": 64 * MIB}
     world = worlds.run(backend, size, "suite", launcher=launcher(backend), **options)
-    assert world.status in {None, 0}, world.ranks[0].errors
+    assert world.status in {None, 0}, str(world)
     operations = {"sum", "gather", "exchange", "spread"} | ({"pass_on"} if size > 1 else set())
     for rank, ended in enumerate(world.ranks):
-        assert ended.status in {None, 0} and ended.reports.get("finished"), ended.errors
+        assert ended.status in {None, 0} and ended.reports.get("finished"), str(world)
         assert (ended.reports["rank"], ended.reports["size"]) == (rank, size)
         assert ended.reports["name"] == ("single" if size == 1 else backend)
         assert all(ended.reports[operation] > 20 for operation in operations), ended.reports

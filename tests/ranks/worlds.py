@@ -42,6 +42,13 @@ class World:
     ranks: list[Ended]
     status: int | None
 
+    def __str__(self) -> str:
+        """What became of every rank: the one that tells of a failure is often not the one that has it."""
+        return "\n".join(
+            f"rank {rank}: status {ended.status}, reported {ended.reports}\n{ended.errors}"
+            for rank, ended in enumerate(self.ranks)
+        )
+
 
 def run(
     backend: str,

@@ -5,7 +5,9 @@ besides, of every third test with few nodes each option of each node is forced o
 forces all of them). Tests are dealt out over several pytest tests so that one can be run alone.
 """
 
+import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +32,6 @@ USABLE = {
 onnx add tests and releases of ONNX Runtime operators (onnx 1.23 and ONNX Runtime 1.31: 1429, 17, 59, 24; with
 ONNX Runtime 1.23: 1233 of the first)."""
 
-counted: dict[str, Tally] = {kind: Tally() for kind in KINDS}
-
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
@@ -46,9 +46,18 @@ def _part(number: int) -> Iterator[tuple[str, OperatorTest]]:
     yield from every[number::PARTS]
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the parts counted: they may run in different workers of one session of pytest."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "operator_tests"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.mark.parametrize("part", range(PARTS))
-def test_operators(tmp_path: Path, part: int) -> None:
-    own = Tally()
+def test_operators(tmp_path: Path, part: int, shared: Path) -> None:
+    own, counted = Tally(), {kind: Tally() for kind in KINDS}
     for number, (kind, test) in enumerate(_part(part)):
         forced = (2 + number // FORCED_EVERY % 2,) if number % FORCED_EVERY == 0 else ()
         tally = operator_tests.run(test, tmp_path, forced=forced)
@@ -57,16 +66,26 @@ def test_operators(tmp_path: Path, part: int) -> None:
     print(own)
     assert not own.failures, "\n".join(own.failures)
     assert own.slicings >= 2 * own.variants > 2 * own.usable
+    whole = tmp_path / "counted.json"
+    whole.write_text(json.dumps({kind: [tally.usable, tally.slicings] for kind, tally in counted.items()}))
+    whole.rename(shared / f"{part}.json")
+    done = [json.loads(path.read_text()) for path in shared.iterdir()]
+    if len(done) == PARTS:  # the last one
+        check_floors(done)
 
 
-def test_as_many_as_ever_are_usable() -> None:
-    """Counts what the tests before have run."""
-    known = sum(len(operator_tests.load(kind)) for kind in KINDS)
-    done = sum(tally.known for tally in counted.values())
-    if done < known:
-        pytest.skip(f"only {done} of {known} operator tests were run before this one")
-    for kind, tally in counted.items():
-        print(f"{kind}: {tally}")
-        assert tally.usable >= USABLE[kind], f"{kind}: ONNX Runtime passes {tally.usable} of {tally.known}"
-    total = sum(tally.slicings for tally in counted.values())
-    assert total >= 4 * sum(USABLE.values())
+def check_floors(done: list[dict[str, list[int]]]) -> None:
+    """That as many as ever are usable; of each part, how many tests of each kind were, and the slicings."""
+    for kind, floor in USABLE.items():
+        usable = sum(part[kind][0] for part in done)
+        assert usable >= floor, f"{kind}: ONNX Runtime passes {usable}, at least {floor} were expected"
+    assert sum(slicings for part in done for _, slicings in part.values()) >= 4 * sum(USABLE.values())
+
+
+def test_the_floors_can_fail() -> None:
+    enough = {kind: [floor, 4 * floor] for kind, floor in USABLE.items()}
+    check_floors([enough])
+    for kind, (usable, slicings) in enough.items():
+        for fewer in ([usable - 1, slicings], [usable, slicings - 1]):
+            with pytest.raises(AssertionError):
+                check_floors([enough | {kind: fewer}])
