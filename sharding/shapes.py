@@ -20,7 +20,7 @@ from sharding.fold import evaluate, small_constant
 from sharding.joined_pieces import join_pieces
 from sharding.lowering import lower
 from sharding.merged_axes import take_apart
-from sharding.products import length_of, product, quotient
+from sharding.open_lengths import refine
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
 from sharding.simplify import simplify
@@ -236,10 +236,9 @@ class _Completion:
         vague = node.op_type in _SHAPED or any(
             value.name and (value.shape is None or value.dtype is None) for value in node.outputs
         )
-        vague = vague or (node.op_type in {"Concat", "Split"} and _is_open(node.outputs[0]))
-        if not vague and not any(value in self.changed for value in node.inputs):
-            return
-        self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+        if vague or any(value in self.changed for value in node.inputs):
+            self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+        self.changed |= refine(node)
 
     def _refine_product(self, node: ir.Node) -> None:
         """The last axis of what is multiplied with a matrix of known rows has that length."""
@@ -260,8 +259,6 @@ class _Completion:
 
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
-        if inferred is None:
-            inferred = _joined(node)
         if inferred is None:
             inferred = _infer_one(node, self.opsets, self.model.ir_version)
         found = inferred.get(value.name or "")
@@ -304,38 +301,6 @@ class _Completion:
         if axes is None:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
-
-
-def _is_open(value: ir.Value) -> bool:
-    """Whether nothing exact is known of a length of a value that may have one."""
-    return any(length is None or is_made_up(length) for length in shape_of(value) or ())
-
-
-def _joined(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
-    """The outputs of a Concat of equal open lengths, and of a Split of their product: onnx knows neither."""
-    import onnx
-
-    first = shape_of(node.inputs[0]) if node.inputs else None
-    if node.op_type not in {"Concat", "Split"} or not first or node.inputs[0] is None:
-        return None
-    axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
-    source, pieces = node.inputs[0], len(node.inputs if node.op_type == "Concat" else node.outputs)
-    if source.dtype is None or not -len(first) <= axis < len(first) or not isinstance(first[axis], str):
-        return None
-    if node.op_type == "Split":
-        sizes = len(node.inputs) > 1 or "split" in node.attributes
-        length = None if sizes else quotient(product((first[axis],)), (pieces, ()))
-    else:
-        shapes = [shape_of(value) for value in node.inputs]
-        alike = all(shape and len(shape) == len(first) and shape[axis] == first[axis] for shape in shapes)
-        both = product((pieces, first[axis])) if alike else None
-        length = None if both is None else length_of(both)
-    if length is None:
-        return None
-    axes = list(first)
-    axes[axis] = length
-    kind = onnx.helper.make_tensor_type_proto(int(source.dtype), axes)
-    return {value.name: kind for value in node.outputs if value.name}
 
 
 def _vector_length(value: ir.Value | None) -> int | None:
