@@ -2,13 +2,14 @@
 
 The value of ``Shape`` of [batch, 12, 64] is the vector (batch, 12, 64): partly a symbol. These vectors are
 followed through the operators that exporters use on shapes, so that the target of a Reshape is known where it
-can be. Elements are int (known), str (a symbol, never negative) or None (unknown).
+can be. Elements are int (known), str (a symbol, never negative), `Above` or None (unknown).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ Known = np.ndarray[Any, Any]
 MAX_ELEMENTS = 64
 LEAST = f"{MADE_UP}least_"
 """Before a number and a symbol: the less of both, a made-up name for a length."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """A number above an open length: what exporters divide where they round up."""
+
+    length: str
+    number: int
 
 
 def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
@@ -199,7 +208,12 @@ def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 def _add(x: Any, y: Any) -> Any:
     if x == 0 or y == 0:
         return y if x == 0 else x
-    return x + y if isinstance(x, int) and isinstance(y, int) else None
+    if isinstance(x, int) and isinstance(y, int):
+        return x + y
+    number, length = (x, y) if isinstance(x, int) else (y, x)
+    return (
+        Above(length, number) if isinstance(length, str) and isinstance(number, int) and number > 0 else None
+    )
 
 
 def _subtract(x: Any, y: Any) -> Any:
@@ -227,6 +241,8 @@ def _divide(x: Any, y: Any) -> Any:
     # ONNX divides integers towards zero; Python's // agrees where both are positive.
     if isinstance(x, int) and isinstance(y, int):
         return x // y if x >= 0 and y > 0 else None
+    if isinstance(x, Above) and isinstance(y, int) and x.number < y:  # of a multiple nothing is rounded
+        x = x.length
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 

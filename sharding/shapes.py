@@ -44,8 +44,11 @@ def infer(model: ir.Model, path: Path) -> None:
 def part_merged_axes(model: ir.Model) -> None:
     """Takes merged axes of an inferred model apart (`sharding.joined_pieces`, `sharding.merged_axes`)."""
     opset = model.opset_imports.get("", 1)
-    completion = _Completion(model, join_pieces(model.graph, opset))
+    completion = _Completion(model)
     completion.run()
+    if joined := join_pieces(model.graph, opset, completion.known_elements):
+        completion = _Completion(model, joined)
+        completion.run()
     better = take_apart(model.graph, opset, completion.known_elements)
     if better:
         _Completion(model, better).run()
@@ -214,11 +217,19 @@ class _Completion:
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
         return shape_values.evaluate(
-            node.op_type, attributes, [self.known_elements(value) for value in node.inputs]
+            node.op_type, attributes, [self._known_elements(value) for value in node.inputs]
         )
 
     def known_elements(self, value: ir.Value | None) -> Known | None:
-        """What is known of a small vector or scalar of whole numbers."""
+        """What is known of a small vector or scalar of whole numbers: numbers and symbols."""
+        found = self._known_elements(value)
+        if found is None or not any(isinstance(item, shape_values.Above) for item in found.flat):
+            return found
+        plain = np.empty(found.shape, object)
+        plain.reshape(-1)[:] = [None if isinstance(item, shape_values.Above) else item for item in found.flat]
+        return plain
+
+    def _known_elements(self, value: ir.Value | None) -> Known | None:
         if value is None:
             return None
         if value in self.known:
