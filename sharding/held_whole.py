@@ -30,6 +30,8 @@ NARROW = 2
 """At least so many times as many rows as columns."""
 SHARE = 3
 """Together the narrow ones are at most one part in so many of all."""
+KEEPING = MOVES | {"Cast"}
+"""Operators between one head and where it is kept."""
 PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
 """Operators whose second input is a weight matrix."""
 PLAIN = MOVES | {*UNARY, *BROADCASTING, "Add", "Cast", "Div", "Expand", "Mul", "Neg", "Sub", "Where"}
@@ -127,15 +129,19 @@ def _given_back(value: ir.Value) -> bool:
     for later, say. One head or latent that all share is whole on every rank, kept or not."""
     columns = (shape_of(value) or (None,))[-1]
     seen: set[ir.Value] = set()
-    waiting = [value]
+    waiting = [(value, True)]
     while waiting:
-        current = waiting.pop()
-        if current.is_graph_output() and (shape_of(current) or (None,))[-1] != columns:
+        current, plain = waiting.pop()
+        if current.is_graph_output() and not (plain and (shape_of(current) or (None,))[-1] == columns):
             return True
-        for node, _ in current.uses():
+        for node, index in current.uses():
             fresh = [] if node.op_type in PRODUCTS else [item for item in node.outputs if item not in seen]
             seen.update(fresh)
-            waiting += fresh
+            biased = node.op_type == "Add" and all(
+                item is None or item.is_initializer() for i, item in enumerate(node.inputs) if i != index
+            )
+            still = plain and (biased or node.op_type in KEEPING) and not node.domain
+            waiting += [(item, still) for item in fresh]
     return False
 
 

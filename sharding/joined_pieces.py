@@ -7,6 +7,7 @@ value of its own, of which every rank would hold a part; as one axis, each rank 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,14 @@ from sharding.fold import small_constant
 from sharding.graph_writer import GraphWriter
 from sharding.products import length_of, product, quotient
 from sharding.rules.base import Dim
+from sharding.shape_values import Known
 from sharding.values import shape_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Look = Callable[["ir.Value"], "Known | None"]
+Shape = tuple[Dim, ...]
 OPSET = 13
 """The first where the axes of Squeeze, Unsqueeze and Split are given alike."""
 ALLOW_ZERO = 14
@@ -39,8 +43,11 @@ class Pieces:
     """The axis of length 1 that each of them was given."""
 
 
-def join_pieces(graph: ir.Graph, opset: int) -> set[ir.Value]:
-    """Rewrites the graph in place; returns the values that took the place of others."""
+def join_pieces(graph: ir.Graph, opset: int, known: Look) -> set[ir.Value]:
+    """Rewrites the graph in place; returns the values that took the place of others.
+
+    ``known`` gives the known elements of a value that is part of a shape.
+    """
     made: set[ir.Value] = set()
     writer: GraphWriter | None = None
     if opset < OPSET:
@@ -53,7 +60,7 @@ def join_pieces(graph: ir.Graph, opset: int) -> set[ir.Value]:
             or node.outputs[0].is_graph_output()
         ):
             continue
-        pieces = _pieces(node)
+        pieces = _pieces(node, known)
         rank = len(shape_of(node.inputs[0]) or ())
         axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
         if pieces is None or not -rank <= axis < rank:
@@ -79,19 +86,19 @@ def _order(pieces: Pieces, joined: int) -> list[int] | None:
     return [*kept[:joined], pieces.axis, *kept[joined:]]
 
 
-def _pieces(node: ir.Node) -> Pieces | None:
+def _pieces(node: ir.Node, known: Look) -> Pieces | None:
     """What a Concat joins, if that is every piece of one axis and nothing else reads them."""
     found: Pieces | None = None
     count = len(node.inputs)
     for index, value in enumerate(node.inputs):
-        own = _piece(value, index, count)
+        own = _piece(value, index, count, known)
         if own is None or (found is not None and own != found):
             return None
         found = own
     return found
 
 
-def _piece(value: ir.Value | None, index: int, count: int) -> Pieces | None:
+def _piece(value: ir.Value | None, index: int, count: int, known: Look) -> Pieces | None:
     """What a value is, if it is the piece with this number."""
     added = dropped = None
     producer = _only_reader(value)
@@ -109,7 +116,7 @@ def _piece(value: ir.Value | None, index: int, count: int) -> Pieces | None:
     shape = None if producer is None else shape_of(producer.inputs[0])
     if producer is None or producer.inputs[0] is None or not shape or value is None:
         return None
-    axis_and_length = _CUTS[producer.op_type](producer, shape, index, count, value)
+    axis_and_length = _CUTS[producer.op_type](producer, shape, (index, count), value, known)
     if axis_and_length is None:
         return None
     axis, length = axis_and_length
@@ -131,8 +138,9 @@ def _only_reader(value: ir.Value | None) -> ir.Node | None:
 
 
 def _split(
-    node: ir.Node, shape: tuple[Dim, ...], index: int, count: int, value: ir.Value
+    node: ir.Node, shape: Shape, place: tuple[int, int], value: ir.Value, known: Look
 ) -> tuple[int, Dim] | None:
+    index, count = place
     axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
     if len(node.outputs) != count or node.outputs[index] is not value or not -len(shape) <= axis < len(shape):
         return None
@@ -150,23 +158,32 @@ def _split(
 
 
 def _slice(
-    node: ir.Node, shape: tuple[Dim, ...], index: int, count: int, value: ir.Value
+    node: ir.Node, shape: Shape, place: tuple[int, int], value: ir.Value, known: Look
 ) -> tuple[int, Dim] | None:
-    given = [None if item is None else small_constant(item) for item in node.inputs[1:]]
+    index, count = place
+    given = [None if item is None else known(item) for item in node.inputs[1:]]
     if len(given) not in {3, 4} or any(item is None or item.size != 1 for item in given):
         return None
-    start, end, axis, *step = (int(item.reshape(-1)[0]) for item in given if item is not None)
-    whole = shape[axis] if -len(shape) <= axis < len(shape) else None
-    if not isinstance(whole, int) or whole % count or step not in ([], [1]):
+    start, end, axis, *step = (item.reshape(-1)[0] for item in given if item is not None)
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape) or step not in ([], [1]):
         return None
-    length = whole // count
-    own = slice(start, end).indices(whole)[:2] == (index * length, (index + 1) * length)
-    return (axis % len(shape), length) if own and length else None
+    whole = shape[axis]
+    length = quotient(product((whole,)), (count, ()))
+    if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int):
+        start, end, _ = slice(start, end).indices(whole)
+    own = length is not None and (start, end) == (_times(index, length), _times(index + 1, length))
+    return (axis % len(shape), length) if own else None
+
+
+def _times(number: int, length: Dim) -> Dim:
+    both = product((number, length))
+    return 0 if number == 0 else None if both is None else length_of(both)
 
 
 def _gather(
-    node: ir.Node, shape: tuple[Dim, ...], index: int, count: int, value: ir.Value
+    node: ir.Node, shape: Shape, place: tuple[int, int], value: ir.Value, known: Look
 ) -> tuple[int, Dim] | None:
+    index, count = place
     axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
     taken = None if node.inputs[1] is None else small_constant(node.inputs[1])
     if taken is None or taken.ndim or not -len(shape) <= axis < len(shape) or shape[axis] != count:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PRODUCT_AXES = 3
 """Of a batched product with one batch axis: with more the heads are an axis of their own already."""
 PRODUCTS = ("MatMul", "Einsum")
+"""Operators that are such a product."""
 OPSET = 9
 """The first with what is written."""
 

@@ -2,22 +2,35 @@
 
 The value of ``Shape`` of [batch, 12, 64] is the vector (batch, 12, 64): partly a symbol. These vectors are
 followed through the operators that exporters use on shapes, so that the target of a Reshape is known where it
-can be. Elements are int (known), str (a symbol, never negative) or None (unknown).
+can be. Elements are int (known), str (a symbol, never negative), `Above` or None (unknown).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sharding.products import length_of, product, quotient
+from sharding.products import MARK, length_of, product, quotient
 from sharding.rules.base import Dim
+from sharding.symbols import MADE_UP, is_made_up
 
 Known = np.ndarray[Any, Any]
 """Object array of at most one axis."""
 MAX_ELEMENTS = 64
+LEAST = f"{MADE_UP}least_"
+"""Before a number and a symbol: the less of both, a made-up name for a length."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """A number above an open length: what exporters divide where they round up."""
+
+    length: str
+    number: int
 
 
 def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
@@ -88,8 +101,26 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
         if all(type(item) is int for item in (first, last, step, length)) and step:
             lengths[axis] = len(range(*slice(first, last, step).indices(length)))
         elif not (first == 0 and step == 1 and last is not None and (last == length or _is_end(last))):
-            lengths[axis] = None
+            lengths[axis] = at_most(length, last) if first == 0 and step == 1 else None
     return tuple(lengths)
+
+
+def at_most(length: Dim, bound: Any) -> Dim:
+    """The length of what is cut from a known length at a symbol: the less of both."""
+    if not isinstance(length, int) or not isinstance(bound, str) or MARK in bound or length < 1:
+        return None
+    return f"{LEAST}{length}_{bound}"
+
+
+def broadcast(lengths: Iterable[Dim]) -> Dim:
+    """The one symbol that lengths of a broadcast axis agree on, where none can be longer; else None."""
+    others = {length for length in lengths if length != 1}
+    exact = [length for length in others if isinstance(length, str) and not is_made_up(length)]
+    if len(exact) != 1:
+        return None
+    rest = others.difference(exact)
+    shorter = re.compile(rf"{re.escape(LEAST)}\d+_{re.escape(exact[0])}")
+    return exact[0] if all(isinstance(item, str) and shorter.fullmatch(item) for item in rest) else None
 
 
 def _is_end(bound: Any) -> bool:
@@ -177,7 +208,12 @@ def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 def _add(x: Any, y: Any) -> Any:
     if x == 0 or y == 0:
         return y if x == 0 else x
-    return x + y if isinstance(x, int) and isinstance(y, int) else None
+    if isinstance(x, int) and isinstance(y, int):
+        return x + y
+    number, length = (x, y) if isinstance(x, int) else (y, x)
+    return (
+        Above(length, number) if isinstance(length, str) and isinstance(number, int) and number > 0 else None
+    )
 
 
 def _subtract(x: Any, y: Any) -> Any:
@@ -205,6 +241,8 @@ def _divide(x: Any, y: Any) -> Any:
     # ONNX divides integers towards zero; Python's // agrees where both are positive.
     if isinstance(x, int) and isinstance(y, int):
         return x // y if x >= 0 and y > 0 else None
+    if isinstance(x, Above) and isinstance(y, int) and x.number < y:  # of a multiple nothing is rounded
+        x = x.length
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 

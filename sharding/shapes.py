@@ -20,7 +20,7 @@ from sharding.fold import evaluate, small_constant
 from sharding.joined_pieces import join_pieces
 from sharding.lowering import lower
 from sharding.merged_axes import take_apart
-from sharding.products import length_of, product, quotient
+from sharding.open_lengths import refine
 from sharding.rules.base import Dim
 from sharding.shape_values import Known
 from sharding.simplify import simplify
@@ -44,8 +44,11 @@ def infer(model: ir.Model, path: Path) -> None:
 def part_merged_axes(model: ir.Model) -> None:
     """Takes merged axes of an inferred model apart (`sharding.joined_pieces`, `sharding.merged_axes`)."""
     opset = model.opset_imports.get("", 1)
-    completion = _Completion(model, join_pieces(model.graph, opset))
+    completion = _Completion(model)
     completion.run()
+    if joined := join_pieces(model.graph, opset, completion.known_elements):
+        completion = _Completion(model, joined)
+        completion.run()
     better = take_apart(model.graph, opset, completion.known_elements)
     if better:
         _Completion(model, better).run()
@@ -214,11 +217,19 @@ class _Completion:
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
         return shape_values.evaluate(
-            node.op_type, attributes, [self.known_elements(value) for value in node.inputs]
+            node.op_type, attributes, [self._known_elements(value) for value in node.inputs]
         )
 
     def known_elements(self, value: ir.Value | None) -> Known | None:
-        """What is known of a small vector or scalar of whole numbers."""
+        """What is known of a small vector or scalar of whole numbers: numbers and symbols."""
+        found = self._known_elements(value)
+        if found is None or not any(isinstance(item, shape_values.Above) for item in found.flat):
+            return found
+        plain = np.empty(found.shape, object)
+        plain.reshape(-1)[:] = [None if isinstance(item, shape_values.Above) else item for item in found.flat]
+        return plain
+
+    def _known_elements(self, value: ir.Value | None) -> Known | None:
         if value is None:
             return None
         if value in self.known:
@@ -236,10 +247,9 @@ class _Completion:
         vague = node.op_type in _SHAPED or any(
             value.name and (value.shape is None or value.dtype is None) for value in node.outputs
         )
-        vague = vague or (node.op_type in {"Concat", "Split"} and _is_open(node.outputs[0]))
-        if not vague and not any(value in self.changed for value in node.inputs):
-            return
-        self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+        if vague or any(value in self.changed for value in node.inputs):
+            self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+        self.changed |= refine(node)
 
     def _refine_product(self, node: ir.Node) -> None:
         """The last axis of what is multiplied with a matrix of known rows has that length."""
@@ -260,8 +270,6 @@ class _Completion:
 
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
-        if inferred is None:
-            inferred = _joined(node)
         if inferred is None:
             inferred = _infer_one(node, self.opsets, self.model.ir_version)
         found = inferred.get(value.name or "")
@@ -304,38 +312,6 @@ class _Completion:
         if axes is None:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
-
-
-def _is_open(value: ir.Value) -> bool:
-    """Whether nothing exact is known of a length of a value that may have one."""
-    return any(length is None or is_made_up(length) for length in shape_of(value) or ())
-
-
-def _joined(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
-    """The outputs of a Concat of equal open lengths, and of a Split of their product: onnx knows neither."""
-    import onnx
-
-    first = shape_of(node.inputs[0]) if node.inputs else None
-    if node.op_type not in {"Concat", "Split"} or not first or node.inputs[0] is None:
-        return None
-    axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
-    source, pieces = node.inputs[0], len(node.inputs if node.op_type == "Concat" else node.outputs)
-    if source.dtype is None or not -len(first) <= axis < len(first) or not isinstance(first[axis], str):
-        return None
-    if node.op_type == "Split":
-        sizes = len(node.inputs) > 1 or "split" in node.attributes
-        length = None if sizes else quotient(product((first[axis],)), (pieces, ()))
-    else:
-        shapes = [shape_of(value) for value in node.inputs]
-        alike = all(shape and len(shape) == len(first) and shape[axis] == first[axis] for shape in shapes)
-        both = product((pieces, first[axis])) if alike else None
-        length = None if both is None else length_of(both)
-    if length is None:
-        return None
-    axes = list(first)
-    axes[axis] = length
-    kind = onnx.helper.make_tensor_type_proto(int(source.dtype), axes)
-    return {value.name: kind for value in node.outputs if value.name}
 
 
 def _vector_length(value: ir.Value | None) -> int | None:

@@ -17,7 +17,7 @@ from sharding.values import shape_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_MADE_UP = "unk__"
+MADE_UP = "unk__"
 """How onnx's inference names lengths that it knows nothing of."""
 _MARK = "\x1f"
 _TOLD_APART = re.compile(rf"{_MARK}\d+")
@@ -54,4 +54,4 @@ def shown(axis: Dim) -> Dim:
 
 def is_made_up(axis: Dim) -> bool:
     """Whether a symbol is no one's name, but inference's for a length that it does not know."""
-    return isinstance(axis, str) and axis.startswith(_MADE_UP)
+    return isinstance(axis, str) and axis.startswith(MADE_UP)

@@ -21,6 +21,7 @@ NUMBERS: dict[str, object] = {
     "sizes": [SIZE] * HEADS,
 }
 NUMBERS |= {"ones": [1] * HEADS, "three_rows": [3] * HEADS}
+NUMBERS |= {"twelve": [HEADS]} | {f"unit{i}": [i] for i in range(HEADS + 1)}
 NUMBERS |= {f"at_{i}": [i * SIZE] for i in range(HEADS + 1)} | {f"i{i}": i for i in range(HEADS)}
 
 
@@ -54,6 +55,10 @@ BACK = {
     "split": f"{_names('c')} = Split<axis = 0, num_outputs = {HEADS}>(c) "
     f"f = Concat<axis = -1>({_names('c')})",
     "sizes": f"{_names('c')} = Split<axis = 0>(c, three_rows) f = Concat<axis = 2>({_names('c')})",
+    "computed": "sh = Shape(c) l = Gather(sh, i0) a = Add(l, i11) d = Div(a, twelve) "
+    + " ".join(f"e{i} = Mul(d, unit{i})" for i in range(HEADS + 1))
+    + _each(" c# = Slice(c, e#, e+, zero)").replace("e0,", "zero,")
+    + f" f = Concat<axis = -1>({_names('c')})",
     "squeezed": f"{_names('cs')} = Split<axis = 0>(c, ones) "
     + _each("c# = Squeeze(cs#, zero)")
     + f" f = Concat<axis = -1>({_names('c')})",
@@ -62,6 +67,7 @@ BACK = {
 FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "on the batch": (_on_batch, "split", 3),
     "slices on the batch": (_sliced, "split", 3),
+    "chunks of computed length": (_sliced, "computed", 3),
     "in front": (_stacked(0, "zero"), "squeezed", 4),
     "after the batch": (_stacked(1, "first_axis"), "looked up", 4),
 }

@@ -187,6 +187,14 @@ SCORES = {
     "mask": "sa = Reshape(s, square) m = Add(sa, mask) n = Softmax<axis = -1>(m) p = Reshape(n, together) "
     "| keys = ReduceMean<keepdims = 0>(x, two) mask = Unsqueeze(keys, one_two) "
     "square = Concat<axis = 0>(b0, heads_, s0, s0) together = Concat<axis = 0>(bh, s0, s0)",
+    # A mask for the longest sequence, cut at run time, added with the axes apart for a moment.
+    "mask cut": "sa = Reshape(s, square) m = Add(sa, mask) n = Softmax<axis = -1>(m) "
+    "p = Reshape(n, together) | ends = Concat<axis = 0>(s0, s0) mask = Slice(longest, zeros, ends, last_two) "
+    "square = Concat<axis = 0>(b0, heads_, s0, s0) together = Concat<axis = 0>(bh, s0, s0)",
+    "mask chosen": "sa = Reshape(s, square) e = Less(mask, limit) m = Where(e, limit, sa) "
+    "n = Softmax<axis = -1>(m) p = Reshape(n, together) "
+    "| ends = Concat<axis = 0>(s0, s0) mask = Slice(longest, zeros, ends, last_two) "
+    "square = Concat<axis = 0>(b0, heads_, s0, s0) together = Concat<axis = 0>(bh, s0, s0)",
     # One slope for each head, repeated for each row.
     "slopes repeated": "m = Add(s, slopes_of_rows) p = Softmax<axis = -1>(m) "
     "| times = Concat<axis = 0>(b0, one, one) slopes_of_rows = Tile(slopes, times)",
@@ -218,6 +226,9 @@ def test_what_happens_to_scores(tmp_path: Path, scores: str) -> None:
     }
     more |= {
         "limit": np.float32(0.5),
+        "longest": graphs.array(1, 1, 7, 7),
+        "zeros": np.asarray([0, 0]),
+        "last_two": np.asarray([2, 3]),
         "table": graphs.array(6, WIDTH),
         "wr": graphs.array(WIDTH, WIDTH, seed=7),
     }

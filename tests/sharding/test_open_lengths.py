@@ -1,0 +1,83 @@
+"""Open lengths that follow through operators: what is said of a shape is what ONNX Runtime gives it."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+from sharding.products import MARK
+from sharding.read import read_model
+from sharding.values import shape_of
+from tests.sharding import graphs
+
+NUMBERS = {"zero": [0], "one": [1], "two": [2], "last": [2**63 - 1], "parts": [4, 4]}
+CUT = "sh = Shape(x) n = Slice(sh, one, two) m = Slice(mask, zero, n, zero) "
+CASES = {
+    # What is computed, and the lengths of r: None where they are not known.
+    "mask added": (CUT + "r = Add(x, m)", ("batch", "seq")),
+    "mask first": (CUT + "r = Mul(m, x)", ("batch", "seq")),
+    "mask chosen": (CUT + "c = Greater(m, x) r = Where(c, x, m)", ("batch", "seq")),
+    "two masks": (CUT + "a = Add(m, m) c = Add(a, x) r = Sub(c, m)", ("batch", "seq")),
+    "mask alone": (CUT + "r = Add(m, m)", (None,)),
+    "mask of another length": (
+        "sh = Shape(x) n = Slice(sh, zero, one) m = Slice(mask, zero, n, zero) u = Unsqueeze(m, one) "
+        "r = Add(u, m)",
+        (None, None),
+    ),
+    "mask from the second on": (
+        "sh = Shape(x) n = Slice(sh, one, two) m = Slice(mask, one, n, zero) u = Unsqueeze(m, one) "
+        "r = Add(x, u)",
+        (None, "seq"),
+    ),
+    "one after the other": ("a = Neg(x) r = Concat<axis = 0>(x, a, x)", (f"3{MARK}batch", "seq")),
+    "and apart": (
+        "a = Neg(x) c = Concat<axis = 1>(x, a) d = Relu(c) r, e = Split<axis = 1, num_outputs = 2>(d)",
+        ("batch", "seq"),
+    ),
+    "of two lengths": ("t = Transpose(x) s = Concat<axis = 0>(t, y) r = Neg(s)", (None, "batch")),
+    "conv": ("u = Unsqueeze(x, one) r = Conv<kernel_shape = [1]>(u, w1)", ("batch", 4, "seq")),
+    "conv with a bias": ("u = Unsqueeze(x, one) r = Conv<pads = [1, 1]>(u, w3, b)", ("batch", 4, "seq")),
+    "conv to one side": ("u = Unsqueeze(x, one) r = Conv<pads = [2, 0]>(u, w3)", ("batch", 4, "seq")),
+    "conv dilated": (
+        "u = Unsqueeze(x, one) r = Conv<pads = [2, 2], dilations = [2]>(u, w3)",
+        ("batch", 4, "seq"),
+    ),
+    "conv without padding": ("u = Unsqueeze(x, one) r = Conv(u, w3)", ("batch", 4, None)),
+    "conv with steps": (
+        "u = Unsqueeze(x, one) r = Conv<strides = [2], pads = [1, 1]>(u, w3)",
+        ("batch", 4, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lengths(tmp_path: Path, name: str) -> None:
+    body, expected = CASES[name]
+    weights = {key: np.asarray(value, np.int64) for key, value in NUMBERS.items()}
+    weights |= {"mask": graphs.array(8), "w1": graphs.array(4, 1, 1), "w3": graphs.array(4, 1, 3)}
+    weights |= {"b": graphs.array(4)}
+    axes = ", ".join("abcd"[: len(expected)])
+    given = "float[batch, seq] x" + (", float[other, batch] y" if "y)" in body else "")
+    text = f"g ({given}) => (float[{axes}] r) {{ {body} }}"
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    graph = read_model(path).model.graph
+    (found,) = (shape_of(value) for node in graph for value in node.outputs if value.name == "r")
+    lengths = tuple(None if str(length).startswith("unk__") else length for length in found or ())
+    assert lengths == expected
+    session = onnxruntime.InferenceSession(
+        onnx.load(path).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for batch, seq in ((3, 5), (1, 1), (2, 8), (8, 1), (1, 3)):
+        feeds = {"x": graphs.array(batch, seq)} | ({"y": graphs.array(6, batch)} if "y)" in body else {})
+        try:
+            shape = session.run(["r"], feeds)[0].shape
+        except (errors.Fail, errors.InvalidArgument):
+            continue  # a mask and a length that do not fit, a kernel longer than what it is for
+        known = {"batch": batch, "seq": seq, f"3{MARK}batch": 3 * batch}
+        assert all(
+            length is None or known.get(length, length) == own
+            for length, own in zip(lengths, shape, strict=True)
+        )
