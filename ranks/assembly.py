@@ -209,7 +209,7 @@ def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
 def _on_memory(world: Communicator, memory: Memory) -> Communicator:
     if memory.device != "cuda":
         return world
-    from ranks.cuda import on_device
+    from ranks.collectives.staged import on_device
 
     return on_device(world, memory)
 

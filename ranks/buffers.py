@@ -46,6 +46,15 @@ class Memory(Protocol):
     def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
         """A copy of a buffer on the host, owned by the caller."""
 
+    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+        """Copies a buffer into a host array of its type and shape."""
+
+    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes of host memory that are quickly copied to and from buffers."""
+
+    def dtype(self, buffer: Any) -> np.dtype[Any]:
+        """The type of its elements."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copies between buffers."""
 
@@ -108,6 +117,15 @@ class HostMemory(Memory):
 
     def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
         return buffer.copy()
+
+    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+        np.copyto(array, buffer)
+
+    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+        return np.empty(nbytes, np.uint8)
+
+    def dtype(self, buffer: Any) -> np.dtype[Any]:
+        return np.dtype(buffer.dtype)
 
     def copy(self, target: Any, source: Any) -> None:
         np.copyto(target, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Communicator(ABC):
     rank: int
     size: int
     timeout: float
-    sends_kept: ClassVar[int] = 0
+    sends_kept: int = 0
     """Messages from one rank to another that `send` leaves behind before the receiver has come. With none,
     two ranks that both send first wait for each other for ever."""
     members: tuple[int, ...]

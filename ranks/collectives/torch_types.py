@@ -10,6 +10,7 @@ from typing import Any
 
 from ranks.collectives.arrays import CODES, NOT_SUMMED
 from ranks.errors import CollectiveError
+from ranks.tensors import ELEMENT_TYPES
 from sharding.importers import torch_import
 
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
@@ -25,6 +26,12 @@ def torch_type(name: str) -> Any:
     torch = torch_import.load()
     found = getattr(torch, name, None) if name in CODES and not name.endswith("int4") else None
     return found if isinstance(found, torch.dtype) and found.itemsize in _CARRIERS else None
+
+
+def by_element() -> dict[int, Any]:
+    """torch's types by the numbers of ONNX's, as far as both have them."""
+    known = ((number, torch_type(name)) for number, name in ELEMENT_TYPES.values())
+    return {number: kind for number, kind in known if kind is not None}
 
 
 def raw(tensor: Any) -> Any:

@@ -491,6 +491,21 @@ def killed(world: Communicator, who: int, operation: str, after: float) -> dict[
     return attempt(world, operation)
 
 
+def sending_first(world: Communicator) -> dict[str, Any]:
+    """As many sends before the first receive as the backend says that it keeps, of small and large ones."""
+    count, other = world.sends_kept, 1 - world.rank
+    totals = []
+    for size in (1, 1000, 300_000):
+        buffer, total = np.full(size, 1 + world.rank, np.float32), 0.0
+        for _ in range(count):
+            world.send(buffer, other)
+        for _ in range(count):
+            world.recv(buffer, other)
+            total += float(buffer[-1])
+        totals.append(total)
+    return {"kept": count, "totals": totals}
+
+
 def leaving(world: Communicator) -> dict[str, Any]:
     """One rank leaves in order, which others that need it must learn, and others that do not need not."""
     world.barrier()
