@@ -37,13 +37,17 @@ def agree(
     A collective of ``group``, which is the world. ``final``: there is no other order to try, so that
     messages may be sent before their receiver waits for them, as many as the backend keeps. ``fits``: what
     this rank found of its execution plan, if it has one. Raises `ShardError` where the ranks' models come
-    from different slicings, and `ModelError` for a plan that fits none of them.
+    from different slicings, and `ModelError` for a plan that fits none of them. ``memory`` learns how many
+    ranks share its device.
     """
     simple = not plan.point_to_point and (part is None or part.mesh.size == part.mesh.length("tensor"))
     signature = hashlib.sha256(repr(plan.signatures()).encode()).digest()
     slicing = part.digest if part is not None else b""
     row = signature + hashlib.sha256(slicing).digest() + bytes([simple, bool(fits)])
-    rows = _rows(row, group, memory)
+    rows = _rows(row + memory.place, group, memory)
+    rows, places = rows[:, : len(row)], rows[:, len(row) :]
+    if any(memory.place):
+        memory.shared_by(int((places == places[group.rank]).all(axis=1).sum()))
     if (rows[:, 32:64] != rows[0, 32:64]).any():
         raise ShardError(
             "The ranks' models come from different slicings (their meshes, micro-batches or layouts differ): "

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ranks.weights.variable import VariableWeights
     from sharding.manifest import Manifest
 
+_GRAPHS = "enable_cuda_graph"
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
 
@@ -160,7 +161,11 @@ def _sessions(
     plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
 ) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
     config = replace(
-        config, folder=file.parent, many=len(plan.segments) > 1, memory_options=memory.provider_options()
+        config,
+        folder=file.parent,
+        many=len(plan.segments) > 1,
+        memory_options=memory.provider_options(),
+        entries={**memory.session_entries(), **config.entries},
     )
     builder = SegmentBuilder(plan, size)
     sessions: list[ort.InferenceSession | None] = []
@@ -170,10 +175,22 @@ def _sessions(
             what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
             part = builder.model(segment)
             chosen = automatic.for_segment(config, part)
-            session = create(model_file.serialized(part, file), chosen, what)
+            session = _session(model_file.serialized(part, file), chosen, what)
         builder.learn(session.get_outputs() if session else (), plan.collectives[index])
         sessions.append(session)
     return builder, sessions
+
+
+def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
+    """The session, with its work captured as a graph only where ONNX Runtime can capture it: not what has
+    control flow, or nodes on the CPU."""
+    try:
+        return create(model, config, what)
+    except ModelError as error:
+        if _GRAPHS not in config.memory_options or "graph capture feature" not in str(error):
+            raise
+    options = {key: value for key, value in config.memory_options.items() if key != _GRAPHS}
+    return create(model, replace(config, memory_options=options), what)
 
 
 def _names(plan: Cut) -> set[str]:

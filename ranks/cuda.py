@@ -1,23 +1,41 @@
 """Values on a CUDA GPU: torch tensors that ONNX Runtime is bound to by address.
 
-Everything runs on one stream, a torch stream of the model's own: sessions compute on it
-(``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. Collectives
-of a backend that works on host memory are staged through it (`ranks.collectives.staged`), which is slow but
-lets several ranks share one GPU.
+Everything runs on one stream, a torch stream that all models of the process share: sessions compute on it
+(``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. So sessions
+can share the memory that they compute in (`ranks.arena.on_cuda`), and only what reads their values waits for
+them. Collectives of a backend that works on host memory are staged through it
+(`ranks.collectives.staged`), which is slow but lets several ranks share one GPU.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from ranks.buffers import Memory, Shape, nbytes
+from ranks import arena
+from ranks.buffers import PLACE, Memory, Shape, nbytes
 from ranks.collectives.torch_types import by_element
-from ranks.errors import DeviceError
+from ranks.errors import DeviceError, SettingError
 from ranks.tensors import element_dtype, element_number
 from sharding.importers import torch_import
+
+
+def graphs_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether sessions' work is captured as CUDA graphs: ``SHARDRUN_CUDA_GRAPHS`` is 1.
+
+    Off by default: the values of each set of input shapes then take memory of their own, and not every
+    operator's kernels can be captured.
+    """
+    text = environ.get("SHARDRUN_CUDA_GRAPHS", "").strip()
+    if text not in {"", "0", "1"}:
+        raise SettingError(f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is {text[:80]!r}.")
+    return text == "1"
 
 
 class CudaMemory(Memory):
@@ -43,8 +61,9 @@ class CudaMemory(Memory):
         self._types = by_element()
         self._elements = {dtype: element for element, dtype in self._types.items()}
         self._nothing = self.block(1, exchanged=False)
-        # Not torch's default stream: it is CUDA's null stream, which ONNX Runtime takes for "none given".
-        self.stream: Any = torch.cuda.Stream(self._device)
+        self.stream: Any = _stream(device_id)
+        self._sharers = 1
+        self._graphs = graphs_wanted()
 
     def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)
@@ -93,13 +112,48 @@ class CudaMemory(Memory):
     def shape(self, buffer: Any) -> Shape:
         return tuple(buffer.shape)
 
+    @property
+    def place(self) -> bytes:
+        name = str(self._properties().uuid)
+        return hashlib.sha256(name.encode()).digest()[:PLACE]
+
+    def shared_by(self, count: int) -> None:
+        self._sharers = max(count, 1)
+
     def provider_options(self) -> dict[str, str]:
-        """What sessions need so as to compute on this memory's stream."""
-        return {
+        """What sessions need so as to compute on this memory's stream, and in how much memory: what they ask
+        for, and where ranks share the device, their part of it."""
+        options = {
             "device_id": str(self.device_id),
             "user_compute_stream": str(self.stream.cuda_stream),
             "do_copy_in_default_stream": "1",
+            "arena_extend_strategy": "kSameAsRequested",
         }
+        if self._limit():
+            options["gpu_mem_limit"] = str(self._limit())
+        if self._graphs:
+            options["enable_cuda_graph"] = "1"
+        return options
+
+    def session_entries(self) -> Mapping[str, str]:
+        # A graph's memory stays its own: it is written again whenever the graph is replayed.
+        return {} if self._graphs else arena.on_cuda(self.device_id, self._limit())
+
+    def orders(self, session: Any) -> bool:
+        stream = str(self.stream.cuda_stream)
+        told = session.get_provider_options()
+        on_device = [name for name in session.get_providers() if name != "CPUExecutionProvider"]
+        return bool(on_device) and all(told[name].get("user_compute_stream") == stream for name in on_device)
+
+    def captures(self, session: Any) -> bool:
+        told = session.get_provider_options().get("CUDAExecutionProvider", {})
+        return self._graphs and told.get("enable_cuda_graph") == "1"
+
+    def _limit(self) -> int:
+        return self._properties().total_memory // self._sharers if self._sharers > 1 else 0
+
+    def _properties(self) -> Any:
+        return self._torch.cuda.get_device_properties(self._device)
 
     def active(self) -> AbstractContextManager[Any]:
         """Within it torch works on this memory's device and stream (which each thread has its own of)."""
@@ -116,6 +170,14 @@ class CudaMemory(Memory):
             return self._types[element]
         except KeyError:
             raise DeviceError(f"Values of type {element_dtype(element)} cannot lie on a GPU.") from None
+
+
+@functools.cache
+def _stream(device_id: int) -> Any:
+    """The process's stream on a device. Not torch's default stream: it is CUDA's null stream, which ONNX
+    Runtime takes for "none given"."""
+    torch = torch_import.load()
+    return torch.cuda.Stream(torch.device("cuda", device_id))
 
 
 class _DeviceBytes:

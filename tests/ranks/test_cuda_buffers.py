@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ranks import assembly, executor
-from ranks.buffers import HostMemory
+from ranks.buffers import PLACE, HostMemory
 from ranks.collectives.base import Communicator
 from ranks.collectives.staged import HostStaged, on_device
 from ranks.collectives.torch_types import by_element
@@ -35,6 +35,7 @@ class CpuTensors(CudaMemory):
     """Buffers that are torch tensors as on a GPU, but in host memory."""
 
     device = "cpu"
+    place = bytes(PLACE)
 
     def __init__(self) -> None:
         self.device_id = 0
@@ -52,6 +53,15 @@ class CpuTensors(CudaMemory):
 
     def provider_options(self) -> dict[str, str]:
         return {}
+
+    def session_entries(self) -> dict[str, str]:
+        return {}
+
+    def orders(self, session: Any) -> bool:
+        return False
+
+    def captures(self, session: Any) -> bool:
+        return False
 
     def staging(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)  # pinned memory needs a device
