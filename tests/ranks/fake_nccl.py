@@ -149,37 +149,37 @@ def connected(library: Library, identity: Identity, timeout: float = 60.0) -> De
 
 
 class Threads:
-    """torch.distributed of one of several ranks that are threads, which really exchanges tensors."""
+    """torch.distributed of one of several ranks that are threads, which really exchanges tensors. A group is
+    the threads' communicator."""
 
     def __init__(self, host: FakeCommunicator) -> None:
         self.host = host
-        self.taken: list[tuple[str, Any]] = []
 
-    def _all(self, name: str, tensor: Any) -> list[Any]:
+    def _all(self, name: str, tensor: Any, group: FakeCommunicator) -> list[Any]:
         self._check(name, tensor)
-        return self.host._exchange(tensor.clone())
+        return group._exchange(tensor.clone())
 
-    def _check(self, name: str, tensor: Any) -> None:
-        self.taken.append((name, tensor.dtype))
+    @staticmethod
+    def _check(name: str, tensor: Any) -> None:
         if tensor.dtype not in TAKEN or (name == "all_reduce" and "float8" in str(tensor.dtype)):
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}")
 
-    def all_reduce(self, tensor: Any, **_: Any) -> Work:
-        parts = self._all("all_reduce", tensor)
+    def all_reduce(self, tensor: Any, group: FakeCommunicator, **_: Any) -> Work:
+        parts = self._all("all_reduce", tensor, group)
         tensor.copy_(torch.stack(parts).sum(0, dtype=tensor.dtype))
         return Work()
 
-    def all_gather_into_tensor(self, out: Any, tensor: Any, **_: Any) -> Work:
-        out.copy_(torch.cat(self._all("all_gather", tensor)))
+    def all_gather_into_tensor(self, out: Any, tensor: Any, group: FakeCommunicator, **_: Any) -> Work:
+        out.copy_(torch.cat(self._all("all_gather", tensor, group)))
         return Work()
 
-    def all_to_all_single(self, out: Any, tensor: Any, **_: Any) -> Work:
-        parts = self._all("all_to_all", tensor)
-        out.copy_(torch.cat([part.chunk(self.host.size)[self.host.rank] for part in parts]))
+    def all_to_all_single(self, out: Any, tensor: Any, group: FakeCommunicator, **_: Any) -> Work:
+        parts = self._all("all_to_all", tensor, group)
+        out.copy_(torch.cat([part.chunk(group.size)[group.rank] for part in parts]))
         return Work()
 
-    def broadcast(self, tensor: Any, src: int, **_: Any) -> Work:
-        tensor.copy_(self._all("broadcast", tensor)[src])
+    def broadcast(self, tensor: Any, src: int, group: FakeCommunicator, **_: Any) -> Work:
+        tensor.copy_(self._all("broadcast", tensor, group)[group.members.index(src)])
         return Work()
 
     def isend(self, tensor: Any, dst: int, **_: Any) -> Work:
@@ -198,10 +198,11 @@ def on_threads(host: FakeCommunicator) -> DeviceCommunicator:
     membership: Any = SimpleNamespace(
         identity=Identity(host.rank, host.size),
         dist=Threads(host),
-        group="world",
+        group=host,
         gather="all_gather_into_tensor",
         lost=lambda *_, **__: None,
         abort=lambda *_, **__: None,
+        split=lambda groups, mine: host.split(groups),
     )
     return DeviceCommunicator(membership, host.timeout, "nccl", torch.device("cpu"))
 

@@ -19,16 +19,19 @@ from ranks.collectives.torch_types import by_element
 from ranks.cuda import CudaMemory
 from ranks.errors import DeviceError
 from ranks.session import SessionConfig
-from ranks.tensors import ELEMENT_TYPES, element_dtype
+from ranks.tensors import ELEMENT_TYPES, element_dtype, element_number
 from sharding.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.fake_nccl import on_threads
 from tests.ranks.mesh_models import feeds_of, save_mesh
-from tests.ranks.rank_models import random_models, save
+from tests.ranks.rank_models import model, node, random_models, save, value
 from tests.ranks.test_executor import assert_close, by_value, reference, rows
 from tests.ranks.test_mesh import close
 from tests.ranks.test_mesh import reference as mesh_reference
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+
+NAMES = {number: str(element_dtype(number)) for number, _ in ELEMENT_TYPES.values()}
 
 
 class CpuTensors(CudaMemory):
@@ -46,7 +49,9 @@ class CpuTensors(CudaMemory):
         self._nothing = self.block(1, exchanged=False)
 
     def adopt(self, value: Any) -> Any:
-        return torch.from_numpy(HostMemory(None).adopt(value))
+        array = HostMemory(None).adopt(value)
+        raw = torch.from_numpy(array.reshape(-1).view(np.uint8))
+        return raw.view(self._types[element_number(value.data_type())]).reshape(array.shape)
 
     def fetch(self, buffer: Any) -> np.ndarray:
         return super().fetch(buffer).copy()  # from a GPU it is one already
@@ -117,6 +122,51 @@ def test_a_mesh_on_tensors(sizes: dict[str, int], tmp_path: Path) -> None:
     for found, right in zip(run_all(save_mesh(mesh, tmp_path, micro_batches=2), feeds), wanted, strict=True):
         for outputs in found:
             assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
+
+
+@pytest.fixture
+def nccl(tensors: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with such buffers that exchange them without the host, over a stand-in for NCCL."""
+    monkeypatch.setattr(assembly, "_on_memory", lambda world, memory: on_threads(world))
+
+
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize("seed", range(4))
+def test_random_graphs_over_device_collectives(seed: int, tmp_path: Path) -> None:
+    models = random_models(seed, 2)
+    feeds = rows(2, 4, 2, 2, 0, 4, 0, seed=seed)
+    assert_close(run_all(save(models, tmp_path), feeds), reference(models, feeds))
+
+
+@pytest.mark.usefixtures("nccl")
+def test_a_mesh_over_device_collectives(tmp_path: Path) -> None:
+    """Sends, receives and announcements; nothing is sent before its receiver can take it."""
+    mesh = Mesh.of(data=2, pipeline=2)
+    feeds = [feeds_of(rows, seed) for seed, rows in enumerate([6, 6, 1, 6, 0, 5])]
+    wanted = [mesh_reference(2, feed) for feed in feeds]
+    for found, right in zip(run_all(save_mesh(mesh, tmp_path, micro_batches=2), feeds), wanted, strict=True):
+        for outputs in found:
+            assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
+
+
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize(
+    "element", [3, 2, 5, 4, 6, 12, 7, 13, 10, 16, 11], ids=lambda e: str(element_dtype(e))
+)
+def test_values_of_every_type_cross(element: int, tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", ["x"], ["h"], to=element),
+        node("AllReduce", ["h"], ["s"]),
+        node("AllGather", ["h"], ["g"], axis=1),
+        node("Cast", ["s"], ["y"], to=1),
+        node("Cast", ["g"], ["z"], to=1),
+    ]
+    paths = save([model(nodes, [value("x", ["n", 4])], ["y", "z"])] * 2, tmp_path)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for by_rank in run_all(paths, [{"x": x}] * 3):
+        for total, gathered in by_rank:
+            np.testing.assert_array_equal(total, 2 * x)
+            np.testing.assert_array_equal(gathered, np.concatenate([x, x], 1))
 
 
 @pytest.mark.parametrize("element", sorted(by_element()))

@@ -98,6 +98,18 @@ def test_sums_are_numpys_or_refused_as_on_the_host(element: int, shape: tuple[in
     on_ranks(SIZE, work)
 
 
+def test_a_gather_waits_for_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leaves is in order for what follows on the stream, and the device has other streams."""
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda *_: pytest.fail("waited for the whole device"))
+
+    def work(world: FakeCommunicator) -> None:
+        out = torch.empty((2, 6))
+        on_threads(world).all_gather(torch.full((2, 3), float(world.rank)), out, 1)
+        assert out.tolist() == [[0.0] * 3 + [1.0] * 3] * 2
+
+    on_ranks(SIZE, work)
+
+
 def test_a_type_that_the_library_refuses_is_an_error_of_ours() -> None:
     def work(world: FakeCommunicator) -> None:
         group = on_threads(world)
