@@ -55,13 +55,15 @@ class TorchGroups:
         self._dist = dist
         self._backend = backend
         self._timeout = timeout
+        self._connected: Any = None  # the device for which groups connect when made, not when first used
         self._whole = False  # whether the group is the process's first, on which all others depend
 
     def make(self, store: Any, identity: Identity, device: Any) -> None:
         """The group of all ranks; where it is the process's first one, its ranks meet over ``store``."""
         dist = self._dist
         if dist.is_initialized():
-            self.group = dist.new_group(**self._options(device))
+            self._connected = None if getattr(dist.group.WORLD, "bound_device_id", None) else device
+            self.group = dist.new_group(**self._options())
             return
         dist.init_process_group(
             self._backend,
@@ -75,7 +77,7 @@ class TorchGroups:
 
     def part(self, ranks: Sequence[int], *, mine: bool) -> Any:
         """A group of some of the world's ranks; every rank must make it."""
-        made = self._dist.new_group(list(ranks), **self._options(None))
+        made = self._dist.new_group(list(ranks), **self._options())
         if mine:
             self.parts.append(made)
         return made
@@ -117,10 +119,10 @@ class TorchGroups:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
                 abort(group)
 
-    def _options(self, device: Any) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"backend": self._backend, "timeout": self._patience}
-        if device is not None and "device_id" in signature(self._dist.new_group).parameters:
-            options["device_id"] = device  # so that the library connects now, not in the first collective
+        if self._connected is not None and "device_id" in signature(self._dist.new_group).parameters:
+            options["device_id"] = self._connected
         return options
 
     @property

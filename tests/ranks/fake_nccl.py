@@ -43,6 +43,7 @@ class Group:
 
     def __init__(self, name: str, end: Callable[[str], None]) -> None:
         self.group_name = name
+        self.bound_device_id: Any = None
         self.abort = partial(end, f"end {name}")
 
 
@@ -52,6 +53,7 @@ class Library:
     def __init__(self, rank: int = 0, size: int = 2, *, initialised: bool = False) -> None:
         self.said: list[str] = []
         self.settings: list[dict[str, str]] = []
+        self.devices: list[Any] = []  # that new groups are connected for
         self.stuck = False  # operations do not end
         self.error = ""  # what the library finds wrong with the connection while an operation waits
         self.free = threading.Event()  # the device does nothing for a group any more
@@ -90,6 +92,7 @@ class Library:
         self, ranks: Any = None, timeout: Any = None, backend: Any = None, device_id: Any = None
     ) -> Any:
         self._groups += 1
+        self.devices.append(device_id)
         self.said.append(f"new {backend}{'' if ranks is None else ranks}")
         self._note()
         return Group(f"group{self._groups}", self._ended)

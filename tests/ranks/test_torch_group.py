@@ -120,6 +120,17 @@ def test_only_our_groups_are_aborted_where_torch_was_initialised(monkeypatch: py
     assert library.said[-3:] == ["end group2", "abort group2", "abort group1"]
 
 
+@pytest.mark.parametrize("bound", [False, True])
+def test_groups_connect_when_they_are_made(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the first collective, when the settings for it are gone. Where torch's first group is bound to a
+    device all others connect anyway, and torch takes no other device."""
+    library = Library(size=4, initialised=True)
+    library.group.WORLD.bound_device_id = "cuda:0" if bound else None
+    installed(library, monkeypatch)
+    connected(library, Identity(0, 4, 0, 1)).split([[0, 1], [2, 3]])
+    assert library.devices == [None if bound else torch.device("cpu")] * 3
+
+
 def test_leaving_in_order_leaves_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(size=4, initialised=True)
     installed(library, monkeypatch)
