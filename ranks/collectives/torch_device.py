@@ -60,6 +60,8 @@ class DeviceCommunicator(Communicator):
         self._dist = membership.dist
         self._group = membership.group if group is None else group
         self._broken = ""
+        runtime = getattr(torch, device.type)
+        self._begun: Any = runtime.Event() if device.type in self.names.values() else None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A tensor on the rank's device."""
@@ -188,7 +190,14 @@ class DeviceCommunicator(Communicator):
         if name not in _BETWEEN_TWO:
             options["async_op"] = True
         try:
-            self._wait(getattr(self._dist, name)(*tensors, group=self._group, **options), what)
+            if self._begun is not None:
+                self._begun.record()
+            work = getattr(self._dist, name)(*tensors, group=self._group, **options)
+            if self._begun is not None:
+                # What comes before on the stream is this rank's own: no peer is late as long as that lasts,
+                # and the library waits for it more closely than by naps.
+                self._begun.synchronize()
+            self._wait(work, what)
         except BaseException as error:
             self._fail(error, what, peer)
 

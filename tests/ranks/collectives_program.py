@@ -408,6 +408,32 @@ def tensors(world: Communicator, over: str = "gloo") -> dict[str, Any]:
     return {"cases": cases}
 
 
+def device_killed(world: Communicator, who: int) -> dict[str, Any]:
+    """One rank of a group of device tensors is killed; the others' torch is free of the group then."""
+    import torch
+    import torch.distributed as dist
+
+    from ranks.collectives.torch_device import DeviceCommunicator
+    from ranks.collectives.torch_group import Membership
+
+    world.barrier()
+    group.leave()
+    device = torch.device("cpu")
+    members = DeviceCommunicator(Membership(identify(), 60.0, "gloo"), 60.0, "gloo", device)
+    part = members.split([[rank] for rank in range(members.size)])
+    members.barrier()
+    if members.rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        while True:
+            members.all_reduce(torch.ones(100))
+    except ShardrunError as error:
+        report = {**described(error), "initialised": dist.is_initialized(), "part": part.size}
+    members.close()
+    return {**report, "seconds": time.monotonic() - start}
+
+
 def random_sequence(tests: Suite, count: int) -> None:
     """Operations in random order, so that what one leaves behind meets every other; ranks come at random."""
     shared = np.random.default_rng(11)

@@ -65,6 +65,28 @@ def test_a_lost_rank_of_another_host(library: Library, call: str) -> None:
     assert "abort all" in library.said and not any("destroy" in what for what in library.said)
 
 
+def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:
+    """What it computes before comes first on the stream, however long that takes."""
+    world = connected(library, TWO, 0.2)
+    began: list[float] = []
+
+    class Begun:
+        def record(self) -> None:
+            library.said.append("record")
+
+        def synchronize(self) -> None:
+            library.said.append("synchronize")
+            time.sleep(0.4)
+            began.append(time.monotonic())
+
+    world._begun = Begun()
+    world.all_reduce(torch.ones(3))
+    assert library.said == ["init nccl", "record", "all_reduce", "synchronize"]
+    library.stuck = True
+    ended(library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, "Rank 1 did not come")
+    assert time.monotonic() - began[-1] >= 0.2
+
+
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
     """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
     world = connected(library, THREE)
