@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ranks.weights.variable import VariableWeights
     from sharding.manifest import Manifest
 
-_GRAPHS = "enable_cuda_graph"
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
 
@@ -187,10 +186,15 @@ def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSes
     try:
         return create(model, config, what)
     except ModelError as error:
-        if _GRAPHS not in config.memory_options or "graph capture feature" not in str(error):
+        if "graph capture feature" not in str(error):
             raise
-    options = {key: value for key, value in config.memory_options.items() if key != _GRAPHS}
-    return create(model, replace(config, memory_options=options), what)
+    from ranks.cuda import GRAPHS
+
+    memory, *given = (
+        {key: value for key, value in options.items() if key != GRAPHS}
+        for options in (config.memory_options, *config.provider_options)
+    )
+    return create(model, replace(config, memory_options=memory, provider_options=tuple(given)), what)
 
 
 def _names(plan: Cut) -> set[str]:
@@ -217,9 +221,9 @@ def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
 def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
     device = devices.DEVICES.get(config.providers[0])
     if device is not None and device.buffers == "cuda":
-        from ranks.cuda import CudaMemory
+        from ranks.cuda import CudaMemory, graphs_wanted
 
-        return CudaMemory(config.device_id)
+        return CudaMemory(config.device_id, graphs=graphs_wanted(config.provider_options))
     return HostMemory(communicator)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,9 +25,13 @@ from ranks.errors import DeviceError, SettingError
 from ranks.tensors import element_dtype, element_number
 from sharding.importers import torch_import
 
+GRAPHS = "enable_cuda_graph"
+"""The option of CUDA's provider that captures sessions' work."""
 
-def graphs_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether sessions' work is captured as CUDA graphs: ``SHARDRUN_CUDA_GRAPHS`` is 1.
+
+def graphs_wanted(options: Sequence[Mapping[str, Any]] = (), environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether sessions' work is captured as CUDA graphs: ``SHARDRUN_CUDA_GRAPHS`` is 1, or the provider's
+    options say so.
 
     Off by default: the values of each set of input shapes then take memory of their own, and not every
     operator's kernels can be captured.
@@ -35,7 +39,7 @@ def graphs_wanted(environ: Mapping[str, str] = os.environ) -> bool:
     text = environ.get("SHARDRUN_CUDA_GRAPHS", "").strip()
     if text not in {"", "0", "1"}:
         raise SettingError(f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is {text[:80]!r}.")
-    return text == "1"
+    return text == "1" or any(str(told.get(GRAPHS, "")).lower() in {"1", "true"} for told in options)
 
 
 class CudaMemory(Memory):
@@ -43,7 +47,8 @@ class CudaMemory(Memory):
 
     device = "cuda"
 
-    def __init__(self, device_id: int) -> None:
+    def __init__(self, device_id: int, *, graphs: bool = False) -> None:
+        """``graphs``: sessions capture what they do (`graphs_wanted`)."""
         try:
             torch = torch_import.load()
         except ImportError:
@@ -63,7 +68,7 @@ class CudaMemory(Memory):
         self._nothing = self.block(1, exchanged=False)
         self.stream: Any = _stream(device_id)
         self._sharers = 1
-        self._graphs = graphs_wanted()
+        self._graphs = graphs
 
     def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)
@@ -132,7 +137,7 @@ class CudaMemory(Memory):
         if self._limit():
             options["gpu_mem_limit"] = str(self._limit())
         if self._graphs:
-            options["enable_cuda_graph"] = "1"
+            options[GRAPHS] = "1"
         return options
 
     def session_entries(self) -> Mapping[str, str]:
@@ -147,7 +152,7 @@ class CudaMemory(Memory):
 
     def captures(self, session: Any) -> bool:
         told = session.get_provider_options().get("CUDAExecutionProvider", {})
-        return self._graphs and told.get("enable_cuda_graph") == "1"
+        return told.get(GRAPHS) == "1"
 
     def _limit(self) -> int:
         return self._properties().total_memory // self._sharers if self._sharers > 1 else 0

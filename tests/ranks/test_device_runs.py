@@ -274,7 +274,7 @@ def device_memory(monkeypatch: pytest.MonkeyPatch, sharers: int = 1, graphs: str
     memory = CudaMemory.__new__(CudaMemory)
     memory.device_id, memory.stream = 1, SimpleNamespace(cuda_stream=77)
     memory._torch, memory._device = Torch(), "cuda:1"
-    memory._graphs = graphs_wanted({"SHARDRUN_CUDA_GRAPHS": graphs})
+    memory._graphs = graphs_wanted((), {"SHARDRUN_CUDA_GRAPHS": graphs})
     memory.shared_by(sharers)
     return memory
 
@@ -300,7 +300,13 @@ def test_what_cudas_provider_is_told(
 @pytest.mark.parametrize("text", ["yes", "2", "true"])
 def test_a_wrong_setting_of_graphs(text: str) -> None:
     with pytest.raises(SettingError, match=f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is '{text}'"):
-        graphs_wanted({"SHARDRUN_CUDA_GRAPHS": text})
+        graphs_wanted((), {"SHARDRUN_CUDA_GRAPHS": text})
+
+
+@pytest.mark.parametrize(("told", "wanted"), [("1", True), ("True", True), ("0", False), (None, False)])
+def test_the_providers_own_option_counts_too(told: str | None, wanted: bool) -> None:
+    options = {} if told is None else {"enable_cuda_graph": told}
+    assert graphs_wanted(({"device_id": "0"}, options), {}) is wanted
 
 
 @pytest.mark.parametrize(
@@ -348,20 +354,20 @@ def test_sessions_share_one_arena_on_a_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Mapping[str, str]] = []
+    tried: list[tuple[Mapping[str, str], ...]] = []
 
     def create(source: bytes, config: SessionConfig, what: str) -> str:
-        tried.append(config.memory_options)
-        if "enable_cuda_graph" in config.memory_options:
+        tried.append((config.memory_options, *config.provider_options))
+        if any("enable_cuda_graph" in options for options in tried[-1]):
             raise ModelError(f"ONNX Runtime refuses {what}: This session cannot use the {reason}.")
         return "session"
 
     monkeypatch.setattr(assembly, "create", create)
     told = {"device_id": "0", "enable_cuda_graph": "1"}
-    config = SessionConfig(memory_options=told)
+    config = SessionConfig(memory_options=told, provider_options=(told, {}))
     reason = "graph capture feature as requested by the user"
     assert assembly._session(b"", config, "m.onnx") == "session"
-    assert tried == [told, {"device_id": "0"}]
+    assert tried == [(told, told, {}), ({"device_id": "0"}, {"device_id": "0"}, {})]
     reason = "operator Foo"
     with pytest.raises(ModelError, match="operator Foo"):
         assembly._session(b"", config, "m.onnx")
