@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,15 +35,19 @@ def agree(
     """Why the ranks' models cannot run together in their present order of collectives; None if they can.
 
     A collective of ``group``, which is the world. ``final``: there is no other order to try, so that
-    messages may be sent before their receiver waits for them. ``fits``: what this rank found of its execution
-    plan, if it has one. Raises `ShardError` where the ranks' models come from different slicings, and
-    `ModelError` for a plan that fits none of them.
+    messages may be sent before their receiver waits for them, as many as the backend keeps. ``fits``: what
+    this rank found of its execution plan, if it has one. Raises `ShardError` where the ranks' models come
+    from different slicings, and `ModelError` for a plan that fits none of them. ``memory`` learns how many
+    ranks share its device.
     """
     simple = not plan.point_to_point and (part is None or part.mesh.size == part.mesh.length("tensor"))
     signature = hashlib.sha256(repr(plan.signatures()).encode()).digest()
     slicing = part.digest if part is not None else b""
     row = signature + hashlib.sha256(slicing).digest() + bytes([simple, bool(fits)])
-    rows = _rows(row, group, memory)
+    rows = _rows(row + memory.place, group, memory)
+    rows, places = rows[:, : len(row)], rows[:, len(row) :]
+    if any(memory.place):
+        memory.shared_by(int((places == places[group.rank]).all(axis=1).sum()))
     if (rows[:, 32:64] != rows[0, 32:64]).any():
         raise ShardError(
             "The ranks' models come from different slicings (their meshes, micro-batches or layouts differ): "
@@ -58,7 +63,7 @@ def agree(
         return None if same else "the ranks' models do not have the same collectives in the same order."
     everyone = gather_json(_events(plan, part, group.rank), group, memory)
     tensor_groups = part.groups("tensor") if part is not None else (tuple(range(group.size)),)
-    why = stuck(everyone, tensor_groups, buffered=final)
+    why = stuck(everyone, tensor_groups, kept=group.sends_kept if final else 0, announced=part is not None)
     return None if why is None else f"the ranks' models do not fit together: {why}"
 
 
@@ -84,19 +89,27 @@ def gather_json(value: Any, group: Communicator, memory: Memory) -> list[Any]:
 
 
 def stuck(
-    events: Sequence[Sequence[Sequence[Any]]], groups: Sequence[Sequence[int]], *, buffered: bool
+    events: Sequence[Sequence[Sequence[Any]]],
+    groups: Sequence[Sequence[int]],
+    *,
+    kept: int,
+    announced: bool = False,
 ) -> str | None:
     """Plays the ranks' events through; says who would wait for ever, None if all come to their end.
 
     ``events`` of each rank: ``["Send" | "Recv", peer, announce]`` or ``["all", anything that the rank's group
-    must agree on]``. A sender waits for its receiver unless ``buffered``.
+    must agree on]``. A sender waits for its receiver, unless no more than ``kept`` messages are on their way
+    from the one to the other; a value that is announced, as ``announced`` says of all, takes two.
     """
     at = [0] * len(events)
-    sent: dict[tuple[int, int], list[int]] = {}  # what is on its way, and whether it is announced
+    sent: dict[tuple[int, int], list[int]] = defaultdict(list)  # what is on its way, and whether announced
     home = {rank: group for group in groups for rank in group}
 
     def head(rank: int) -> Sequence[Any] | None:
         return events[rank][at[rank]] if at[rank] < len(events[rank]) else None
+
+    def messages(values: Sequence[int]) -> int:
+        return sum(2 if announced or value else 1 for value in values)
 
     moved = True
     while moved:
@@ -109,13 +122,13 @@ def stuck(
                         break
                     for member in home[rank]:
                         at[member] += 1
-                elif kind == "Send" and buffered:
-                    sent.setdefault((rank, peer), []).append(event[2])
+                elif kind == "Send" and messages([*sent[rank, peer], event[2]]) <= kept:
+                    sent[rank, peer].append(event[2])
                     at[rank] += 1
-                elif kind == "Send" and head(peer) == ["Recv", rank, event[2]]:
+                elif kind == "Send" and not sent[rank, peer] and head(peer) == ["Recv", rank, event[2]]:
                     at[rank] += 1
                     at[peer] += 1
-                elif kind == "Recv" and sent.get((peer, rank), [])[:1] == [event[2]]:
+                elif kind == "Recv" and sent[peer, rank][:1] == [event[2]]:
                     sent[peer, rank].pop(0)
                     at[rank] += 1
                 else:

@@ -1,11 +1,14 @@
-"""The CPU arena that sessions of one process share (ONNX Runtime's environment allocator).
+"""The arenas that sessions of one process share: on the CPU, and on each CUDA device (ONNX Runtime's
+environment allocators).
 
-ONNX Runtime keeps it until the process ends and takes its settings once: whoever registers it first decides.
+ONNX Runtime keeps them until the process ends and takes their settings once: whoever registers one first
+decides.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import onnxruntime as ort
 
@@ -15,11 +18,36 @@ SHARED = {"session.use_env_allocators": "1"}
 WORKSPACE_ONLY = {**SHARED, "session.use_device_allocator_for_initializers": "1"}
 """The same, with weights outside of it: they are freed with their session, and leave no gaps in the arena."""
 
+CUDA = "CUDAExecutionProvider"
+
 _BY_NEED = 1  # kSameAsRequested of ONNX Runtime's OrtArenaCfg; 0 is kNextPowerOfTwo
 _STEP = 1 << 20
 _LEAST_REST = 4096
 _lock = threading.Lock()
 _registered = False
+_on_cuda: dict[int, bool] = {}  # by device: whether there is a shared arena of ours
+
+
+def on_cuda(device_id: int, limit: int = 0) -> Mapping[str, str]:
+    """The options of sessions that take what they compute in from one arena on a CUDA device; none where
+    there is no such arena. They must compute on one stream.
+
+    Made by the first call for a device, which decides on ``limit``: the most bytes that it takes, 0: no
+    limit. It grows by what is asked.
+    """
+    with _lock:
+        if device_id not in _on_cuda:
+            info = ort.OrtMemoryInfo(
+                "Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device_id, ort.OrtMemType.DEFAULT
+            )
+            settings = ort.OrtArenaCfg({"max_mem": limit, "arena_extend_strategy": _BY_NEED})
+            try:
+                ort.create_and_register_allocator_v2(CUDA, info, {"device_id": str(device_id)}, settings)
+            except Exception:  # each session then has an arena of its own
+                _on_cuda[device_id] = False
+            else:
+                _on_cuda[device_id] = True
+        return WORKSPACE_ONLY if _on_cuda[device_id] else {}
 
 
 def register(reserve: int = 0, *, by_need: bool = False) -> bool:

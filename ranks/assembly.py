@@ -160,7 +160,11 @@ def _sessions(
     plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
 ) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
     config = replace(
-        config, folder=file.parent, many=len(plan.segments) > 1, memory_options=memory.provider_options()
+        config,
+        folder=file.parent,
+        many=len(plan.segments) > 1,
+        memory_options=memory.provider_options(),
+        entries={**memory.session_entries(), **config.entries},
     )
     builder = SegmentBuilder(plan, size)
     sessions: list[ort.InferenceSession | None] = []
@@ -170,10 +174,27 @@ def _sessions(
             what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
             part = builder.model(segment)
             chosen = automatic.for_segment(config, part)
-            session = create(model_file.serialized(part, file), chosen, what)
+            session = _session(model_file.serialized(part, file), chosen, what)
         builder.learn(session.get_outputs() if session else (), plan.collectives[index])
         sessions.append(session)
     return builder, sessions
+
+
+def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
+    """The session, with its work captured as a graph only where ONNX Runtime can capture it: not what has
+    control flow, or nodes on the CPU."""
+    try:
+        return create(model, config, what)
+    except ModelError as error:
+        if "graph capture feature" not in str(error):
+            raise
+    from ranks.cuda import GRAPHS
+
+    memory, *given = (
+        {key: value for key, value in options.items() if key != GRAPHS}
+        for options in (config.memory_options, *config.provider_options)
+    )
+    return create(model, replace(config, memory_options=memory, provider_options=tuple(given)), what)
 
 
 def _names(plan: Cut) -> set[str]:
@@ -200,16 +221,16 @@ def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
 def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
     device = devices.DEVICES.get(config.providers[0])
     if device is not None and device.buffers == "cuda":
-        from ranks.cuda import CudaMemory
+        from ranks.cuda import CudaMemory, graphs_wanted
 
-        return CudaMemory(config.device_id)
+        return CudaMemory(config.device_id, graphs=graphs_wanted(config.provider_options))
     return HostMemory(communicator)
 
 
 def _on_memory(world: Communicator, memory: Memory) -> Communicator:
     if memory.device != "cuda":
         return world
-    from ranks.cuda import on_device
+    from ranks.collectives.staged import on_device
 
     return on_device(world, memory)
 

@@ -19,6 +19,8 @@ from ranks.tensors import element_dtype, element_number
 ALIGNMENT = 64
 """Bytes; a cache line, and the widest vector load of x86-64."""
 
+PLACE = 16
+
 Shape = tuple[int, ...]
 
 
@@ -46,6 +48,15 @@ class Memory(Protocol):
     def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
         """A copy of a buffer on the host, owned by the caller."""
 
+    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+        """Copies a buffer into a host array of its type and shape."""
+
+    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes of host memory that are quickly copied to and from buffers."""
+
+    def dtype(self, buffer: Any) -> np.dtype[Any]:
+        """The type of its elements."""
+
     def copy(self, target: Any, source: Any) -> None:
         """Copies between buffers."""
 
@@ -55,9 +66,31 @@ class Memory(Protocol):
     def shape(self, buffer: Any) -> Shape:
         """Its shape."""
 
+    @property
+    def place(self) -> bytes:
+        """`PLACE` bytes that are the same for all who use this memory's device; zeros for the host's."""
+        return bytes(PLACE)
+
+    def shared_by(self, count: int) -> None:
+        """Says how many ranks use the device."""
+        return
+
     def provider_options(self) -> Mapping[str, str]:
         """What the first provider must be told to work on this memory."""
         return {}
+
+    def session_entries(self) -> Mapping[str, str]:
+        """Options of sessions that work on this memory, by ONNX Runtime's keys."""
+        return {}
+
+    def orders(self, session: Any) -> bool:
+        """Whether what ``session`` does comes before what is done with buffers after its run, though the run
+        may end earlier."""
+        return False
+
+    def captures(self, session: Any) -> bool:
+        """Whether ``session`` may keep its work for a device, to repeat it on the same buffers."""
+        return False
 
     def active(self) -> AbstractContextManager[Any]:
         """Within it buffers may be used."""
@@ -108,6 +141,15 @@ class HostMemory(Memory):
 
     def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
         return buffer.copy()
+
+    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+        np.copyto(array, buffer)
+
+    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+        return np.empty(nbytes, np.uint8)
+
+    def dtype(self, buffer: Any) -> np.dtype[Any]:
+        return np.dtype(buffer.dtype)
 
     def copy(self, target: Any, source: Any) -> None:
         np.copyto(target, source)

@@ -1,26 +1,45 @@
 """Values on a CUDA GPU: torch tensors that ONNX Runtime is bound to by address.
 
-Everything runs on one stream, a torch stream of the model's own: sessions compute on it
-(``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. Collectives
-of a backend that works on host memory are staged through it, which is slow but lets several ranks share one
-GPU.
+Everything runs on one stream, a torch stream that all models of the process share: sessions compute on it
+(``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. So sessions
+can share the memory that they compute in (`ranks.arena.on_cuda`), and only what reads their values waits for
+them. Collectives of a backend that works on host memory are staged through it
+(`ranks.collectives.staged`), which is slow but lets several ranks share one GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from ranks.buffers import Memory, Shape, nbytes
-from ranks.collectives.base import Communicator, Groups
-from ranks.errors import DeviceError
+from ranks import arena
+from ranks.buffers import PLACE, Memory, Shape, nbytes
+from ranks.collectives.torch_types import by_element
+from ranks.errors import DeviceError, SettingError
 from ranks.tensors import element_dtype, element_number
 from sharding.importers import torch_import
 
-_ON_DEVICE = frozenset({"nccl"})
+GRAPHS = "enable_cuda_graph"
+"""The option of CUDA's provider that captures sessions' work."""
+
+
+def graphs_wanted(options: Sequence[Mapping[str, Any]] = (), environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether sessions' work is captured as CUDA graphs: ``SHARDRUN_CUDA_GRAPHS`` is 1, or the provider's
+    options say so.
+
+    Off by default: the values of each set of input shapes then take memory of their own, and not every
+    operator's kernels can be captured.
+    """
+    text = environ.get("SHARDRUN_CUDA_GRAPHS", "").strip()
+    if text not in {"", "0", "1"}:
+        raise SettingError(f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is {text[:80]!r}.")
+    return text == "1" or any(str(told.get(GRAPHS, "")).lower() in {"1", "true"} for told in options)
 
 
 class CudaMemory(Memory):
@@ -28,7 +47,8 @@ class CudaMemory(Memory):
 
     device = "cuda"
 
-    def __init__(self, device_id: int) -> None:
+    def __init__(self, device_id: int, *, graphs: bool = False) -> None:
+        """``graphs``: sessions capture what they do (`graphs_wanted`)."""
         try:
             torch = torch_import.load()
         except ImportError:
@@ -43,11 +63,12 @@ class CudaMemory(Memory):
         self.device_id = device_id
         self._torch = torch
         self._device = torch.device("cuda", device_id)
-        self._types = _torch_types(torch)
+        self._types = by_element()
         self._elements = {dtype: element for element, dtype in self._types.items()}
         self._nothing = self.block(1, exchanged=False)
-        # Not torch's default stream: it is CUDA's null stream, which ONNX Runtime takes for "none given".
-        self.stream: Any = torch.cuda.Stream(self._device)
+        self.stream: Any = _stream(device_id)
+        self._sharers = 1
+        self._graphs = graphs
 
     def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)
@@ -67,14 +88,24 @@ class CudaMemory(Memory):
         return raw.view(self._type(element)).reshape(shape)
 
     def load(self, buffer: Any, array: np.ndarray[Any, Any]) -> None:
-        # By bytes: torch reads no numpy array of bfloat16.
-        source = self._torch.from_numpy(np.array(array, order="C", copy=True).reshape(-1).view(np.uint8))
-        buffer.reshape(-1).view(self._torch.uint8).copy_(source)
+        # torch warns of arrays that are read-only. The copy has ended when the call returns.
+        plain = array.flags.c_contiguous and array.flags.writeable
+        source = array if plain else np.array(array, order="C", copy=True)
+        self._bytes(buffer).copy_(self._host_bytes(source))
 
     def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
-        element = self._elements[buffer.dtype]
-        raw = buffer.reshape(-1).view(self._torch.uint8).cpu().numpy()
-        return raw.view(element_dtype(element)).reshape(tuple(buffer.shape))
+        raw = self._bytes(buffer).cpu().numpy()
+        return raw.view(self.dtype(buffer)).reshape(tuple(buffer.shape))
+
+    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+        self._host_bytes(array).copy_(self._bytes(buffer))
+
+    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+        block = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        return block.numpy()  # which keeps the tensor
+
+    def dtype(self, buffer: Any) -> np.dtype[Any]:
+        return element_dtype(self._elements[buffer.dtype])
 
     def copy(self, target: Any, source: Any) -> None:
         target.copy_(source)
@@ -86,23 +117,72 @@ class CudaMemory(Memory):
     def shape(self, buffer: Any) -> Shape:
         return tuple(buffer.shape)
 
+    @property
+    def place(self) -> bytes:
+        name = str(self._properties().uuid)
+        return hashlib.sha256(name.encode()).digest()[:PLACE]
+
+    def shared_by(self, count: int) -> None:
+        self._sharers = max(count, 1)
+
     def provider_options(self) -> dict[str, str]:
-        """What sessions need so as to compute on this memory's stream."""
-        return {
+        """What sessions need so as to compute on this memory's stream, and in how much memory: what they ask
+        for, and where ranks share the device, their part of it."""
+        options = {
             "device_id": str(self.device_id),
             "user_compute_stream": str(self.stream.cuda_stream),
             "do_copy_in_default_stream": "1",
+            "arena_extend_strategy": "kSameAsRequested",
         }
+        if self._limit():
+            options["gpu_mem_limit"] = str(self._limit())
+        if self._graphs:
+            options[GRAPHS] = "1"
+        return options
+
+    def session_entries(self) -> Mapping[str, str]:
+        # A graph's memory stays its own: it is written again whenever the graph is replayed.
+        return {} if self._graphs else arena.on_cuda(self.device_id, self._limit())
+
+    def orders(self, session: Any) -> bool:
+        stream = str(self.stream.cuda_stream)
+        told = session.get_provider_options()
+        on_device = [name for name in session.get_providers() if name != "CPUExecutionProvider"]
+        return bool(on_device) and all(told[name].get("user_compute_stream") == stream for name in on_device)
+
+    def captures(self, session: Any) -> bool:
+        told = session.get_provider_options().get("CUDAExecutionProvider", {})
+        return told.get(GRAPHS) == "1"
+
+    def _limit(self) -> int:
+        return self._properties().total_memory // self._sharers if self._sharers > 1 else 0
+
+    def _properties(self) -> Any:
+        return self._torch.cuda.get_device_properties(self._device)
 
     def active(self) -> AbstractContextManager[Any]:
         """Within it torch works on this memory's device and stream (which each thread has its own of)."""
         return self._torch.cuda.stream(self.stream)
+
+    def _bytes(self, buffer: Any) -> Any:
+        return buffer.reshape(-1).view(self._torch.uint8)
+
+    def _host_bytes(self, array: np.ndarray[Any, Any]) -> Any:
+        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))  # torch reads no array of bfloat16
 
     def _type(self, element: int) -> Any:
         try:
             return self._types[element]
         except KeyError:
             raise DeviceError(f"Values of type {element_dtype(element)} cannot lie on a GPU.") from None
+
+
+@functools.cache
+def _stream(device_id: int) -> Any:
+    """The process's stream on a device. Not torch's default stream: it is CUDA's null stream, which ONNX
+    Runtime takes for "none given"."""
+    torch = torch_import.load()
+    return torch.cuda.Stream(torch.device("cuda", device_id))
 
 
 class _DeviceBytes:
@@ -116,70 +196,3 @@ class _DeviceBytes:
             "data": (value.data_ptr(), False),
             "version": 3,
         }
-
-
-class HostStaged(Communicator):
-    """A host communicator that takes torch CUDA tensors, by way of host memory."""
-
-    def __init__(self, inner: Communicator, memory: Memory) -> None:
-        self.inner = inner
-        self.memory = memory
-        self.name, self.rank, self.size, self.timeout = inner.name, inner.rank, inner.size, inner.timeout
-        self.members = inner.members
-
-    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
-        return on_device(self.inner.split(groups), self.memory)
-
-    def _staged(self, call: Callable[[Any], None], buffer: Any) -> None:
-        host = self.memory.fetch(buffer)
-        call(host)
-        self.memory.load(buffer, host)
-
-    def all_reduce(self, buffer: Any) -> None:
-        self._staged(self.inner.all_reduce, buffer)
-
-    def broadcast(self, buffer: Any, root: int = 0) -> None:
-        self._staged(lambda host: self.inner.broadcast(host, root), buffer)
-
-    def recv(self, buffer: Any, peer: int) -> None:
-        self._staged(lambda host: self.inner.recv(host, peer), buffer)
-
-    def send(self, buffer: Any, peer: int) -> None:
-        self.inner.send(self.memory.fetch(buffer), peer)
-
-    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
-        source = self.memory.fetch(buffer)
-        self._staged(lambda host: self.inner.all_gather(source, host, axis), out)
-
-    def all_to_all(self, buffer: Any, out: Any) -> None:
-        source = self.memory.fetch(buffer)
-        self._staged(lambda host: self.inner.all_to_all(source, host), out)
-
-    def barrier(self) -> None:
-        self.inner.barrier()
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-def on_device(communicator: Communicator, memory: Memory) -> Communicator:
-    """The communicator itself if it takes device memory, else one that stages through the host."""
-    return communicator if communicator.name in _ON_DEVICE else HostStaged(communicator, memory)
-
-
-def _torch_types(torch: Any) -> dict[int, Any]:
-    names = {
-        1: "float32",
-        2: "uint8",
-        3: "int8",
-        5: "int16",
-        6: "int32",
-        7: "int64",
-        9: "bool",
-        10: "float16",
-        11: "float64",
-        16: "bfloat16",
-        17: "float8_e4m3fn",
-        19: "float8_e5m2",
-    }
-    return {element: getattr(torch, name) for element, name in names.items() if hasattr(torch, name)}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,29 +27,16 @@ from ranks.errors import ModelError
 from ranks.exchange import Exchanges
 from ranks.lifetimes import Lifetimes
 from ranks.mail import Mail, ReshapedError
+from ranks.plans import Plan, Plans
 from ranks.session import reason
 
 if TYPE_CHECKING:
     from ranks.weights.variable_bound import Bindings, BoundWeights
 
-MAX_PLANS = 8
-"""Sets of input shapes whose buffers are kept; the longest unused goes first."""
 MAX_KNOWN_SHAPES = 256
 """Sets of input shapes whose values' shapes are remembered."""
 
 Values = dict[str, Any]
-
-
-@dataclass
-class Plan:
-    """Sessions bound to buffers, for one set of input shapes."""
-
-    values: Values
-    steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]]
-    levels: int
-    """How many levels, from the first, run as planned; the others run with shapes unknown."""
-    bound: list[Bindings] = field(default_factory=list)
-    """The variable weights that the sessions read."""
 
 
 class Program:
@@ -89,7 +75,7 @@ class Program:
         self._life = Lifetimes(cut)
         self._read = {*cut.outputs, *(name for segment in cut.segments for name in segment.inputs)}
         self._read.update(c.input for level in cut.collectives for c in level if c.input)
-        self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
+        self._plans = Plans(sessions, memory)
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._planned_levels = self._fixed_levels()
         self.communication_seconds = 0.0
@@ -123,8 +109,6 @@ class Program:
             if key not in self._shapes or not self._planned_levels:
                 return self._first_run(key, feeds)
             plan = self._add_plan(key)
-        else:
-            self._plans.move_to_end(key)
         values = plan.values
         for name, array in zip(self._cut.inputs, feeds, strict=True):
             if name in self._read:
@@ -213,7 +197,7 @@ class Program:
             memory = self._place(name)
             binding.bind_output(name, memory.device, memory.device_id)
         try:
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, self._plans.free(session))
         except Exception as error:
             raise _run_error(error) from None
         for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
@@ -232,7 +216,7 @@ class Program:
                 value = self._place(name).fetch(value)
             feeds[name] = value if isinstance(value, np.ndarray) else value.numpy()
         try:
-            results = session.run(segment.outputs, feeds)
+            results = session.run(segment.outputs, feeds, self._plans.free(session))
         except Exception as error:
             raise _run_error(error) from None
         for name, result in zip(segment.outputs, results, strict=True):
@@ -252,32 +236,43 @@ class Program:
     # shapes known
 
     def _add_plan(self, key: tuple[Shape, ...]) -> Plan:
-        while len(self._plans) >= MAX_PLANS:
-            self._plans.popitem(last=False)
         shapes = dict(self._shapes[key])
         shapes.update(zip(self._cut.inputs, key, strict=True))
-        levels = self._planned_levels
-        values = self._allocate(shapes, levels)
-        steps: list[tuple[Callable[[], Any] | None, list[Callable[[], Any]]]] = []
-        bound: list[Bindings] = []
-        for level in range(levels):
-            segment, session = self._cut.segments[level], self._sessions[level]
-            run = None
-            if session is not None:
-                binding = session.io_binding()
-                bound += self._bind_inputs(binding, segment, values)
-                for name in segment.outputs:
-                    self._bind(binding.bind_output, name, values[name])
-                run = partial(session.run_with_iobinding, binding)
+        values = self._allocate(shapes, self._planned_levels)
+        plan = self._plans.new(key, values)
+        plan.levels = self._planned_levels
+        for level in range(plan.levels):
+            session = self._sessions[level]
+            run = self._planned_run(plan, session, level, shapes) if session is not None else None
             exchanges: list[Callable[[], Any]] = []
             for c in self._cut.collectives[level]:
                 source = values[c.input] if c.input else None
                 target = values[c.output] if c.output else None
                 in_place = c.output in self._life.in_place
                 exchanges += self._exchanges.calls(c, source, target, in_place=in_place)
-            steps.append((run, exchanges))
-        plan = self._plans[key] = Plan(values, steps, levels, bound)
+            plan.steps.append((run, exchanges))
         return plan
+
+    def _planned_run(
+        self, plan: Plan, session: ort.InferenceSession, level: int, shapes: Mapping[str, Shape]
+    ) -> Callable[[], Any]:
+        segment, values, binding = self._cut.segments[level], plan.values, session.io_binding()
+        weights = self._bind_inputs(binding, segment, values)
+        plan.bound += weights
+        for name in segment.outputs:
+            self._bind(binding.bind_output, name, values[name])
+        away = [n for n in (*segment.inputs, *segment.outputs) if self._place_apart(n)]
+        before = [
+            partial(self._bind, binding.bind_input, name, values[name])
+            for name in segment.inputs
+            if name in away
+        ]
+        moved = {n for c in self._cut.collectives[level] for n in (c.input, c.output) if n}
+        waits = any(nbytes(shapes[name], self._elements[name] or 0) for name in moved)
+        awaited = waits and not any(name in away for name in segment.outputs)
+        return self._plans.call(
+            plan, session, binding, before, awaited=awaited, fixed=not away and not weights
+        )
 
     def _allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
         """Buffers for all values of the first ``levels`` levels; values that do not live together share
@@ -346,6 +341,10 @@ class Program:
         return [(name, self._place(name).shape(plan.values[name])) for name in self._life.produced[level]]
 
     # both
+
+    def _place_apart(self, name: str) -> bool:
+        """Whether a value lies on the host while others lie on a device."""
+        return name not in self._cut.weights and self._place(name) is not self._memory
 
     def _place(self, name: str) -> Memory:
         return self._host if name in self._small or self._elements[name] is None else self._memory

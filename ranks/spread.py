@@ -68,7 +68,7 @@ class Spreader:
             return
         torch = torch_import.load()
         buffer = self._communicator.allocate(data.shape, data.dtype)
-        buffer.copy_(torch.from_numpy(data))
+        buffer.copy_(torch.from_numpy(data if data.flags.writeable else data.copy()))  # torch would warn
         self._communicator.broadcast(buffer, root)
         if self._communicator.rank != root:
             data[...] = buffer.cpu().numpy()

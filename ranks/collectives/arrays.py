@@ -18,7 +18,7 @@ _NAMES = (
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4", "uint4"),
 )
 CODES = {name: code for code, name in enumerate(_NAMES, 1)}
-_NOT_SUMMED = {"bool", *(name for name in _NAMES if name.startswith("float8") or name.endswith("int4"))}
+NOT_SUMMED = {"bool", *(name for name in _NAMES if name.startswith("float8") or name.endswith("int4"))}
 _NARROW = {"float16", "bfloat16"}
 
 
@@ -45,7 +45,7 @@ def check(buffer: Any, what: str, *, written: bool) -> Array:
 def check_sum(buffer: Any) -> Array:
     """As `check`, for a buffer to be summed over ranks."""
     array = check(buffer, "all_reduce", written=True)
-    if array.dtype.name in _NOT_SUMMED:
+    if array.dtype.name in NOT_SUMMED:
         raise CollectiveError(
             f"all_reduce: arrays of {array.dtype} cannot be summed; convert them to another type."
         )

@@ -26,6 +26,9 @@ class Communicator(ABC):
     rank: int
     size: int
     timeout: float
+    sends_kept: int = 0
+    """Messages from one rank to another that `send` leaves behind before the receiver has come. With none,
+    two ranks that both send first wait for each other for ever."""
     members: tuple[int, ...]
     """The numbers by which errors name this group's ranks 0, 1, ...: those of the whole it is a part of."""
     _parts: dict[Groups, Communicator]

@@ -19,7 +19,7 @@ from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
-from ranks.collectives.shm_area import SLOT, Area, address_room, arena_bytes, create
+from ranks.collectives.shm_area import PLACES, SLOT, Area, address_room, arena_bytes, create
 from ranks.collectives.shm_mail import Mailbox
 from ranks.collectives.shm_phases import Phases, say
 from ranks.collectives.shm_reduce import Sums
@@ -38,6 +38,7 @@ class ShmCommunicator(Communicator):
     """The ranks of one host over shared memory. One thread at a time may use it."""
 
     name = "shm"
+    sends_kept = PLACES
 
     def __init__(
         self,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
-from ranks.collectives.torch_dist import Membership, translate
+from ranks.collectives.torch_error import is_loss, translate
+from ranks.collectives.torch_group import Membership
+from ranks.collectives.torch_types import moved, raw, summed, torch_type
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity import Identity
 from sharding.importers import torch_import
@@ -20,13 +22,16 @@ _TESTS = 2000  # of an operation before the processor is offered to others
 _AWAKE = 1e-3  # seconds before the first sleep
 _NAP_SHARE, _SHORTEST_NAP, _LONGEST_NAP = 8, 5e-5, 5e-3
 _WATCH = 0.05  # seconds between looks for ranks that have ended
+_BETWEEN_TWO = frozenset({"isend", "irecv"})
 
 
 class DeviceCommunicator(Communicator):
     """Ranks that each hold a device. Buffers are contiguous tensors on that device.
 
-    An operation has completed on the device when its call returns, so that its buffer may be used on any
-    stream; what filled the buffer must have completed, or be on torch's current stream.
+    What filled a buffer must have completed, or be on torch's current stream; what an operation leaves in one
+    is there for whatever follows on that stream. When a call returns, its communication has completed on the
+    device. Where it fails, all that the device did for this group has been ended before the error is raised:
+    buffers and sessions can then be freed, which would otherwise wait for ever.
     """
 
     names: ClassVar[dict[str, str]] = {"nccl": "cuda", "hccl": "npu"}
@@ -55,22 +60,20 @@ class DeviceCommunicator(Communicator):
         self._dist = membership.dist
         self._group = membership.group if group is None else group
         self._broken = ""
+        runtime = getattr(torch, device.type)
+        self._begun: Any = runtime.Event() if device.type in self.names.values() else None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A tensor on the rank's device."""
-        name = np.dtype(dtype).name
-        kind = getattr(self._torch, name, None)
-        if not isinstance(kind, self._torch.dtype):
-            raise CollectiveError(f"torch has no tensors of {name}.")
+        kind = torch_type(np.dtype(dtype).name)
+        if kind is None:
+            raise CollectiveError(f"torch has no tensors of {np.dtype(dtype).name}.")
         return self._torch.empty(shape, dtype=kind, device=self.device)
 
     def all_reduce(self, buffer: Any) -> None:
-        tensor = self._check(buffer, "all_reduce")
-        if buffer.dtype == self._torch.bool:
-            raise CollectiveError(
-                "all_reduce: tensors of bool cannot be summed; convert them to another type."
-            )
+        tensor, back = summed(self._check(buffer, "all_reduce"))
         self._run("all_reduce", buffer, "all_reduce", tensor)
+        back()
 
     def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
         self._check(buffer, "all_gather")
@@ -90,13 +93,13 @@ class DeviceCommunicator(Communicator):
             )
         outer = int(np.prod(buffer.shape[:axis], dtype=np.int64))
         if outer == 1:
-            self._run("all_gather", buffer, self._membership.gather, _raw(out), _raw(buffer))
+            self._run("all_gather", buffer, self._membership.gather, raw(out), raw(buffer))
             return
         parts = self._torch.empty((self.size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
-        self._run("all_gather", buffer, self._membership.gather, _raw(parts), _raw(buffer))
+        self._run("all_gather", buffer, self._membership.gather, raw(parts), raw(buffer))
         # (rank, outer..., axis, inner...) -> (outer..., rank, axis, inner...)
-        out.view(*buffer.shape[:axis], self.size, *buffer.shape[axis:]).copy_(parts.movedim(0, axis))
-        self._settle()
+        whole = moved(out).view(*buffer.shape[:axis], self.size, *buffer.shape[axis:])
+        whole.copy_(moved(parts).movedim(0, axis))
 
     def all_to_all(self, buffer: Any, out: Any) -> None:
         self._check(buffer, "all_to_all")
@@ -112,25 +115,25 @@ class DeviceCommunicator(Communicator):
                 f"{out.dtype}{list(out.shape)} must "
                 f"have one type and shape, and axis 0 must divide into {self.size} equal parts."
             )
-        self._run("all_to_all", buffer, "all_to_all_single", _raw(out), _raw(buffer))
+        self._run("all_to_all", buffer, "all_to_all_single", raw(out), raw(buffer))
 
     def broadcast(self, buffer: Any, root: int = 0) -> None:
         if not 0 <= root < self.size:
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         self._check(buffer, "broadcast")
         source = self.members[root]
-        self._run(f"broadcast from rank {source}", buffer, "broadcast", _raw(buffer), src=source)
+        self._run(f"broadcast from rank {source}", buffer, "broadcast", raw(buffer), src=source)
 
     def send(self, buffer: Any, peer: int) -> None:
         self._check_peer("send", peer)
         self._check(buffer, "send")
-        self._run(f"send to rank {self.members[peer]}", buffer, "isend", _raw(buffer), dst=self.members[peer])
+        self._run(f"send to rank {self.members[peer]}", buffer, "isend", raw(buffer), dst=self.members[peer])
 
     def recv(self, buffer: Any, peer: int) -> None:
         self._check_peer("recv", peer)
         self._check(buffer, "recv")
         source = self.members[peer]
-        self._run(f"recv from rank {source}", buffer, "irecv", _raw(buffer), src=source)
+        self._run(f"recv from rank {source}", buffer, "irecv", raw(buffer), src=source)
 
     def barrier(self) -> None:
         token = self._torch.zeros(1, dtype=self._torch.int32, device=self.device)
@@ -147,11 +150,9 @@ class DeviceCommunicator(Communicator):
         if self._whole is not self:
             raise CollectiveError("split: this group is a part of another one already; split the whole.")
         try:
-            group = self._membership.split(groups, mine, self.timeout, self.name)
-        except RuntimeError as error:
-            mapped = translate(error, "split", self.rank, self.timeout, self._membership.lost())
-            self._break(str(mapped))
-            raise mapped from error
+            group = self._membership.split(groups, mine)
+        except BaseException as error:
+            self._fail(error, "split", None)
         if len(mine) == 1:
             return SingleDevice(self, mine[0])
         return DeviceCommunicator(
@@ -185,18 +186,37 @@ class DeviceCommunicator(Communicator):
         if not tensors[0].numel():
             return
         what = f"{operation} of {str(buffer.dtype).removeprefix('torch.')}{list(buffer.shape)}"
-        if name not in {"isend", "irecv"}:
+        peer = options.get("dst", options.get("src")) if name in _BETWEEN_TWO else None
+        if name not in _BETWEEN_TWO:
             options["async_op"] = True
         try:
-            self._wait(getattr(self._dist, name)(*tensors, group=self._group, **options), what)
-        except CollectiveError as error:
-            self._break(str(error))
-            raise
-        except RuntimeError as error:
-            rank = self.members[self.rank]
-            mapped = translate(error, what, rank, self.timeout, self._membership.lost())
+            if self._begun is not None:
+                self._begun.record()
+            work = getattr(self._dist, name)(*tensors, group=self._group, **options)
+            if self._begun is not None:
+                # What comes before on the stream is this rank's own: no peer is late as long as that lasts,
+                # and the library waits for it more closely than by naps.
+                self._begun.synchronize()
+            self._wait(work, what)
+        except BaseException as error:
+            self._fail(error, what, peer)
+
+    def _fail(self, error: BaseException, what: str, peer: int | None) -> NoReturn:
+        """Raises what an operation ended with, once the device is free of it."""
+        if isinstance(error, CollectiveError):
+            mapped: BaseException = error
+        elif isinstance(error, Exception):
+            lost = self._membership.lost()
+            if lost is None and is_loss(error):
+                lost = self.members[1 - self.rank] if self.size == 2 else peer
+            mapped = translate(error, what, self.members[self.rank], self.timeout, lost)
+        else:  # the program was interrupted, so this rank is no longer in step with the others
+            mapped = error
+            self._break(f"{what} was interrupted.")
+        if isinstance(mapped, CollectiveError):
             self._break(str(mapped))
-            raise mapped from error
+        self._membership.abort(self._group, mapped.peer if isinstance(mapped, PeerLostError) else None)
+        raise mapped from (None if mapped is error else error)
 
     def _wait(self, work: Any, what: str) -> None:
         """Waits for the device without blocking in the library, where a lost peer would not be noticed."""
@@ -229,9 +249,6 @@ class DeviceCommunicator(Communicator):
             else:
                 time.sleep(min(max((now - start) / _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
         work.wait()
-
-    def _settle(self) -> None:
-        getattr(self._torch, self.device.type).synchronize(self.device)
 
 
 class SingleDevice(SingleCommunicator):
@@ -278,9 +295,3 @@ def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCo
     runtime.set_device(device)
     membership = Membership(identity, timeout, backend, device if backend == "nccl" else None)
     return DeviceCommunicator(membership, timeout, backend, device)
-
-
-def _raw(tensor: Any) -> Any:
-    """The tensor's bytes: moved the same way whatever their type."""
-    torch = torch_import.load()
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)

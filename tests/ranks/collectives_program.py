@@ -409,6 +409,32 @@ def tensors(world: Communicator, over: str = "gloo") -> dict[str, Any]:
     return {"cases": cases}
 
 
+def device_killed(world: Communicator, who: int) -> dict[str, Any]:
+    """One rank of a group of device tensors is killed; the others' torch is free of the group then."""
+    import torch
+    import torch.distributed as dist
+
+    from ranks.collectives.torch_device import DeviceCommunicator
+    from ranks.collectives.torch_group import Membership
+
+    world.barrier()
+    group.leave()
+    device = torch.device("cpu")
+    members = DeviceCommunicator(Membership(identify(), 60.0, "gloo"), 60.0, "gloo", device)
+    part = members.split([[rank] for rank in range(members.size)])
+    members.barrier()
+    if members.rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        while True:
+            members.all_reduce(torch.ones(100))
+    except ShardrunError as error:
+        report = {**described(error), "initialised": dist.is_initialized(), "part": part.size}
+    members.close()
+    return {**report, "seconds": time.monotonic() - start}
+
+
 def random_sequence(tests: Suite, count: int) -> None:
     """Operations in random order, so that what one leaves behind meets every other; ranks come at random."""
     shared = np.random.default_rng(11)
@@ -490,6 +516,21 @@ def killed(world: Communicator, who: int, operation: str, after: float) -> dict[
             return attempt(world, operation)
         os.kill(os.getpid(), signal.SIGKILL)
     return attempt(world, operation)
+
+
+def sending_first(world: Communicator) -> dict[str, Any]:
+    """As many sends before the first receive as the backend says that it keeps, of small and large ones."""
+    count, other = world.sends_kept, 1 - world.rank
+    totals = []
+    for size in (1, 1000, 300_000):
+        buffer, total = np.full(size, 1 + world.rank, np.float32), 0.0
+        for _ in range(count):
+            world.send(buffer, other)
+        for _ in range(count):
+            world.recv(buffer, other)
+            total += float(buffer[-1])
+        totals.append(total)
+    return {"kept": count, "totals": totals}
 
 
 def leaving(world: Communicator) -> dict[str, Any]:

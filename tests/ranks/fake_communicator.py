@@ -47,6 +47,7 @@ class FakeCommunicator(Communicator):
     """One rank of a group of threads; notes the calls made on it in ``calls``."""
 
     name = "fake"
+    sends_kept = 1 << 30
 
     def __init__(self, board: Board, rank: int, size: int, timeout: float) -> None:
         self.board, self.rank, self.size, self.timeout = board, rank, size, timeout

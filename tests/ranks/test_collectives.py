@@ -61,6 +61,15 @@ def test_memory_barriers() -> None:
         assert ended.reports.get("finished") and ended.reports["barriers"] > 1000, ended.errors
 
 
+@pytest.mark.parametrize(("backend", "kept"), [("shm", 7), ("gloo", 0)])
+def test_sends_before_receives(backend: str, kept: int) -> None:
+    need(backend)
+    world = worlds.run(backend, 2, "sending_first", timeout=20)
+    for rank, ended in enumerate(world.ranks):
+        assert ended.reports.get("finished"), ended.errors
+        assert (ended.reports["kept"], ended.reports["totals"]) == (kept, [kept * (2.0 - rank)] * 3)
+
+
 def test_device_tensors() -> None:
     """The logic that NCCL and HCCL share, on CPU tensors over Gloo; NCCL itself needs a GPU for each rank."""
     need("gloo")

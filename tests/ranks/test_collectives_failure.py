@@ -52,6 +52,18 @@ def test_every_rank_learns_of_a_death(backend: str, operation: str) -> None:
         assert "cannot be used any more" in ended.reports["afterwards"]
 
 
+def test_a_group_of_device_tensors_is_aborted_when_a_rank_is_killed() -> None:
+    """With torch's own functions, on CPU tensors over Gloo."""
+    need("gloo")
+    world = worlds.run("auto", 3, "device_killed", timeout=60, who=2)
+    for ended in world.ranks[:2]:
+        report = ended.reports
+        assert ended.status == 0 and report.get("finished"), ended.errors
+        assert (report["error"], report["peer"], report["initialised"]) == ("PeerLostError", 2, False)
+        assert report["message"].startswith("Rank 2 ended while rank ")
+        assert report["seconds"] < 30
+
+
 def test_mpi_ends_all_ranks_when_one_is_killed() -> None:
     need("mpi")
     world = worlds.run("mpi", 2, "killed", launcher="mpirun", who=1, operation="all_reduce", after=0.0)

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from ranks import executor, program
+from ranks import executor, plans, program
 from ranks.errors import ModelError, PeerLostError, ShardrunError
 from ranks.executor import RankModel
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
@@ -94,7 +94,7 @@ def test_random_graphs_with_shapes_that_change_between_runs(size: int, seed: int
 
 
 def test_more_shapes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MAX_PLANS", 2)
+    monkeypatch.setattr(plans, "MAX_PLANS", 2)
     monkeypatch.setattr(program, "MAX_KNOWN_SHAPES", 4)
     models = random_models(99, 2)
     feeds = rows(*[2, 4, 6, 8, 10, 12] * 3, 2, 2, 2)
@@ -110,7 +110,7 @@ def test_more_shapes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_shapes_that_were_not_seen_for_longest_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "MAX_PLANS", 2)
+    monkeypatch.setattr(plans, "MAX_PLANS", 2)
     monkeypatch.setattr(program, "MAX_KNOWN_SHAPES", 3)
     models = mlps(1)
     counts = [2, 2, 3, 3, 2, 4, 4]  # the second time a shape gets its plan; 2 is used once more before 4's

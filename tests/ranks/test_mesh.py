@@ -288,6 +288,45 @@ def test_sends_and_receives_that_do_not_match(
     on_ranks(3, work)
 
 
+@pytest.mark.parametrize(
+    ("kept", "count", "announced", "runs"),
+    [(0, 1, 0, False), (7, 7, 0, True), (7, 8, 0, False), (7, 3, 1, True), (7, 4, 1, False)],
+)
+def test_sends_before_receives_run_where_the_backend_keeps_them(
+    kept: int, count: int, announced: int, runs: bool, tmp_path: Path
+) -> None:
+    """Two ranks that both send first: NCCL's send waits for the receiver, and so do MPI's and Gloo's."""
+    x = value("x", [2])
+    names = [f"h{index}" for index in range(count)]
+    models = [
+        model(
+            [
+                *(node("Send", ["x"], [], peer=peer, announce=announced) for _ in names),
+                *(
+                    node("Recv", [], [name], peer=peer, dtype=1, announce=announced, shape=[2])
+                    for name in names
+                ),
+                node("Sum", names, ["y"]),
+            ],
+            [x],
+            ["y"],
+        )
+        for peer in (1, 0)
+    ]
+    paths = save(models, tmp_path)
+
+    def work(world: FakeCommunicator) -> float:
+        world.sends_kept = kept
+        loaded = executor.load(paths[world.rank], communicator=world, threads=1)
+        return float(loaded.run({"x": np.full(2, 1 + world.rank, np.float32)})[0][0])
+
+    if runs:
+        assert on_ranks(2, work) == [2.0 * count, 1.0 * count]
+        return
+    with pytest.raises(ModelError, match=r"rank \d would wait for ever in a send to rank"):
+        on_ranks(2, work)
+
+
 MESH = Mesh.of(data=2, pipeline=2)
 
 

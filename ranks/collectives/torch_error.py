@@ -1,0 +1,34 @@
+"""What torch.distributed says of a failure, as one of our errors."""
+
+from __future__ import annotations
+
+from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
+
+_LOST = (
+    "onnection closed",
+    "onnection reset",
+    "roken pipe",
+    "onnection refused",
+    "remote process exit",  # NCCL: "exited", and "exiting prematurely"
+    "ncclRemoteError",
+)
+
+
+def translate(error: Exception, what: str, rank: int, timeout: float, peer: int | None) -> CollectiveError:
+    """torch's error as one of ours; torch has one class for all, so its text decides."""
+    text = str(error)
+    who = f"Rank {peer}" if peer is not None else "Another rank"
+    reason = text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__
+    if "imed out" in text or "timeout" in text.lower():
+        return CollectiveTimeoutError(
+            f"{who} did not come to {what} within {timeout:g} s (rank {rank} waited): look for what holds "
+            "it up, or raise SHARDRUN_TIMEOUT."
+        )
+    if is_loss(error):
+        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
+    return CollectiveError(f"{what} failed on rank {rank}: {reason}")
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether torch says that another rank is no longer there."""
+    return any(words in str(error) for words in _LOST)
