@@ -51,7 +51,7 @@ def place(context: Context, engine_cache: str = "", modes: precision_options.Mod
     if provider != "tensorrt":
         return Placement((CUDA, CPU), (options, {}), device)
     if engine_cache:
-        options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache}
+        options |= {"trt_engine_cache_enable": "True", "trt_engine_cache_path": engine_cache}
     # What TensorRT leaves to CUDA.
     rest = {"device_id": str(device), **precision_options.device_options("gpu", "", mode)}
     return Placement((TENSORRT, CUDA, CPU), (options, rest, {}), device)

@@ -2,7 +2,7 @@
    as libcuda, so that all but the device itself is the real thing. Settings come from the environment:
    FAKE_CUDA_DEVICES (count), FAKE_CUDA_FIRST (number of the first in its UUID), FAKE_CUDA_DESCRIPTORS=0
    (no file descriptors: IPC handles), FAKE_CUDA_READ_ONLY=0 (no read-only mappings), FAKE_CUDA_BYTES (size of
-   the device), FAKE_CUDA_FAIL (name of a function that fails). */
+   the device), FAKE_CUDA_VERSION (of CUDA, 12040 is 12.4), FAKE_CUDA_FAIL (name of a function that fails). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -60,6 +60,7 @@ int cuGetErrorString(int code, const char **text) {
     *text = code == OUT_OF_MEMORY ? "out of memory" : NULL;
     return *text ? OK : INVALID_VALUE;
 }
+int cuDriverGetVersion(int *version) { *version = setting("FAKE_CUDA_VERSION", 13000); return OK; }
 int cuDeviceGetCount(int *count) { ENTER(); *count = setting("FAKE_CUDA_DEVICES", 1); return OK; }
 int cuDeviceGet(int *device, int ordinal) {
     ENTER();
