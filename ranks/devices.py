@@ -136,6 +136,8 @@ def preload(parts: tuple[str, ...]) -> str:
     look where pip puts them. (The part itself cannot be tried: it must be loaded by ONNX Runtime first.) Each
     process that makes a session must do it.
     """
+    # It warns at each session, of what it does by itself as well; what fails is raised.
+    ort.set_default_logger_severity(3)
     if hasattr(ort, "preload_dlls"):
         with contextlib.redirect_stdout(None):  # it prints what it does not find
             ort.preload_dlls()

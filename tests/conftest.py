@@ -73,6 +73,7 @@ SLOW = (
     "ranks/test_orphan.py",
     "ranks/test_pins.py",
     "ranks/test_runner.py",
+    "ranks/test_stand_in.py",
     "ranks/test_store_places.py",
     "ranks/test_torch_import.py",
     "ranks/test_update_weights_shared.py",

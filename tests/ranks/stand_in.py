@@ -1,4 +1,4 @@
-"""Libraries that ONNX Runtime's CUDA and TensorRT providers load over where there is no GPU: see stand_in_cuda.c.
+"""Libraries over which ONNX Runtime's CUDA and TensorRT providers load without a GPU: see stand_in_cuda.c.
 
 They are made with the names and versions that the installed providers ask for, once per machine.
 """
@@ -66,6 +66,7 @@ def run(program: str, *arguments: str, timeout: float = 120, **more: str) -> sub
     """What a program of Python says in a process that sees the stand-in."""
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
+        check=False,
         capture_output=True,
         text=True,
         env=environment(**more),

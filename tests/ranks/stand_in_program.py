@@ -1,0 +1,236 @@
+"""What tests/ranks/test_stand_in.py runs in a process that sees the stand-in for CUDA: `SCENARIO FOLDER ...`.
+
+ONNX Runtime's CUDA provider is the real one. torch has no CUDA build here: values that cross a cut are its
+tensors in host memory, where the stand-in's device memory is, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import ranks
+from ranks import assembly, devices, executor, group, target
+from ranks.api.targets import place
+from ranks.assigned import RECORD, nodes_of
+from ranks.cuda import CudaMemory, _torch_types
+from ranks.errors import ShardrunError
+from ranks.identity import identify
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.rank_models import model, node, save, value
+
+GENERATOR = np.random.default_rng(5)
+X = GENERATOR.standard_normal((3, 16)).astype(np.float32)
+W = [GENERATOR.standard_normal((16, 16)).astype(np.float32) for _ in range(4)]
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+STREAM = 123456
+
+
+class Tensors(CudaMemory):
+    """torch's tensors in host memory that say they lie on a GPU, as the stand-in's memory does."""
+
+    def __init__(self, device_id: int) -> None:
+        import torch  # takes a second, and most scenarios do without
+
+        self.device_id = device_id
+        self._torch = torch
+        self._device = torch.device("cpu")
+        self._types = _torch_types(torch)
+        self._elements = {dtype: element for element, dtype in self._types.items()}
+        self._nothing = self.block(1, exchanged=False)
+        self.stream = types.SimpleNamespace(cuda_stream=STREAM)
+
+    def adopt(self, value: Any) -> Any:
+        shape = tuple(value.shape())
+        raw = (ctypes.c_float * int(np.prod(shape))).from_address(value.data_ptr())
+        raw.owner = value  # type: ignore[attr-defined]
+        return self._torch.from_numpy(np.ctypeslib.as_array(raw).reshape(shape))
+
+    def fetch(self, buffer: Any) -> Any:
+        return super().fetch(buffer).copy()
+
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def use_tensors() -> None:
+    """From now on ranks have such memory."""
+    assembly._memory = lambda world, config: Tensors(config.device_id)
+
+
+def rank_models(folder: Path) -> list[Path]:
+    """A chain of two products with an AllReduce between them, cut in two."""
+    nodes = [
+        node("MatMul", ["x", "w1"], ["p"]),
+        node("AllReduce", ["p"], ["s"]),
+        node("MatMul", ["s", "w2"], ["y"]),
+    ]
+    return save(
+        [
+            model(nodes, [value("x", [3, 16])], [value("y", [3, 16])], {"w1": W[rank], "w2": W[2]})
+            for rank in range(2)
+        ],
+        folder,
+    )
+
+
+RIGHT = (X @ W[0] + X @ W[1]) @ W[2]
+
+
+def near(found: Any, right: Any) -> bool:
+    """Whether an answer is right but for rounding."""
+    return bool(np.abs(np.asarray(found) - right).max() <= 1e-4 * np.abs(right).max())
+
+
+def plain(folder: Path) -> Any:
+    """A model on device 1: what its session was told, who took its nodes, and whether its answer is right."""
+    path = folder / "plain.onnx"
+    onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
+    loaded = executor.load(path, providers=CUDA, device_id=1, entries=RECORD)
+    assert loaded._session is not None
+    return {
+        "near": near(loaded.run({"x": X})[0], X @ W[0]),
+        "device": loaded._session.get_provider_options()[CUDA[0]]["device_id"],
+        "taken": [list(node[:2]) for node in nodes_of(loaded._session)],
+    }
+
+
+def parts(folder: Path) -> Any:
+    """Two ranks in threads, each with a device as NCCL gives it; the second's variable weight is replaced."""
+    use_tensors()
+    paths = rank_models(folder)
+
+    def work(communicator: FakeCommunicator) -> Any:
+        communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
+        loaded = executor.load(
+            paths[communicator.rank],
+            communicator=communicator,
+            providers=CUDA,
+            variable_weights=["w2"],
+        )
+        before = near(loaded.run({"x": X})[0], RIGHT)
+        assert loaded.weights is not None and loaded._program is not None
+        feeds = loaded.weights.snapshot().feeds.values()
+        sessions = [one for one in loaded._program._sessions if one is not None]
+        return {
+            "near": before,
+            "weights": [list(feed._get_c_value().__dlpack_device__()) for feed in feeds],
+            "devices": [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions],
+            "streams": [one.get_provider_options()[CUDA[0]]["user_compute_stream"] for one in sessions],
+        }
+
+    return on_ranks(2, work)
+
+
+def tensorrt(folder: Path) -> Any:
+    """What TensorRT and the CUDA provider behind it say that they were told; TensorRT takes no node."""
+    use_tensors()
+    paths = rank_models(folder)
+    context = gpu("tensorrt")
+    context.gpu.precision_mode = "preferred_fp16"
+    placed = place(context, str(folder / "engines"))
+    given = [{**placed.options[0], "trt_op_types_to_exclude": "MatMul"}, *placed.options[1:]]
+
+    def work(communicator: FakeCommunicator) -> Any:
+        communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
+        loaded = executor.load(
+            paths[communicator.rank],
+            communicator=communicator,
+            providers=placed.providers,
+            provider_options=given,
+        )
+        assert loaded._program is not None
+        told = [one.get_provider_options() for one in loaded._program._sessions if one is not None]
+        return {"near": near(loaded.run({"x": X})[0], RIGHT), "told": told}
+
+    return on_ranks(2, work)
+
+
+def refused(folder: Path) -> Any:
+    """What becomes of the target in this environment."""
+    try:
+        devices.require(sys.argv[3], 0)
+    except ShardrunError as error:
+        return str(error)
+    return "all there"
+
+
+def rank(folder: Path) -> Any:
+    """One rank of a job for the target gpu: its device, its answer, and what was warned of or refused."""
+    use_tensors()
+    told: Any = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _, loaded = target.load(folder, identify(), "gpu")
+            told["near"] = near(loaded.run({"x": X})[0], X @ W[0] @ W[1])
+            sessions = [one for one in loaded._program._sessions if one is not None]
+            told["devices"] = [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions]
+        except ShardrunError as error:
+            told["error"] = str(error)
+    group.leave()
+    return {**told, "warned": [str(one.message) for one in caught]}
+
+
+def _answer(found: Callable[[], Any]) -> Any:
+    """A model over weights on the GPU, its answer and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = found()
+        answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
+    return made, answer.tolist(), [str(one.message) for one in caught]
+
+
+def shared(folder: Path) -> Any:
+    """The owner of weights on the GPU, one of which is read by a node that CUDA's provider leaves to the CPU,
+    and a process that attaches."""
+    path = folder / "shared.onnx"
+    half, zero = {"one": np.array(0.5, np.float32)}, {"zero": np.array(0, np.int8)}
+    w8 = GENERATOR.integers(-100, 100, (16, 1024)).astype(np.int8)
+    w = GENERATOR.standard_normal((16, 128)).astype(np.float32)
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]),
+        node("QLinearMatMul", ["q", "one", "zero", "w8", "one", "zero", "one", "zero"], ["z"]),
+    ]
+    inputs = [value("x", [3, 16]), value("q", [3, 16], onnx.TensorProto.INT8)]
+    onnx.save(model(nodes, inputs, ["p", "z"], {"w": w, "w8": w8, **half, **zero}), path)
+    owner, answer, warned = _answer(lambda: ranks.share_weights(str(path), gpu()))
+    command = [sys.executable, "-m", "tests.ranks.stand_in_program", "attached", str(path), str(owner.handle)]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert other.returncode == 0, other.stderr
+    told = json.loads(other.stdout.splitlines()[-1])
+    return {"near": [near(found, X @ w) for found in (answer, told[0])], "warned": [warned, told[1]]}
+
+
+def attached(path: Path) -> Any:
+    """A process that attaches to the owner's weights on the GPU."""
+    return _answer(lambda: ranks.attach(sys.argv[3], str(path), gpu()))[1:]
+
+
+def gpu(provider: str = "") -> ranks.Context:
+    """A context with the target gpu."""
+    context = ranks.Context()
+    context.target = ["gpu"]
+    context.gpu.provider = provider
+    return context
+
+
+def main() -> None:
+    """Runs the scenario and prints its result as JSON, the last line."""
+    name, folder = sys.argv[1:3]
+    print(json.dumps(globals()[name](Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
