@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW = (
     "architectures/",
     "end_to_end/test_documents.py",
+    "end_to_end/test_gpu_check.py",
     "end_to_end/test_main_job.py",
     "end_to_end/test_mindir.py",
     "end_to_end/test_models.py",

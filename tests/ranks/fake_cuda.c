@@ -43,6 +43,8 @@ static int fails(const char *name) {
 #define CURRENT() do { ENTER(); if (depth < 1) return INVALID_CONTEXT; } while (0)
 static int has_room(size_t size) { return used + size <= (size_t)setting("FAKE_CUDA_BYTES", 1L << 34); }
 
+static void given_back(size_t size) { used -= size < used ? size : used; } /* what others made counts with them */
+
 int fake_live(void) { return live; }
 int fake_depth(void) { return depth; }
 
@@ -127,7 +129,12 @@ int cuMemAlloc_v2(u64 *address, size_t size) {
     used += size;
     return mapped(fd, size, address);
 }
-int cuMemFree_v2(u64 address) { CURRENT(); return unmapped(address); }
+int cuMemFree_v2(u64 address) {
+    CURRENT();
+    for (int i = 0; i < BLOCKS; i++)
+        if (blocks[i].at && (u64)blocks[i].at == address) given_back(blocks[i].size);
+    return unmapped(address);
+}
 int cuMemcpyHtoD_v2(u64 target, const void *source, size_t size) { CURRENT(); memcpy((void *)target, source, size); return OK; }
 int cuMemcpyDtoH_v2(void *target, u64 source, size_t size) { CURRENT(); memcpy(target, (void *)source, size); return OK; }
 int cuIpcGetMemHandle(Handle *handle, u64 address) {
@@ -212,6 +219,7 @@ int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags) {
 int cuMemUnmap(u64 address, size_t size) {
     ENTER();
     live--;
+    given_back(size);
     return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
                ? INVALID_VALUE : OK;
 }
