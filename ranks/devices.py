@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,17 @@ def is_device_failure(error: Exception) -> bool:
     """Whether ONNX Runtime's error is about the device rather than about the model."""
     text = str(error)
     return any(mark in text for mark in ("CUDA", "cuda", "CUDNN", "TensorRT", "CANN", "ACL"))
+
+
+def said(text: str) -> str:
+    """What a provider's error says, without the templates and source lines around it."""
+    if found := re.search(r"\bC[A-Z]+ failure -?\d+: [^;]+", text):  # CUDA, CUDNN, CUBLAS, CURAND, CUFFT
+        return found[0].strip()
+    if found := re.search(r"Invalid device ID: [^.]+", text):
+        return found[0].strip()
+    if found := re.search(r"(cuDNN is unavailable) or disabled[^:]*: *(.*)", text):
+        return f"{found[1]} ({found[2]}), which nodes like Conv need: pip install 'shardrun[gpu]' brings it"
+    return text
 
 
 def visible() -> int:

@@ -132,8 +132,8 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    short = limits.shortage(error)
-    return text[:600].rstrip(".") + (f"; {short}." if short else ".")
+    text, more = devices.said(text), limits.shortage(error)
+    return text[:600].rstrip(".") + (f"; {more}." if more else ".")
 
 
 def options_for(config: SessionConfig) -> ort.SessionOptions:

@@ -89,7 +89,7 @@ def split(file: Path, folder: Path, mib: int = 60) -> None:
 
 
 def join(folder: Path, output: Path, unpack: Path | None = None) -> None:
-    """Makes the file whose pieces lie in a folder. Raises `PiecesError` unless all are there and unchanged."""
+    """Makes the file whose pieces lie in a folder. Raises `PiecesError` unless all are there, unchanged."""
     told = _list(folder)
     wrong = [problem for piece in told["pieces"] if (problem := _problem(folder, piece))]
     if wrong:

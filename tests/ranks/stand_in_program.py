@@ -27,6 +27,7 @@ from ranks.assigned import RECORD, nodes_of
 from ranks.cuda import CudaMemory, _torch_types
 from ranks.errors import ShardrunError
 from ranks.identity import identify
+from ranks.session import SessionConfig, create, reason
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
 
@@ -166,6 +167,21 @@ def refused(folder: Path) -> Any:
     return "all there"
 
 
+def failing(folder: Path) -> Any:
+    """What is said of a device that the provider refuses, and of a node for which cuDNN is missing."""
+    path, words = folder / "conv.onnx", []
+    conv = node("Conv", ["x", "w"], ["y"])
+    kernel = {"w": np.ones((1, 1, 3, 3), np.float32)}
+    onnx.save(model([conv], [value("x", [1, 1, 5, 5])], [value("y", [1, 1, 3, 3])], kernel), path)
+    for device in (5, 0):
+        try:
+            loaded = create(path, SessionConfig(providers=CUDA, device_id=device), str(path))
+            loaded.run(None, {"x": np.ones((1, 1, 5, 5), np.float32)})
+        except Exception as error:
+            words.append(str(error) if isinstance(error, ShardrunError) else reason(error))
+    return words
+
+
 def rank(folder: Path) -> Any:
     """One rank of a job for the target gpu: its device, its answer, and what was warned of or refused."""
     use_tensors()
@@ -190,6 +206,21 @@ def _answer(found: Callable[[], Any]) -> Any:
         made = found()
         answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
     return made, answer.tolist(), [str(one.message) for one in caught]
+
+
+def script(folder: Path) -> Any:
+    """A script that gives each rank the GPU with its rank's number."""
+    use_tensors()
+    context = gpu()
+    context.gpu.device_id = context.gpu.rank_id
+    loaded = ranks.Model()
+    try:
+        loaded.build_from_file(str(folder), ranks.ModelType.MINDIR, context)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    found = near(loaded.predict([X])[0].get_data_to_numpy(), X @ W[0] @ W[1])
+    group.leave()
+    return {"near": found, "number": context.gpu.device_id}
 
 
 def shared(folder: Path) -> Any:

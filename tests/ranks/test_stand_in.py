@@ -19,6 +19,7 @@ import onnx
 import pytest
 
 from ranks import devices, engines
+from ranks.api import targets
 from ranks.errors import DeviceError
 from ranks.linked import needed
 from ranks.session import SessionConfig, provider_options
@@ -153,6 +154,16 @@ def test_a_driver_that_does_not_do(setting: str, value_: str, message: str, tmp_
     assert re.match(f"CUDA device 0 cannot be used: {message}", found)
 
 
+def test_what_a_provider_says_comes_without_its_source_lines(tmp_path: Path) -> None:
+    refused, lacking = result(start("failing", str(tmp_path), **without(tmp_path, "libcudnn")))
+    assert refused.startswith("CUDA device 5 cannot be used: Invalid device ID: 5, must be between 0 (incl")
+    assert lacking.startswith("cuDNN is unavailable (") and lacking.endswith("'shardrun[gpu]' brings it.")
+    text = (
+        "x.cc:154 onnxruntime::CudaCall(ERRTYPE) CUDA failure 2: out of memory ; GPU=0 ; hostname=a ; expr=b;"
+    )
+    assert devices.said(text) == "CUDA failure 2: out of memory"
+
+
 def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = next(stand_in.folder().glob("libcurand.so.*[0-9]"))
     place = tmp_path / "nvidia" / "cu99" / "lib"
@@ -189,12 +200,14 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "two"
 
 
-def job(slices: Path, firsts: list[int], collectives: str = "", **more: str) -> list[Any]:
+def job(
+    slices: Path, firsts: list[int], collectives: str = "", scenario: str = "rank", **more: str
+) -> list[Any]:
     """What two ranks of a job say whose first visible device is the machine's with this number."""
     base = {"SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **more}
     base |= {"SHARDRUN_TIMEOUT": "60", "SHARDRUN_COLLECTIVES": collectives}
     ranks = [
-        start("rank", str(slices), RANK=str(rank), LOCAL_RANK=str(rank), FAKE_CUDA_FIRST=str(first), **base)
+        start(scenario, str(slices), RANK=str(rank), LOCAL_RANK=str(rank), FAKE_CUDA_FIRST=str(first), **base)
         for rank, first in enumerate(firsts)
     ]
     try:
@@ -234,6 +247,22 @@ def test_ranks_share_a_gpu_where_that_is_asked_for(slices: Path) -> None:
 def test_ranks_with_a_gpu_each_and_collectives_on_the_host(slices: Path) -> None:
     for told in job(slices, [4, 5], "shm"):
         assert told["near"] and told["warned"] == []
+
+
+def test_a_script_that_numbers_gpus_by_rank_where_each_rank_sees_one(slices: Path) -> None:
+    assert job(slices, [4, 5], "shm", "script") == [{"near": True, "number": rank} for rank in range(2)]
+
+
+def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, text)
+    for visible, number, right in ((1, 1, 0), (1, 2, 2), (2, 1, 1), (0, 1, 1), (1, 0, 0)):
+        monkeypatch.setattr(devices, "visible", lambda visible=visible: visible)
+        assert targets._gpu_of(number) == right
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(devices, "visible", lambda: 4)  # of the second host
+    assert targets._gpu_of(5) == 1
 
 
 def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(tmp_path: Path) -> None:
