@@ -90,7 +90,8 @@ def require(provider: str, device_id: int = 0) -> None:
     if device.driver == _CUDA_DRIVER:
         count = _cuda_devices(driver)
         if device_id >= count:
-            raise failure(provider, device_id, f"this process sees {count} CUDA device{'s' * (count != 1)}")
+            seen = f"this process sees {count} CUDA device{'s' * (count != 1)}"
+            raise failure(provider, device_id, seen if count else f"{seen}: {_why_none()}")
         if old := _too_old(driver):
             raise failure(provider, device_id, old)
         if missing := preload(device.parts):
@@ -119,6 +120,8 @@ def said(text: str) -> str:
         return found[0].strip()
     if found := re.search(r"(cuDNN is unavailable) or disabled[^:]*: *(.*)", text):
         return f"{found[1]} ({found[2]}), which nodes like Conv need: pip install 'shardrun[gpu]' brings it"
+    while found := re.match(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)", text):
+        text = text[found.end() :]
     return text
 
 
@@ -182,6 +185,16 @@ def _cuda_devices(driver: ctypes.CDLL) -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def _why_none() -> str:
+    from ranks.weights.cuda_driver import Driver
+
+    try:
+        Driver()
+    except DeviceError as error:
+        return str(error).removeprefix("no CUDA device: ")
+    return "they were not there a moment ago"
 
 
 def _too_old(driver: ctypes.CDLL) -> str:

@@ -141,7 +141,12 @@ def test_what_each_provider_needs(
 @pytest.mark.parametrize(
     ("setting", "value_", "message"),
     [
-        ("FAKE_CUDA_DEVICES", "0", "this process sees 0 CUDA devices;"),
+        ("FAKE_CUDA_DEVICES", "0", "this process sees 0 CUDA devices: the driver shows none to this process"),
+        (
+            "FAKE_CUDA_FAIL",
+            "cuInit",
+            "this process sees 0 CUDA devices: .* cuInit failed: CUDA_ERROR_UNKNOWN;",
+        ),
         (
             "FAKE_CUDA_VERSION",
             "11080",
@@ -162,6 +167,12 @@ def test_what_a_provider_says_comes_without_its_source_lines(tmp_path: Path) -> 
         "x.cc:154 onnxruntime::CudaCall(ERRTYPE) CUDA failure 2: out of memory ; GPU=0 ; hostname=a ; expr=b;"
     )
     assert devices.said(text) == "CUDA failure 2: out of memory"
+    signature = "std::shared_ptr<onnxruntime::F> onnxruntime::Make(const S&, const std::string&) "
+    assert (
+        devices.said(f"/src/a.cc:12 {signature}Invalid TensorRT EP option: a")
+        == "Invalid TensorRT EP option: a"
+    )
+    assert devices.said("a model's own words (b) c") == "a model's own words (b) c"
 
 
 def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
