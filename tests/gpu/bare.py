@@ -272,7 +272,12 @@ def _rank() -> None:
     import torch
 
     from ranks import group
-    from ranks.cuda import CudaMemory, on_device
+    from ranks.cuda import CudaMemory
+
+    try:
+        from ranks.collectives.staged import on_device  # type: ignore[import-not-found]
+    except ImportError:
+        from ranks.cuda import on_device
 
     place = CudaMemory(DEVICE)
     world = on_device(group.join(), place)

@@ -6,6 +6,7 @@ tensors in host memory, where the stand-in's device memory is, too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -13,7 +14,6 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ import numpy as np
 import onnx
 
 import ranks
-from ranks import assembly, devices, executor, group, target
+from ranks import executor, group, target
 from ranks.api.targets import place
 from ranks.assigned import RECORD, nodes_of
-from ranks.cuda import CudaMemory, _torch_types
 from ranks.errors import ShardrunError
 from ranks.identity import identify
 from ranks.session import SessionConfig, create, reason
+from sharding.importers import torch_import
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
 
@@ -38,36 +38,45 @@ CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
 STREAM = 123456
 
 
-class Tensors(CudaMemory):
-    """torch's tensors in host memory that say they lie on a GPU, as the stand-in's memory does."""
+class Torch:
+    """torch, whose CUDA devices are host memory, as the stand-in's are."""
 
-    def __init__(self, device_id: int) -> None:
-        import torch  # takes a second, and most scenarios do without
-
-        self.device_id = device_id
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._device = torch.device("cpu")
-        self._types = _torch_types(torch)
-        self._elements = {dtype: element for element, dtype in self._types.items()}
-        self._nothing = self.block(1, exchanged=False)
-        self.stream = types.SimpleNamespace(cuda_stream=STREAM)
+        stream = types.SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True,
+            Stream=lambda *given: stream,
+            stream=lambda given: contextlib.nullcontext(),
+            current_stream=lambda *given: stream,
+            synchronize=lambda *given: None,
+            get_device_properties=lambda given: types.SimpleNamespace(uuid="stand-in", total_memory=16 << 30),
+        )
 
-    def adopt(self, value: Any) -> Any:
-        shape = tuple(value.shape())
-        raw = (ctypes.c_float * int(np.prod(shape))).from_address(value.data_ptr())
-        raw.owner = value  # type: ignore[attr-defined]
-        return self._torch.from_numpy(np.ctypeslib.as_array(raw).reshape(shape))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
 
-    def fetch(self, buffer: Any) -> Any:
-        return super().fetch(buffer).copy()
+    def device(self, *given: Any) -> Any:
+        return self._torch.device("cpu")
 
-    def active(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def empty(self, shape: Any, *, pin_memory: bool = False, **given: Any) -> Any:
+        return self._torch.empty(shape, **given)
+
+    def as_tensor(self, given: Any, device: Any) -> Any:
+        told = given.__cuda_array_interface__
+        raw = (ctypes.c_ubyte * told["shape"][0]).from_address(told["data"][0])
+        raw.owner = given.owner  # type: ignore[attr-defined]
+        return self._torch.from_numpy(np.frombuffer(raw, np.uint8))
 
 
 def use_tensors() -> None:
-    """From now on ranks have such memory."""
-    assembly._memory = lambda world, config: Tensors(config.device_id)
+    """From now on values that cross a cut are torch's tensors in host memory that count as CUDA's."""
+    from ranks.cuda import CudaMemory
+
+    load, fetch = torch_import.load, CudaMemory.fetch
+    torch = Torch(load())  # takes a second, and most scenarios do without
+    torch_import.load = lambda name="torch": torch if name == "torch" else load(name)
+    CudaMemory.fetch = lambda self, buffer: fetch(self, buffer).copy()  # type: ignore[method-assign]
 
 
 def rank_models(folder: Path) -> list[Path]:
@@ -156,15 +165,6 @@ def tensorrt(folder: Path) -> Any:
         return {"near": near(loaded.run({"x": X})[0], RIGHT), "told": told}
 
     return on_ranks(2, work)
-
-
-def refused(folder: Path) -> Any:
-    """What becomes of the target in this environment."""
-    try:
-        devices.require(sys.argv[3], 0)
-    except ShardrunError as error:
-        return str(error)
-    return "all there"
 
 
 def failing(folder: Path) -> Any:

@@ -112,9 +112,26 @@ def without(tmp_path: Path, *missing: str) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(tmp_path)}
 
 
+def refused(provider: str, **more: str) -> str:
+    """What becomes of a provider in such an environment; a process for each: what is loaded stays so."""
+    program = """
+import sys
+from ranks import devices
+from ranks.errors import DeviceError
+try:
+    devices.require(sys.argv[1])
+    print("all there")
+except DeviceError as error:
+    print(error)
+"""
+    ended = stand_in.run(program, provider, **more)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
 @pytest.mark.parametrize("library", ["libcublas.so", "libcublasLt.so", "libcurand.so", "libcudart.so"])
 def test_a_library_of_cuda_is_missing(library: str, tmp_path: Path) -> None:
-    found = result(start("refused", str(tmp_path), CUDA, **without(tmp_path, library)))
+    found = refused(CUDA, **without(tmp_path, library))
     assert re.fullmatch(
         rf"CUDA device 0 cannot be used: a library is missing \({library}\.\d+: cannot open .*\); install "
         r"the NVIDIA driver and CUDA's libraries \(pip install 'shardrun\[gpu\]' has them\), or .*\.",
@@ -134,7 +151,7 @@ def test_a_library_of_cuda_is_missing(library: str, tmp_path: Path) -> None:
 def test_what_each_provider_needs(
     provider: str, missing: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    found = result(start("refused", str(tmp_path), provider, **without(tmp_path, *missing)))
+    found = refused(provider, **without(tmp_path, *missing))
     assert found.startswith(message)
 
 
@@ -155,7 +172,7 @@ def test_what_each_provider_needs(
     ],
 )
 def test_a_driver_that_does_not_do(setting: str, value_: str, message: str, tmp_path: Path) -> None:
-    found = result(start("refused", str(tmp_path), CUDA, **{setting: value_}))
+    found = refused(CUDA, **{setting: value_})
     assert re.match(f"CUDA device 0 cannot be used: {message}", found)
 
 
