@@ -17,7 +17,7 @@ from ranks.errors import ModelError, ShardError
 from ranks.mail import Mail
 from ranks.program import Program
 from ranks.segment import SegmentBuilder
-from ranks.session import SessionConfig, create
+from ranks.session import SessionConfig, at, create
 from ranks.tensors import Dim, TensorSpec, element_dtype
 from ranks.weights import automatic
 
@@ -69,9 +69,7 @@ def assemble(
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
     """
-    index = getattr(getattr(world, "device", None), "index", None)
-    if index is not None:  # the GPU that NCCL holds
-        config = replace(config, device_id=index)
+    config = at(config, world)
     memory = _memory(world, config)
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
     plan, group, mail = cut(model, weights=variable), world, None

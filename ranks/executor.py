@@ -12,8 +12,9 @@ import numpy as np
 from ranks import devices, group, imported, model_file, optional, pattern, pins
 from ranks.collectives.base import Communicator
 from ranks.errors import ModelError, ShardError
+from ranks.identity import identify
 from ranks.rank_model import RankModel, Stats
-from ranks.session import SessionConfig, create, default_threads
+from ranks.session import SessionConfig, at, create, default_threads
 from ranks.tensors import Dim, spec_of
 from ranks.weights import automatic
 
@@ -85,8 +86,10 @@ def load(
         entries=entries or {},
         store=store,
         hashes=shard.hashes(rank) if check else {},
+        rank=_rank(communicator),
     )
-    config = automatic.choose(config, shard.manifest, local_size)
+    # Before anything is put on a device: variable weights are, too.
+    config = automatic.choose(at(config, communicator), shard.manifest, local_size)
     given = given if file == path else file
     try:
         with imported.naming(file, given):
@@ -96,6 +99,13 @@ def load(
         raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
     found.given = given
     return found
+
+
+def _rank(communicator: Communicator | None) -> int | None:
+    """Which of several ranks this process is, also where its model needs no other; None: it is alone."""
+    who = communicator.rank if communicator is not None else identify().rank
+    size = communicator.size if communicator is not None else identify().world_size
+    return who if size > 1 else None
 
 
 def _load(  # noqa: PLR0917 - what `load` was given
@@ -120,6 +130,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
         together = exchanges or is_part(model)
         if together and communicator is None:
             communicator = group.join_for(config.providers[0])
+            config = at(config, communicator)
             if communicator.size == 1 and exchanges:
                 raise ShardError(
                     f"{file} has collectives, so it is one rank's part of a model, but this process runs "

@@ -43,9 +43,23 @@ def join(
     who = identify(identity)
     if who.world_size > 1:
         end_with_launcher()
+        if device == "cuda":
+            _demand_own_gpu(who)
     communicator = connect(who, name, device=device)
     _joined[device] = who, communicator.name, communicator
     return communicator
+
+
+def _demand_own_gpu(identity: Identity) -> None:
+    """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
+    Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
+    from ranks import gpus
+
+    known = _joined.get("cpu")
+    host = known[2] if known is not None else join(identity, "auto") if identity.shares_host else None
+    visible = devices.visible()
+    if host is not None and host.size == identity.world_size and visible:
+        gpus.demand_own(host, devices.number_of(identity, visible))
 
 
 def join_for(provider: str) -> Communicator:

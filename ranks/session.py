@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks import arena, devices, forks, settings
+from ranks import arena, devices, engines, forks, settings
 from ranks.errors import ModelError
 from ranks.versions import too_new
 from sharding import limits
@@ -47,7 +47,9 @@ class SessionConfig:
     many: bool = False
     """Whether the rank runs many sessions in turn, which then share an arena and give their threads back."""
     memory_options: Mapping[str, str] = field(default_factory=dict)
-    """What the first provider must be told about the buffers (see `Memory.provider_options`)."""
+    """What providers on a device must be told about the buffers (see `Memory.provider_options`)."""
+    rank: int | None = None
+    """Which rank this process is, where there are several."""
     entries: Mapping[str, str] = field(default_factory=dict)
     store: Store | None = None
     """Where sessions on the CPU find their weights prepared, to share them with other sessions."""
@@ -80,12 +82,12 @@ def create_plain(
     model: bytes | Path, config: SessionConfig, what: str, options: ort.SessionOptions | None = None
 ) -> ort.InferenceSession:
     """As `create`, but with weights of its own; ``options``: instead of `options_for` the config's."""
-    providers = [
-        (name, dict(_provider_options(config, index))) for index, name in enumerate(config.providers)
-    ]
+    providers = [(name, engines.apart(told, model, config)) for name, told in provider_options(config)]
     if CPU not in config.providers:
         providers.append((CPU, {}))
     _check_paths(model, config, what)
+    if config.providers[0] in devices.DEVICES:
+        devices.preload(devices.DEVICES[config.providers[0]].parts)
     try:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
@@ -130,7 +132,7 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    text = _SOURCE_PLACE.sub("", text)
+    text = _SOURCE_PLACE.sub("", devices.said(text))
     short = limits.shortage(error)
     return text[:600].rstrip(".") + (f"; {short}." if short else ".")
 
@@ -159,11 +161,23 @@ def options_for(config: SessionConfig) -> ort.SessionOptions:
     return options
 
 
-def _provider_options(config: SessionConfig, index: int) -> Mapping[str, str]:
+def provider_options(config: SessionConfig) -> list[tuple[str, dict[str, str]]]:
+    """Each of the config's providers with all that it is told: all those of one session work on one device,
+    and those that know streams on one stream."""
     given: Sequence[Mapping[str, str]] = config.provider_options
-    options = dict(given[index]) if index < len(given) else {}
-    if config.providers[index] in devices.DEVICES:
-        options.setdefault("device_id", str(config.device_id))
-    if index == 0:
-        options.update(config.memory_options)
-    return options
+    told = []
+    for index, name in enumerate(config.providers):
+        options = dict(given[index]) if index < len(given) else {}
+        if device := devices.DEVICES.get(name):
+            options["device_id"] = str(config.device_id)
+            for key, value in config.memory_options.items():
+                if device.told is None or key in device.told:
+                    options[key] = value
+        told.append((name, options))
+    return told
+
+
+def at(config: SessionConfig, communicator: object) -> SessionConfig:
+    """The config on the device that a communicator holds, where it holds one, as NCCL does."""
+    index = getattr(getattr(communicator, "device", None), "index", None)
+    return config if index is None else replace(config, device_id=index)

@@ -31,10 +31,10 @@ def load(
 ) -> tuple[Communicator, RankModel]:
     """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
 
-    A rank on a device takes the one that the launcher or the rank table gives it, else the one with its
-    local rank's number. ``asked``: in which types it computes, if not in the model's own. Returns the
-    communicator for arrays in host memory, by which inputs travel, and the model. Raises `DeviceError` where
-    this machine cannot serve the target, and what `ranks.group.join` and `ranks.executor.load` raise.
+    A rank on a device takes the one that `ranks.devices.number_of` gives it. ``asked``: in which types it
+    computes, if not in the model's own. Returns the communicator for arrays in host memory, by which inputs
+    travel, and the model. Raises `DeviceError` where this machine cannot serve the target, and what
+    `ranks.group.join` and `ranks.executor.load` raise.
     """
     if target not in TARGETS:
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
@@ -54,11 +54,10 @@ def load(
 
     context = Context()
     context.target = [target]
-    device = identity.device if identity.device is not None else identity.local_rank
     if target == "gpu":
-        context.gpu.device_id = device
+        context.gpu.device_id = devices.number_of(identity, devices.visible())
     else:
-        context.ascend.device_id = device
+        context.ascend.device_id = identity.device if identity.device is not None else identity.local_rank
     try:
         placement = place(context, modes=((target, asked.mode),) if asked and asked.mode else ())
         precision = _precision(asked, target, placement)
@@ -71,6 +70,10 @@ def load(
     host = group.join(identity, "auto" if on_device else name)
     buffers = devices.DEVICES[placement.providers[0]].buffers if len(placement.providers) > 1 else "cpu"
     exchange = group.join(identity, name, buffers) if on_device and buffers != "cpu" else host
+    if exchange is host and buffers == "cuda" and host.size > 1:
+        from ranks import gpus
+
+        gpus.say_shared(host, placement.device_id)
     model = executor.load(
         path,
         communicator=exchange,

@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW = (
     "architectures/",
     "end_to_end/test_documents.py",
+    "end_to_end/test_gpu_check.py",
     "end_to_end/test_main_job.py",
     "end_to_end/test_mindir.py",
     "end_to_end/test_models.py",
@@ -77,6 +78,7 @@ SLOW = (
     "ranks/test_runner.py",
     "ranks/test_torch_group.py",
     "ranks/test_store_places.py",
+    "ranks/test_stand_in.py",
     "ranks/test_torch_import.py",
     "ranks/test_update_weights_shared.py",
     "ranks/test_weights_deaths.py",

@@ -99,7 +99,7 @@ def device_options(target: str, provider: str, mode: str) -> dict[str, str]:
     if target == "ascend":
         return {KEY: CANN.get(mode, mode)} if mode else {}
     if provider == "tensorrt":
-        return {"trt_fp16_enable": "1"} if mode == "preferred_fp16" else {}
+        return {"trt_fp16_enable": "True"} if mode == "preferred_fp16" else {}
     # By default ONNX Runtime multiplies float32 matrices as TF32, of which 10 bits are the fraction.
     return {"use_tf32": "0"} if mode == "enforce_fp32" else {}
 

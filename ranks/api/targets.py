@@ -42,7 +42,7 @@ def place(context: Context, engine_cache: str = "", modes: precision_options.Mod
     if target == "cpu" or on_cpu_instead(target):
         return Placement()
     provider = context.gpu.provider if target == "gpu" else ""
-    device = context.gpu.device_id if target == "gpu" else context.ascend.device_id
+    device = _gpu_of(context.gpu.device_id) if target == "gpu" else context.ascend.device_id
     require(target, device, provider)
     mode = precision_options.chosen(context, target, modes)
     options = {"device_id": str(device), **precision_options.device_options(target, provider, mode)}
@@ -51,10 +51,22 @@ def place(context: Context, engine_cache: str = "", modes: precision_options.Mod
     if provider != "tensorrt":
         return Placement((CUDA, CPU), (options, {}), device)
     if engine_cache:
-        options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache}
+        options |= {"trt_engine_cache_enable": "True", "trt_engine_cache_path": engine_cache}
     # What TensorRT leaves to CUDA.
     rest = {"device_id": str(device), **precision_options.device_options("gpu", "", mode)}
     return Placement((TENSORRT, CUDA, CPU), (options, rest, {}), device)
+
+
+def _gpu_of(number: int) -> int:
+    """The GPU that a script means by a number. Where it gives each process the one with its rank's number,
+    and the process sees fewer (a scheduler shows it its own alone, say): the one of `number_of`."""
+    from ranks import devices
+    from ranks.identity import identify
+
+    who, count = identify(), devices.visible()
+    if who.world_size > 1 and 0 < count <= number and number in {who.rank, who.local_rank}:
+        return devices.number_of(who, count)
+    return number
 
 
 def target_of(context: Context) -> str:

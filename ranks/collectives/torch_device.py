@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from ranks import devices
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
@@ -284,7 +285,7 @@ def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCo
         raise DeviceError(
             f"The {backend} collectives need a {kind} device, and this machine has none that torch can use."
         )
-    index = identity.device if identity.device is not None else identity.local_rank
+    index = devices.number_of(identity, count)
     if index >= count:
         raise DeviceError(
             f"Rank {identity.rank} needs {kind} device {index}, but this machine has {count}: start at "

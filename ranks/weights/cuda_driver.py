@@ -78,6 +78,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid": (POINTER(c_ubyte * 16), c_int),
@@ -152,6 +153,13 @@ class Driver:
     def has(self, name: str) -> bool:
         """Whether the driver has a function."""
         return hasattr(self._library, name)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The CUDA release, as (13, 0), up to which the driver runs programs."""
+        found = c_int(0)
+        self.call("cuDriverGetVersion", ctypes.byref(found))
+        return found.value // 1000, found.value % 1000 // 10
 
     def uuid(self, device: int) -> str:
         """The device's identity, the same in every process, in hexadecimal; of a MIG instance its own."""

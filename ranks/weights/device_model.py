@@ -24,6 +24,8 @@ import numpy as np
 import onnxruntime as ort
 
 from ranks import session
+from ranks.api.notice import warn_once
+from ranks.assigned import RECORD, name_all, used_elsewhere
 from ranks.cache_folder import locked
 from ranks.cache_place import FORMS, discard, make_private
 from ranks.errors import WeightsError
@@ -102,7 +104,7 @@ class DeviceWeights:
     def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:
         """A session of the model over these weights. Raises `ModelError` and `DeviceError`."""
         config = replace(config, folder=self._folder, device_id=self.device)
-        options = session.options_for(config)
+        options = session.options_for(replace(config, entries={**config.entries, **RECORD}))
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         for name, value in self._values.items():
             options.add_initializer(name, value)
@@ -110,7 +112,9 @@ class DeviceWeights:
             graph = (self._folder / GRAPH).read_bytes()
         except OSError as error:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
-        return session.create_plain(graph, config, what, options)
+        made = session.create_plain(graph, config, what, options)
+        _say_copies(graph, made, config.providers[0], self.description["tensors"], what)
+        return made
 
     def close(self) -> None:
         """Lets go of the memory, which no session may use any more. Safe to call twice."""
@@ -118,6 +122,26 @@ class DeviceWeights:
         self._block.close()
         if self._used is not None:
             self._used.close()
+
+
+def _say_copies(
+    text: bytes, made: ort.InferenceSession, provider: str, tensors: Sequence[Mapping[str, Any]], what: str
+) -> None:
+    """Warns of weights that a session cannot use in place: ONNX Runtime only logs it, and copies them."""
+    import onnx
+
+    sizes = {tensor["name"]: math.prod(tensor["shape"]) * dlpack.width(tensor["type"]) for tensor in tensors}
+    elsewhere = used_elsewhere(onnx.load_from_string(text).graph, made, provider, sizes)
+    if not elsewhere:
+        return
+    copied, kinds = sum(sizes[name] for name in elsewhere), ", ".join(sorted(set(elsewhere.values())))
+    warn_once(
+        f"copies:{what}",
+        f"{len(elsewhere)} of the {len(sizes)} weights of {what} on the GPU, {copied} of "
+        f"{sum(sizes.values())} bytes, are not shared: ONNX Runtime runs nodes that read them on the CPU "
+        f"({kinds}), so each process holds a copy of its own. To share these, too, share the model on the "
+        "CPU.",
+    )
 
 
 def export_device_weights(
@@ -211,6 +235,7 @@ def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
         graph = onnx.load(str(work / GRAPH), load_external_data=False)
         without_doubles(graph.graph)
         without_copies(graph.graph)
+        name_all(graph.graph)  # who has taken a node is told by its name
         (work / GRAPH).write_bytes(graph.SerializeToString())
         (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
         for file in (work / GRAPH, work / DATA):

@@ -77,6 +77,24 @@ def value_at(address: int, element: int, shape: Sequence[int], device: tuple[int
     ``element`` is ONNX's number of the type, one of `TYPES`; ``device`` DLPack's kind and the device's
     number. Raises `DeviceError` where ONNX Runtime does not take it.
     """
+    capsule, place = capsule_at(address, element, shape, device)
+    try:
+        made = onnxruntime_state.OrtValue.from_dlpack(capsule, element == _BOOL)
+    except Exception as error:
+        _library.free(c_void_p(place))
+        raise DeviceError(
+            f"ONNX Runtime {ort.__version__} takes no weights in place on this device: {error}"
+        ) from None
+    return ort.OrtValue(made)
+
+
+def capsule_at(
+    address: int, element: int, shape: Sequence[int], device: tuple[int, int]
+) -> tuple[object, int]:
+    """What DLPack hands over: a capsule, and the address of what is in it.
+
+    Who takes the capsule frees that; where nobody does, it is the caller's to free.
+    """
     # In one piece of memory that free(3) itself gives back: ONNX Runtime may let go of a value at any time,
     # also while the interpreter ends, when no Python function can be called.
     head = ctypes.sizeof(_Managed)
@@ -93,11 +111,4 @@ def value_at(address: int, element: int, shape: Sequence[int], device: tuple[int
     managed.context = None
     managed.deleter = ctypes.cast(_library.free, c_void_p).value
     capsule = _new_capsule(place, b"dltensor", None)
-    try:
-        made = onnxruntime_state.OrtValue.from_dlpack(capsule, element == _BOOL)
-    except Exception as error:
-        _library.free(c_void_p(place))
-        raise DeviceError(
-            f"ONNX Runtime {ort.__version__} takes no weights in place on this device: {error}"
-        ) from None
-    return ort.OrtValue(made)
+    return capsule, place

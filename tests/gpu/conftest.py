@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 
 import pytest
 
 from ranks import devices
 from ranks.errors import DeviceError
 
+pytest.register_assert_rewrite("tests.gpu.near")
+
+# A session of one process, and weights in device memory, need no torch.
+WITHOUT_TORCH = ("test_plain.py", "test_precision.py", "test_shared_weights.py", "test_tensorrt.py")
+
+
+@functools.cache
+def _missing_torch() -> str | None:
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch is not installed ({error})"
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
 
 def _missing() -> str | None:
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
     try:
-        devices.require("CUDAExecutionProvider")
+        devices.require(devices.CUDA)
     except DeviceError as error:
         return str(error)
-    import torch
-
-    return None if torch.cuda.is_available() else "this torch sees no CUDA device"
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,5 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "/gpu/" in str(item.path)]
     reason = _missing() if here else None
     for item in here:
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+        why = reason or (_missing_torch() if item.path.name not in WITHOUT_TORCH else None)
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {why}"))

@@ -54,4 +54,4 @@ def test_a_plan(path: Path) -> None:
     assert 5e-5 < error(path, "enforce_fp32", config_dict=half) < 5e-3
     whole = {"execution_plan": {"product": "data_type:float32"}}
     # TF32 is for the whole session: only the mode switches it off.
-    assert error(path, "preferred_fp16", config_dict=whole) < 1e-3
+    assert error(path, "preferred_fp16", config_dict=whole) < 2e-3

@@ -2,7 +2,7 @@
    as libcuda, so that all but the device itself is the real thing. Settings come from the environment:
    FAKE_CUDA_DEVICES (count), FAKE_CUDA_FIRST (number of the first in its UUID), FAKE_CUDA_DESCRIPTORS=0
    (no file descriptors: IPC handles), FAKE_CUDA_READ_ONLY=0 (no read-only mappings), FAKE_CUDA_BYTES (size of
-   the device), FAKE_CUDA_FAIL (name of a function that fails). */
+   the device), FAKE_CUDA_VERSION (of CUDA, 12040 is 12.4), FAKE_CUDA_FAIL (name of a function that fails). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -43,6 +43,8 @@ static int fails(const char *name) {
 #define CURRENT() do { ENTER(); if (depth < 1) return INVALID_CONTEXT; } while (0)
 static int has_room(size_t size) { return used + size <= (size_t)setting("FAKE_CUDA_BYTES", 1L << 34); }
 
+static void given_back(size_t size) { used -= size < used ? size : used; } /* what others made counts with them */
+
 int fake_live(void) { return live; }
 int fake_depth(void) { return depth; }
 
@@ -60,6 +62,7 @@ int cuGetErrorString(int code, const char **text) {
     *text = code == OUT_OF_MEMORY ? "out of memory" : NULL;
     return *text ? OK : INVALID_VALUE;
 }
+int cuDriverGetVersion(int *version) { *version = setting("FAKE_CUDA_VERSION", 13000); return OK; }
 int cuDeviceGetCount(int *count) { ENTER(); *count = setting("FAKE_CUDA_DEVICES", 1); return OK; }
 int cuDeviceGet(int *device, int ordinal) {
     ENTER();
@@ -126,7 +129,12 @@ int cuMemAlloc_v2(u64 *address, size_t size) {
     used += size;
     return mapped(fd, size, address);
 }
-int cuMemFree_v2(u64 address) { CURRENT(); return unmapped(address); }
+int cuMemFree_v2(u64 address) {
+    CURRENT();
+    for (int i = 0; i < BLOCKS; i++)
+        if (blocks[i].at && (u64)blocks[i].at == address) given_back(blocks[i].size);
+    return unmapped(address);
+}
 int cuMemcpyHtoD_v2(u64 target, const void *source, size_t size) { CURRENT(); memcpy((void *)target, source, size); return OK; }
 int cuMemcpyDtoH_v2(void *target, u64 source, size_t size) { CURRENT(); memcpy(target, (void *)source, size); return OK; }
 int cuIpcGetMemHandle(Handle *handle, u64 address) {
@@ -211,6 +219,7 @@ int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags) {
 int cuMemUnmap(u64 address, size_t size) {
     ENTER();
     live--;
+    given_back(size);
     return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
                ? INVALID_VALUE : OK;
 }

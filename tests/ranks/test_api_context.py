@@ -257,8 +257,8 @@ def test_targets_become_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trt.providers[:2] == ("TensorrtExecutionProvider", "CUDAExecutionProvider")
     assert trt.options[0] == {
         "device_id": "3",
-        "trt_fp16_enable": "1",
-        "trt_engine_cache_enable": "1",
+        "trt_fp16_enable": "True",
+        "trt_engine_cache_enable": "True",
         "trt_engine_cache_path": "/cache",
     }
     context.target = ["Ascend"]

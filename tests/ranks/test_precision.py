@@ -409,7 +409,7 @@ def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(contexts("gpu")) == {}
     assert told(contexts("gpu", "enforce_fp32")) == {"use_tf32": "0"}
     assert told(contexts("gpu", "preferred_fp16")) == {}
-    assert told(contexts("gpu", "preferred_fp16", "tensorrt")) == {"trt_fp16_enable": "1"}
+    assert told(contexts("gpu", "preferred_fp16", "tensorrt")) == {"trt_fp16_enable": "True"}
     assert told(contexts("gpu"), (("gpu", "enforce_fp32"),)) == {"use_tf32": "0"}
     for mode, name in precision_options.CANN.items():
         assert told(contexts("ascend", mode)) == {"precision_mode": name}

@@ -1,0 +1,47 @@
+"""Which execution provider has taken each node of a session: the one asked for may have left some over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime as ort
+
+RECORD = {"session.record_ep_graph_assignment_info": "1"}
+"""The entry of a session's options without which ONNX Runtime does not say; older releases ignore it."""
+
+
+def nodes_of(session: ort.InferenceSession) -> list[tuple[str, str, str]]:
+    """Provider, type and name (which may be empty) of each node of a session that was made with `RECORD`;
+    none where this ONNX Runtime cannot say."""
+    read = getattr(session, "get_provider_graph_assignment_info", None)
+    parts = [] if read is None else read()
+    return [(part.ep_name, node.op_type, node.name) for part in parts for node in part.get_nodes()]
+
+
+def used_elsewhere(
+    graph: onnx.GraphProto, session: ort.InferenceSession, provider: str, names: Collection[str]
+) -> dict[str, str]:
+    """The values among ``names`` that a node reads which another provider than ``provider`` has taken, each
+    with that node's type. ``graph`` is what the session was made of, with its optimisations off."""
+    taken = {name: who for who, _, name in nodes_of(session)}
+    return {
+        name: node.op_type
+        for node in graph.node
+        if taken.get(node.name, provider) != provider
+        for name in node.input
+        if name in names
+    }
+
+
+def name_all(graph: onnx.GraphProto) -> None:
+    """Gives each node a name of its own."""
+    seen: set[str] = set()
+    for index, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{index}"
+        while name in seen:
+            name += "_"
+        node.name = name
+        seen.add(name)

@@ -1,0 +1,303 @@
+"""scripts/gpu_check.sh itself: what it makes of tests that pass, fail, hang, die and are skipped.
+
+A Python that pretends stands in for the checks. The real ones run over the stand-in for CUDA, whose kernels
+do nothing, so that answers are wrong and must be called so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import devices
+from tests.ranks import stand_in
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUND = {
+    "gpus": 1,
+    "names": ["GPU 0: abc, A Card"],
+    "words": "driver for CUDA 13.0; onnxruntime 9",
+    "problem": "",
+}
+FOUND |= {"torch": "", "pytest": True}
+# Takes the command line of a check and does what PRETEND says of it, by a word that stands in it.
+PRETENDER = """#!{python}
+import json, os, signal, sys, time
+line = " ".join(sys.argv[1:])
+found, plan = json.loads({plan!r})
+if "bare probe" in line:
+    print("a warning of a library")
+    if isinstance(found, str):
+        exec(found)
+    print(json.dumps(found))
+    sys.exit()
+for word, action in plan.items():
+    if word in line:
+        break
+else:
+    sys.exit("no plan for " + line)
+report = line.partition("--junitxml=")[2]
+def write(*cases):
+    with open(report, "w") as file:
+        file.write("<testsuites><testsuite>" + "".join(cases) + "</testsuite></testsuites>")
+good = '<testcase name="test_good"/>'
+exec(action)
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu_check() -> Any:
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu_check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_check"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def pretend(gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """Runs the check with these checks by title, each one's action, and what the machine has."""
+
+    def run(
+        actions: dict[str, str], found: Any = None, arguments: tuple[str, ...] = (), **settings: Any
+    ) -> tuple[int, list[str]]:
+        checks = tuple(
+            gpu_check.Check(
+                title, tests=(f"tests/{number}.py",), **{"seconds": 30.0, **settings.get(title, {})}
+            )
+            for number, title in enumerate(actions)
+        )
+        plan = {f"tests/{number}.py": action for number, action in enumerate(actions.values())}
+        python = tmp_path / "python"
+        text = json.dumps([found if isinstance(found, str) else {**FOUND, **(found or {})}, plan])
+        python.write_text(PRETENDER.format(python=sys.executable, plan=text))
+        python.chmod(0o755)
+        monkeypatch.setattr(gpu_check, "CHECKS", checks)
+        monkeypatch.setattr(sys, "executable", str(python))
+        status = gpu_check.main(list(arguments))
+        captured = capsys.readouterr()
+        return status, (captured.out + captured.err).splitlines()
+
+    return run
+
+
+GOOD = "write(good)"
+SKIPPED = """write('<testcase name="test_it"><skipped message="no transformers"/></testcase>')"""
+FAILURE = """'<testcase name="test_sum"><failure message="assert 1 == 2&#10;more"/></testcase>'"""
+FAILING = f"write(good, {FAILURE}); sys.exit(1)"
+
+
+def test_all_is_right(pretend: Any) -> None:
+    status, lines = pretend({"one": GOOD, "two": GOOD})
+    assert status == 0
+    assert lines[:2] == ["driver for CUDA 13.0; onnxruntime 9", "  GPU 0: abc, A Card"]
+    assert [line.split()[0] for line in lines[2:4]] == ["passed", "passed"]
+    assert lines[4:] == ["2 passed, 0 failed, 0 not covered"]
+
+
+def test_what_was_not_covered_has_a_status_of_its_own(pretend: Any) -> None:
+    status, lines = pretend(
+        {
+            "one": GOOD,
+            "NCCL between ranks": GOOD,
+            "an encoder": SKIPPED,
+            "half": "write(good, " + SKIPPED[6:],
+        },
+        **{"NCCL between ranks": {"gpus": 2}},
+    )
+    assert status == 3
+    assert lines[-4:] == [
+        "NOT COVERED: NCCL between ranks (needs 2 GPUs, and this machine shows 1)",
+        "NOT COVERED: an encoder (test_it: no transformers)",
+        "NOT COVERED: half (test_it: no transformers)",
+        "2 passed, 0 failed, 3 not covered",
+    ]
+
+
+def test_with_more_gpus_more_is_covered(pretend: Any) -> None:
+    status, lines = pretend({"NCCL between ranks": GOOD}, {"gpus": 2}, **{"NCCL between ranks": {"gpus": 2}})
+    assert status == 0 and not any("NOT COVERED" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("action", "word", "why"),
+    [
+        (FAILING, "FAILED", "test_sum: assert 1 == 2"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "DIED", "pytest was ended by SIGSEGV and left no report"),
+        ("print('usage: bad'); sys.exit(4)", "DIED", "pytest ended with status 4 and left no report"),
+        ("sys.exit(0)", "DIED", "pytest ended with status 0 and left no report"),
+        (
+            "open(report, 'w').write('<testsuites><te'); sys.exit(1)",
+            "DIED",
+            "pytest ended with status 1 and left no",
+        ),
+        ("write(); sys.exit(5)", "DIED", "no test ran"),
+        ("write(); sys.exit(0)", "DIED", "no test ran"),
+        ("write(good); sys.exit(1)", "DIED", "pytest ended with status 1"),
+        (
+            'write(\'<testcase name="x"><error message="fixture"/></testcase>\'); sys.exit(1)',
+            "FAILED",
+            "x: fixture",
+        ),
+    ],
+)
+def test_a_check_that_does_not_pass(pretend: Any, action: str, word: str, why: str) -> None:
+    status, lines = pretend({"one": action, "two": GOOD})
+    assert status == 1
+    at = next(index for index, line in enumerate(lines) if line.endswith("one"))
+    assert lines[at].strip().startswith(word) and lines[at + 1].strip().startswith(why)
+    assert lines[-1] == "1 passed, 1 failed, 0 not covered"
+
+
+def test_a_check_that_hangs_is_ended_with_what_it_started(pretend: Any, tmp_path: Path) -> None:
+    child = (
+        "import subprocess; "
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); "
+        "print('it began', flush=True); time.sleep(600)"
+    )
+    begun = time.monotonic()
+    status, lines = pretend({"one": child, "two": GOOD}, one={"seconds": 3.0})
+    assert time.monotonic() - begun < 60
+    assert status == 1 and lines[-1] == "1 passed, 1 failed, 0 not covered"
+    at = next(index for index, line in enumerate(lines) if line.endswith("one"))
+    assert lines[at].strip().startswith("TIMED OUT")
+    assert lines[at + 1].strip() == "it was killed after 3 s" and lines[at + 2].strip() == "it began"
+    stat = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
+    deadline = time.monotonic() + 20
+    while (
+        stat.exists()
+        and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_time_for_all_is_up(pretend: Any) -> None:
+    status, lines = pretend({"one": "time.sleep(600)", "two": GOOD}, arguments=("--minutes", "0.03"))
+    assert status == 1
+    assert "NOT COVERED: two (the 0.03 minutes were up: give more with --minutes)" in lines
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({"problem": "CUDA device 0 cannot be used: no cublas."}, "CUDA device 0 cannot be used: no cublas."),
+        ({"torch": "torch is not installed"}, "torch is not installed"),
+        ({"pytest": False}, "pytest is not installed"),
+    ],
+)
+def test_what_is_missing_is_said(pretend: Any, found: dict[str, Any], why: str) -> None:
+    status, lines = pretend({"one": GOOD}, found)
+    assert status == 2  # nothing was checked
+    assert lines[-2:] == [f"NOT COVERED: one ({why})", "0 passed, 0 failed, 1 not covered"]
+
+
+def test_bare_leaves_out_what_needs_onnx_runtime(pretend: Any) -> None:
+    status, lines = pretend({"one": GOOD}, arguments=("--bare",))
+    assert status == 2 and lines[-2] == "NOT COVERED: one (--bare: only what is below ONNX Runtime)"
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            'found = {"impossible": "no CUDA device: no driver."}',
+            "The GPU checks cannot run: no CUDA device: no driver.",
+        ),
+        (
+            "os.kill(os.getpid(), 11)",
+            "The GPU checks cannot run: looking at this machine was ended by SIGSEGV",
+        ),
+        ("sys.exit('no numpy')", "The GPU checks cannot run: looking at this machine ended with status 1"),
+        ("print('{'); sys.exit()", "The GPU checks cannot run: looking at this machine ended with status 0"),
+    ],
+)
+def test_nothing_can_be_checked(pretend: Any, found: str, message: str) -> None:
+    status, lines = pretend({"one": GOOD}, found)
+    assert status == 2 and lines[0] == message
+
+
+def test_each_check_names_what_there_is(gpu_check: Any) -> None:
+    """A test that was renamed would be reported as dead on a machine with a GPU, and nowhere else."""
+    from tests.gpu import bare
+
+    for check in gpu_check.CHECKS:
+        assert bool(check.bare) != bool(check.tests)
+        assert not check.bare or callable(getattr(bare, check.bare))
+    named = [test for check in gpu_check.CHECKS for test in check.tests]
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout.splitlines()
+    there = {line for line in listed if "::" in line}
+    covered = {
+        test for test in there for name in named if test == name or test.startswith((f"{name}::", f"{name}["))
+    }
+    assert all(any(test.startswith(name) for test in there) for name in named), named
+    assert covered == there, there - covered
+
+
+def run_door(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "scripts" / "gpu_check.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **more,
+    )
+
+
+def test_the_door() -> None:
+    ended = run_door(sys.executable, "--list")
+    assert ended.returncode == 0
+    assert "(2 GPUs) NCCL between ranks: every collective" in ended.stdout.splitlines()
+    ended = run_door("/nowhere/python")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("The GPU checks cannot run: there is no /nowhere/python;")
+
+
+@pytest.mark.skipif(devices.visible() > 0, reason="this machine has a CUDA device")
+def test_a_machine_without_a_device() -> None:
+    ended = run_door(sys.executable)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(
+        "The GPU checks cannot run: no CUDA device: its driver is missing (libcuda.so.1: "
+    )
+
+
+def test_the_real_checks_below_onnx_runtime() -> None:
+    """Over the stand-in the driver's checks pass, and nothing that was not run is called right."""
+    ended = run_door(sys.executable, "--bare", env=stand_in.environment())
+    lines = ended.stdout.splitlines()
+    passed = [line.partition(" s  ")[2] for line in lines if line.strip().startswith("passed")]
+    assert ended.returncode == 3, ended.stdout
+    assert passed[:2] == ["the driver: GPUs, their identity, memory", "memory that two processes map"]
+    assert any(line.startswith("NOT COVERED: a plain model") for line in lines)
+    assert any(
+        line.startswith("NOT COVERED: NCCL between ranks: every collective (needs 2 GPUs") for line in lines
+    )
+
+
+def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's CUDA provider over the stand-in, whose kernels do nothing: its answers are wrong."""
+    for name, value in stand_in.environment().items():
+        monkeypatch.setenv(name, value)
+    check = next(one for one in gpu_check.CHECKS if "tests/gpu/test_plain.py" in one.tests)
+    result = gpu_check.run(check, 120.0)
+    assert result.status == gpu_check.FAILED
+    assert result.lines[0].startswith("test_a_plain_model: ") and len(result.lines) == 1

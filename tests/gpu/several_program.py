@@ -1,0 +1,80 @@
+"""One rank of tests/gpu/test_several.py: `SCENARIO FOLDER`; prints what it found as JSON, the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ranks import executor, group, target
+from ranks.assigned import RECORD
+from ranks.errors import PeerLostError, ShardrunError
+from ranks.identity import identify
+
+
+def sliced(folder: Path) -> Any:
+    """The shard of a rank that the target gpu puts where it belongs."""
+    x = np.load(folder / "x.npy")
+    try:
+        _, loaded = target.load(folder / "two", identify(), "gpu")
+    except ShardrunError as error:
+        return {"error": str(error)}
+    for _ in range(3):
+        (y,) = loaded.run({"x": x})
+    sessions = [one for one in loaded._program._sessions if one is not None]  # type: ignore[union-attr]
+    told = [session.get_provider_options()["CUDAExecutionProvider"]["device_id"] for session in sessions]
+    names = {device: communicator.name for device, (_, _, communicator) in group._joined.items()}
+    group.leave()
+    return {"y": y.tolist(), "devices": told, "collectives": names}
+
+
+def killed(folder: Path) -> Any:
+    """Rank 1 dies; rank 0 notices in a sum and leaves the group."""
+    import torch
+
+    world: Any = group.join(device="cuda")
+    buffer = torch.ones(1 << 20, device=world.device)
+    world.all_reduce(buffer)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun, caught = time.monotonic(), ""
+    try:
+        for _ in range(1000):
+            world.all_reduce(buffer)
+    except PeerLostError as error:
+        caught = str(error)
+    noticed = time.monotonic() - begun
+    begun = time.monotonic()
+    group.leave()
+    return {"caught": caught, "noticed": noticed, "left": time.monotonic() - begun}
+
+
+def variable(folder: Path) -> Any:
+    """Each rank's variable weights lie on its own device, and an update of them is seen."""
+    x = np.load(folder / "x.npy")
+    loaded = executor.load(
+        folder / "two", providers=("CUDAExecutionProvider",), variable_weights=["w1"], entries=RECORD
+    )
+    before = loaded.run({"x": x})[0].tolist()
+    assert loaded.weights is not None
+    feeds = loaded.weights.snapshot().feeds.values()
+    places = [list(feed._get_c_value().__dlpack_device__()) for feed in feeds]
+    loaded.update_weights({"w1": np.load(folder / "new.npy")})
+    after = loaded.run({"x": x})[0].tolist()
+    group.leave()
+    return {"before": before, "after": after, "places": places}
+
+
+def main() -> None:
+    """Runs the scenario."""
+    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

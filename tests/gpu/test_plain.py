@@ -1,0 +1,35 @@
+"""A model in one process on CUDA, against ONNX Runtime on the CPU: ONNX Runtime and the device alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from ranks import devices, executor
+from ranks.assigned import RECORD
+from ranks.errors import DeviceError
+from tests.gpu.near import assert_near, assert_on_cuda
+from tests.ranks.rank_models import joined, save
+from tests.ranks.test_executor import mlp, rows
+
+CUDA = (devices.CUDA, "CPUExecutionProvider")
+
+
+def test_a_plain_model(tmp_path: Path) -> None:
+    (path,) = save([joined([mlp(0, 1)])], tmp_path)
+    loaded = executor.load(path, providers=CUDA, entries=RECORD)
+    assert loaded._session is not None
+    assert_on_cuda(loaded._session)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for feed in rows(1, 5, 5, 0):
+        assert_near(loaded.run(feed), session.run(None, feed))
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    (path,) = save([joined([mlp(0, 1)])], tmp_path)
+    with pytest.raises(
+        DeviceError, match=r"CUDA device 99 cannot be used: this process sees \d+ CUDA device"
+    ):
+        executor.load(path, providers=CUDA, device_id=99)

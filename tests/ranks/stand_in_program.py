@@ -1,0 +1,267 @@
+"""What tests/ranks/test_stand_in.py runs in a process that sees the stand-in for CUDA: `SCENARIO FOLDER ...`.
+
+ONNX Runtime's CUDA provider is the real one. torch has no CUDA build here: values that cross a cut are its
+tensors in host memory, where the stand-in's device memory is, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import ranks
+from ranks import executor, group, target
+from ranks.api.targets import place
+from ranks.assigned import RECORD, nodes_of
+from ranks.errors import ShardrunError
+from ranks.identity import identify
+from ranks.session import SessionConfig, create, reason
+from sharding.importers import torch_import
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.rank_models import model, node, save, value
+
+GENERATOR = np.random.default_rng(5)
+X = GENERATOR.standard_normal((3, 16)).astype(np.float32)
+W = [GENERATOR.standard_normal((16, 16)).astype(np.float32) for _ in range(4)]
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+STREAM = 123456
+
+
+class Torch:
+    """torch, whose CUDA devices are host memory, as the stand-in's are."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        stream = types.SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True,
+            Stream=lambda *given: stream,
+            stream=lambda given: contextlib.nullcontext(),
+            current_stream=lambda *given: stream,
+            synchronize=lambda *given: None,
+            get_device_properties=lambda given: types.SimpleNamespace(uuid="stand-in", total_memory=16 << 30),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def device(self, *given: Any) -> Any:
+        return self._torch.device("cpu")
+
+    def empty(self, shape: Any, *, pin_memory: bool = False, **given: Any) -> Any:
+        return self._torch.empty(shape, **given)
+
+    def as_tensor(self, given: Any, device: Any) -> Any:
+        told = given.__cuda_array_interface__
+        raw = (ctypes.c_ubyte * told["shape"][0]).from_address(told["data"][0])
+        raw.owner = given.owner  # type: ignore[attr-defined]
+        return self._torch.from_numpy(np.frombuffer(raw, np.uint8))
+
+
+def use_tensors() -> None:
+    """From now on values that cross a cut are torch's tensors in host memory that count as CUDA's."""
+    from ranks.cuda import CudaMemory
+
+    load, fetch = torch_import.load, CudaMemory.fetch
+    torch = Torch(load())  # takes a second, and most scenarios do without
+    torch_import.load = lambda name="torch": torch if name == "torch" else load(name)
+    CudaMemory.fetch = lambda self, buffer: fetch(self, buffer).copy()  # type: ignore[method-assign]
+
+
+def rank_models(folder: Path) -> list[Path]:
+    """A chain of two products with an AllReduce between them, cut in two."""
+    nodes = [
+        node("MatMul", ["x", "w1"], ["p"]),
+        node("AllReduce", ["p"], ["s"]),
+        node("MatMul", ["s", "w2"], ["y"]),
+    ]
+    return save(
+        [
+            model(nodes, [value("x", [3, 16])], [value("y", [3, 16])], {"w1": W[rank], "w2": W[2]})
+            for rank in range(2)
+        ],
+        folder,
+    )
+
+
+RIGHT = (X @ W[0] + X @ W[1]) @ W[2]
+
+
+def near(found: Any, right: Any) -> bool:
+    """Whether an answer is right but for rounding."""
+    return bool(np.abs(np.asarray(found) - right).max() <= 1e-4 * np.abs(right).max())
+
+
+def plain(folder: Path) -> Any:
+    """A model on device 1: what its session was told, who took its nodes, and whether its answer is right."""
+    path = folder / "plain.onnx"
+    onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
+    loaded = executor.load(path, providers=CUDA, device_id=1, entries=RECORD)
+    assert loaded._session is not None
+    return {
+        "near": near(loaded.run({"x": X})[0], X @ W[0]),
+        "device": loaded._session.get_provider_options()[CUDA[0]]["device_id"],
+        "taken": [list(node[:2]) for node in nodes_of(loaded._session)],
+    }
+
+
+def parts(folder: Path) -> Any:
+    """Two ranks in threads, each with a device as NCCL gives it; the second's variable weight is replaced."""
+    use_tensors()
+    paths = rank_models(folder)
+
+    def work(communicator: FakeCommunicator) -> Any:
+        communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
+        loaded = executor.load(
+            paths[communicator.rank],
+            communicator=communicator,
+            providers=CUDA,
+            variable_weights=["w2"],
+        )
+        before = near(loaded.run({"x": X})[0], RIGHT)
+        assert loaded.weights is not None and loaded._program is not None
+        feeds = loaded.weights.snapshot().feeds.values()
+        sessions = [one for one in loaded._program._sessions if one is not None]
+        return {
+            "near": before,
+            "weights": [list(feed._get_c_value().__dlpack_device__()) for feed in feeds],
+            "devices": [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions],
+            "streams": [one.get_provider_options()[CUDA[0]]["user_compute_stream"] for one in sessions],
+        }
+
+    return on_ranks(2, work)
+
+
+def tensorrt(folder: Path) -> Any:
+    """What TensorRT and the CUDA provider behind it say that they were told; TensorRT takes no node."""
+    use_tensors()
+    paths = rank_models(folder)
+    context = gpu("tensorrt")
+    context.gpu.precision_mode = "preferred_fp16"
+    placed = place(context, str(folder / "engines"))
+    given = [{**placed.options[0], "trt_op_types_to_exclude": "MatMul"}, *placed.options[1:]]
+
+    def work(communicator: FakeCommunicator) -> Any:
+        communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
+        loaded = executor.load(
+            paths[communicator.rank],
+            communicator=communicator,
+            providers=placed.providers,
+            provider_options=given,
+        )
+        assert loaded._program is not None
+        told = [one.get_provider_options() for one in loaded._program._sessions if one is not None]
+        return {"near": near(loaded.run({"x": X})[0], RIGHT), "told": told}
+
+    return on_ranks(2, work)
+
+
+def failing(folder: Path) -> Any:
+    """What is said of a device that the provider refuses, and of a node for which cuDNN is missing."""
+    path, words = folder / "conv.onnx", []
+    conv = node("Conv", ["x", "w"], ["y"])
+    kernel = {"w": np.ones((1, 1, 3, 3), np.float32)}
+    onnx.save(model([conv], [value("x", [1, 1, 5, 5])], [value("y", [1, 1, 3, 3])], kernel), path)
+    for device in (5, 0):
+        try:
+            loaded = create(path, SessionConfig(providers=CUDA, device_id=device), str(path))
+            loaded.run(None, {"x": np.ones((1, 1, 5, 5), np.float32)})
+        except Exception as error:
+            words.append(str(error) if isinstance(error, ShardrunError) else reason(error))
+    return words
+
+
+def rank(folder: Path) -> Any:
+    """One rank of a job for the target gpu: its device, its answer, and what was warned of or refused."""
+    use_tensors()
+    told: Any = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _, loaded = target.load(folder, identify(), "gpu")
+            told["near"] = near(loaded.run({"x": X})[0], X @ W[0] @ W[1])
+            sessions = [one for one in loaded._program._sessions if one is not None]
+            told["devices"] = [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions]
+        except ShardrunError as error:
+            told["error"] = str(error)
+    group.leave()
+    return {**told, "warned": [str(one.message) for one in caught]}
+
+
+def _answer(found: Callable[[], Any]) -> Any:
+    """A model over weights on the GPU, its answer and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = found()
+        answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
+    return made, answer.tolist(), [str(one.message) for one in caught]
+
+
+def script(folder: Path) -> Any:
+    """A script that gives each rank the GPU with its rank's number."""
+    use_tensors()
+    context = gpu()
+    context.gpu.device_id = context.gpu.rank_id
+    loaded = ranks.Model()
+    try:
+        loaded.build_from_file(str(folder), ranks.ModelType.MINDIR, context)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    found = near(loaded.predict([X])[0].get_data_to_numpy(), X @ W[0] @ W[1])
+    group.leave()
+    return {"near": found, "number": context.gpu.device_id}
+
+
+def shared(folder: Path) -> Any:
+    """The owner of weights on the GPU, one of which is read by a node that CUDA's provider leaves to the CPU,
+    and a process that attaches."""
+    path = folder / "shared.onnx"
+    half, zero = {"one": np.array(0.5, np.float32)}, {"zero": np.array(0, np.int8)}
+    w8 = GENERATOR.integers(-100, 100, (16, 1024)).astype(np.int8)
+    w = GENERATOR.standard_normal((16, 128)).astype(np.float32)
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]),
+        node("QLinearMatMul", ["q", "one", "zero", "w8", "one", "zero", "one", "zero"], ["z"]),
+    ]
+    inputs = [value("x", [3, 16]), value("q", [3, 16], onnx.TensorProto.INT8)]
+    onnx.save(model(nodes, inputs, ["p", "z"], {"w": w, "w8": w8, **half, **zero}), path)
+    owner, answer, warned = _answer(lambda: ranks.share_weights(str(path), gpu()))
+    command = [sys.executable, "-m", "tests.ranks.stand_in_program", "attached", str(path), str(owner.handle)]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert other.returncode == 0, other.stderr
+    told = json.loads(other.stdout.splitlines()[-1])
+    return {"near": [near(found, X @ w) for found in (answer, told[0])], "warned": [warned, told[1]]}
+
+
+def attached(path: Path) -> Any:
+    """A process that attaches to the owner's weights on the GPU."""
+    return _answer(lambda: ranks.attach(sys.argv[3], str(path), gpu()))[1:]
+
+
+def gpu(provider: str = "") -> ranks.Context:
+    """A context with the target gpu."""
+    context = ranks.Context()
+    context.target = ["gpu"]
+    context.gpu.provider = provider
+    return context
+
+
+def main() -> None:
+    """Runs the scenario and prints its result as JSON, the last line."""
+    name, folder = sys.argv[1:3]
+    print(json.dumps(globals()[name](Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
