@@ -31,9 +31,9 @@ from ranks.cache_place import FORMS, discard, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
 from ranks.whole import is_sealed, note, say_damaged, seal
+from sharding.common.storage import why_unwritable
+from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
-from sharding.options import SliceOptions
-from sharding.storage import why_unwritable
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from launcher.errors import ConfigError
 from ranks import cache_entries, cache_place
 from ranks.cache_folder import ELSEWHERE, cache_folder
 from ranks.cache_limit import limit_of, memos, occupied
-from sharding.storage import why_unwritable
+from sharding.common.storage import why_unwritable
 
 KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
 
@@ -143,8 +143,8 @@ def _hashes(root: Path) -> list[Item]:
 
 def _sliced(place: Path) -> str:
     from launcher.errors import ShardrunError
-    from sharding.manifest import read_manifest
-    from sharding.text import counted
+    from sharding.common.text import counted
+    from sharding.slices.manifest import read_manifest
 
     try:
         manifest = read_manifest(place)

@@ -11,9 +11,9 @@ from typing import Any
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
 from ranks.control import EXIT_ORPHANED
-from sharding.limits import files_advice, memory_advice
-from sharding.limits import shortage as what_is_short
-from sharding.text import one_line
+from sharding.common.limits import files_advice, memory_advice
+from sharding.common.limits import shortage as what_is_short
+from sharding.common.text import one_line
 
 _HINTS = {
     signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so): if so, use "

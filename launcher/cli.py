@@ -22,7 +22,7 @@ from launcher.exits import (
     report,
     stop,
 )
-from sharding.text import did_you_mean, one_line, printable, without_long_words
+from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
 COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
 

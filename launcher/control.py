@@ -24,7 +24,7 @@ from launcher.lobby import Lobby
 from ranks import wire
 from ranks.control import tune_tcp
 from ranks.stream import Stream
-from sharding.limits import shortage
+from sharding.common.limits import shortage
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from sharding.nearby import hint, shown
+from sharding.common.nearby import hint, shown
 
 if TYPE_CHECKING:
     import onnx
@@ -246,7 +246,7 @@ def _onnx(request: Request, path: Path) -> Converted:
 def _describe(made: Converted) -> None:
     """Writes where the model is from into its metadata."""
     from launcher.version import version
-    from sharding.manifest import sha256_of
+    from sharding.slices.manifest import sha256_of
 
     hashes = [(file.name, sha256_of(file)) for file in made.files]
     values = {f"shardrun.{key}": value for key, value in made.origin.items()}

@@ -14,7 +14,7 @@ from launcher.rank_models import count_files, is_rank_models, open_rank_models
 if TYPE_CHECKING:
     from launcher.job import Job
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 _MOST = 4096  # bytes of a key file
 

@@ -174,7 +174,7 @@ def write_demo(folder: Path) -> tuple[Path, Path]:
     from launcher.errors import ConfigError
     from launcher.files import write_file
     from launcher.inputs import save_outputs
-    from sharding.storage import probe, why_unwritable
+    from sharding.common.storage import probe, why_unwritable
 
     model, arrays = folder / MODEL, folder / INPUTS
     content = build().SerializeToString(deterministic=True)

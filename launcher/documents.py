@@ -1,4 +1,4 @@
-"""JSON and YAML files of the launcher (job files, rank tables); how they are read: `sharding.documents`."""
+"""JSON and YAML files of the launcher (job files, rank tables); how they are read: `sharding.common.documents`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import ConfigError
-from sharding.documents import MAX_BYTES, MAX_DEPTH, quote
-from sharding.documents import read_document as read_any_document
+from sharding.common.documents import MAX_BYTES, MAX_DEPTH, quote
+from sharding.common.documents import read_document as read_any_document
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "quote", "read_document"]
 

@@ -15,8 +15,8 @@ import sys
 from typing import NoReturn
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
-from sharding.storage import is_place
-from sharding.text import one_line, printable, without_long_words
+from sharding.common.storage import is_place
+from sharding.common.text import one_line, printable, without_long_words
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -78,7 +78,7 @@ def report(error: BaseException, where: str = "") -> int:
 def _if_short(error: BaseException) -> str | None:
     """What to say where memory or open files ran out, be it for another import too; None for other errors."""
     try:
-        from sharding.limits import shortage
+        from sharding.common.limits import shortage
 
         return shortage(error) or None
     except (ImportError, MemoryError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from launcher.errors import ConfigError
-from sharding.placeholders import placeholder
+from sharding.common.placeholders import placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -120,7 +120,7 @@ def computed_types(model: Path) -> set[str]:
     """The types shorter than float32 (float16, bfloat16) in which any part of an ONNX file computes."""
     import onnx
 
-    from sharding.protobuf import parse_without_weights
+    from sharding.onnx_files.protobuf import parse_without_weights
 
     short = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
     message = parse_without_weights(model)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import ConfigError
-from sharding.storage import probe, why_unwritable
+from sharding.common.storage import probe, why_unwritable
 
 KINDS = {
     "archive": rb"PK",

@@ -12,9 +12,9 @@ from launcher.inspection import of_plan, stage_graphs, tensor_bytes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from sharding.emit import RankGraph
+    from sharding.demands.options import SliceOptions
     from sharding.importers.mindir.encryption import Key
-    from sharding.options import SliceOptions
+    from sharding.planning.emit import RankGraph
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def forecast(
     model: Path, ranks: int, options: SliceOptions, dims: Mapping[str, int], key: Key | None = None
 ) -> Forecast:
     """Plans for this many ranks, replicating where nothing splits. Raises what planning raises."""
-    from sharding.plan import plan_model
+    from sharding.planning.plan import plan_model
 
     plan = plan_model(model, ranks, options=replace(options, allow_replicated=True), key=key)
     graphs = list(stage_graphs(plan))
@@ -84,7 +84,7 @@ def peak_bytes(graph: RankGraph, dims: Mapping[str, int]) -> int:
 
 
 def _bytes(value: ir.Value, dims: Mapping[str, int]) -> int:
-    from sharding.symbols import shown_shape
-    from sharding.tensors import dtype_name
+    from sharding.graph.symbols import shown_shape
+    from sharding.onnx_files.tensors import dtype_name
 
     return tensor_bytes(dtype_name(value.dtype), shown_shape(value) or (), dims)

@@ -35,8 +35,8 @@ from ranks.imported import naming
 from ranks.pins import Pin, keeping
 from ranks.settings import default_timeout
 from ranks.tensors import TensorSpec, order_feeds, unlike
-from sharding.given import GivenModel, is_path
-from sharding.text import counted
+from sharding.common.text import counted
+from sharding.onnx_files.given import GivenModel, is_path
 
 if TYPE_CHECKING:
     import onnx
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from launcher.rank_table import RankTable
     from ranks.precision.request import Asked
     from ranks.progress import Progress
-    from sharding.options import SliceOptions
+    from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from launcher.errors import ConfigError, ShardrunError
 from launcher.files import write_file
 from launcher.signature import check_dims
 from ranks.tensors import as_text, is_extended, is_text
-from sharding.placeholders import placeholder
-from sharding.text import did_you_mean
+from sharding.common.placeholders import placeholder
+from sharding.common.text import did_you_mean
 
 Arrays = dict[str, NDArray[Any]]
 MAX_HEADER = 65536

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.layers import Used, by_layer, scope_of
-from sharding.cost import Sizes
-from sharding.mesh import Mesh
-from sharding.placement import REPLICATED, Placement, held_bytes, parse_placement
-from sharding.unsplit import hardly_splits_slices
+from sharding.planning.unsplit import hardly_splits_slices
+from sharding.search.cost import Sizes
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
 
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.emit import Collective, RankGraph
-    from sharding.manifest import CollectiveEntry, Manifest, TensorEntry
-    from sharding.plan import Plan
+    from sharding.planning.emit import Collective, RankGraph
+    from sharding.planning.plan import Plan
+    from sharding.slices.manifest import CollectiveEntry, Manifest, TensorEntry
 
 Shape = Sequence["int | str | None"]
 Tensor = tuple[str, str, "Shape | None"]
@@ -238,7 +238,7 @@ def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
 
 def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | None = None) -> Inspection:
     """Looks at a plan; nothing is written. ``graphs`` are its `stage_graphs`, if they are at hand."""
-    from sharding.write import tensor_entries
+    from sharding.writing.write import tensor_entries
 
     layers: list[Layer] = []
     dims = {**plan.lengths, **dims}
@@ -276,7 +276,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
 
 def stage_graphs(plan: Plan) -> Iterator[RankGraph]:
     """What the first rank of each pipeline stage would run."""
-    from sharding.emit import emit_rank
+    from sharding.planning.emit import emit_rank
 
     for stage in range(plan.pipeline.count):
         yield emit_rank(

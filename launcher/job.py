@@ -12,8 +12,8 @@ from launcher.files import check_target
 from launcher.model_kinds import check_sliceable
 from launcher.rank_models import is_rank_models, missing
 from launcher.slicing import Slicing, parse_dims, slicing_of
-from sharding.mesh import Mesh
-from sharding.nearby import hint, shown
+from sharding.common.nearby import hint, shown
+from sharding.slices.mesh import Mesh
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key

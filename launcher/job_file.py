@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.job import MAX_RANKS
 from launcher.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 from ranks.settings import LONGEST_TIMEOUT, MOST_THREADS, SECONDS
-from sharding.text import closest
+from sharding.common.text import closest
 
 MAX_TEXT = 4096
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]

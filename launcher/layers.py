@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sharding.reshard import COLLECTIVES, DOMAIN
+from sharding.search.reshard import COLLECTIVES, DOMAIN
 
 FIRST = "(before the first layer)"
 _POINT_TO_POINT = frozenset({"Send", "Recv", "Broadcast"})

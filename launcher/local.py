@@ -23,7 +23,7 @@ from launcher.base import Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
 from ranks import boot
-from sharding.limits import shortage
+from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable

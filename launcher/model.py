@@ -22,12 +22,12 @@ from launcher.rank_models import (
     open_rank_models,
     wrong_count,
 )
-from sharding.text import counted
+from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from launcher.signature import Signature
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 
 Check = Callable[["Signature"], None]
@@ -60,7 +60,7 @@ def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Mani
     """The manifest of a slice folder; raises `ConfigError` if ``said_by`` asks for another number of
     ranks."""
     from sharding.errors import ShardError
-    from sharding.manifest import read_manifest
+    from sharding.slices.manifest import read_manifest
 
     try:
         manifest = read_manifest(folder)
@@ -79,7 +79,7 @@ def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
     rank's part of a model."""
     if ranks is None:
         from launcher.signature import declared_by
-        from sharding.read import read_model
+        from sharding.reading.read import read_model
 
         check_whole(model, key)
         if declared_by(model, key, runs=False) is None:
@@ -167,7 +167,7 @@ def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Pa
     ranks = demand_ranks(model, ranks)
     from launcher.cache import sliced
     from launcher.report import progress
-    from sharding.manifest import read_manifest
+    from sharding.slices.manifest import read_manifest
 
     with progress(f"slicing {model.name}") as update:
         folder = sliced(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from sharding.placeholders import refuse_placeholder
+from sharding.common.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -109,7 +109,7 @@ def _parsed(model: Path, key: Key | None) -> onnx.ModelProto | None:
     """The message of a model file, without its weights; None where it cannot be parsed."""
     from google.protobuf.message import DecodeError
 
-    from sharding.protobuf import parse_without_weights
+    from sharding.onnx_files.protobuf import parse_without_weights
 
     try:
         return parse_without_weights(model, key)

@@ -23,8 +23,8 @@ from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
 from launcher.loopback import family, move_to_loopback
 from ranks.control import EXIT_ORPHANED, SCRATCH_PREFIX
-from sharding.limits import shortage
-from sharding.text import human_bytes
+from sharding.common.limits import shortage
+from sharding.common.text import human_bytes
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ranks.tensors import is_extended
-from sharding.text import one_line, shortened
+from sharding.common.text import one_line, shortened
 
 FIRST_VALUES = 4
 _LONGEST_TEXT = 20  # characters of a text that is shown

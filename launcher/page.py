@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from launcher.inspection import Inspection, Layer, Talk, Tensor, shape_text
-from sharding.text import counted, human_bytes
+from sharding.common.text import counted, human_bytes
 
 MAX_COLUMNS = 16
 """More ranks than this are drawn as one column per pipeline stage: the ranks of a stage hold equally much."""

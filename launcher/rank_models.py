@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from sharding.nearby import hint, shown
-from sharding.text import counted
+from sharding.common.nearby import hint, shown
+from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest, TensorEntry, WeightEntry
+    from sharding.slices.manifest import Manifest, TensorEntry, WeightEntry
 
 STRATEGY = "rank models"
 """What their manifest gives as the strategy: nobody knows how they were made."""
@@ -75,7 +75,7 @@ def open_rank_models(
     Raises `ConfigError` if they are not one for each rank, and what reading a model file raises.
     """
     from ranks import pattern as patterns
-    from sharding.manifest import CollectiveEntry, FileEntry, Manifest, RankEntry
+    from sharding.slices.manifest import CollectiveEntry, FileEntry, Manifest, RankEntry
 
     count = count_files(pattern)
     if ranks is not None and ranks != count:
@@ -114,7 +114,7 @@ def folder_of(pattern: Path) -> Path | None:
     """The slice folder whose rank models a pattern names, if these are such."""
     from ranks import pattern as patterns
     from sharding.errors import ShardrunError
-    from sharding.manifest import FILE_NAME, read_manifest
+    from sharding.slices.manifest import FILE_NAME, read_manifest
 
     folder = pattern.parent
     try:
@@ -130,7 +130,7 @@ def folder_of(pattern: Path) -> Path | None:
 def read_rank_model(path: Path, key: Key | None = None) -> Any:
     """A rank model without its large weights. Raises `ModelError`."""
     from sharding.errors import ModelError
-    from sharding.protobuf import MalformedError, parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
 
     try:
         empty = path.stat().st_size == 0
@@ -154,7 +154,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> Any:
 def _weight(item: Any) -> WeightEntry:
     """Type, shape and bytes of an initializer; how it is placed is not known."""
     from ranks.tensors import element_dtype
-    from sharding.manifest import WeightEntry
+    from sharding.slices.manifest import WeightEntry
 
     dtype = element_dtype(item.data_type)
     shape = tuple(int(axis) for axis in item.dims)
@@ -166,7 +166,7 @@ def _weight(item: Any) -> WeightEntry:
 
 def _tensor(item: Any) -> TensorEntry:
     from ranks.tensors import element_dtype
-    from sharding.manifest import TensorEntry
+    from sharding.slices.manifest import TensorEntry
 
     dtype = element_dtype(item.type.tensor_type.elem_type)
     shape = tuple(

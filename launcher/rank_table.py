@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.documents import quote, read_document
 from launcher.errors import RankTableError
-from sharding.text import counted
+from sharding.common.text import counted
 
 VERSION = "1.0"
 MAX_ID = 2**31 - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ranks.progress import is_terminal, progress
-from sharding.text import counted, human_bytes, one_line
+from sharding.common.text import counted, human_bytes, one_line
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
@@ -68,8 +68,8 @@ def warn_of(warning: str, model: Path) -> None:
 
 def warn_unsplit(folder: Path, model: Path) -> None:
     """Says it on standard error where a slice folder, made of this model, splits almost nothing."""
-    from sharding.manifest import read_manifest
-    from sharding.unsplit import hardly_splits_slices
+    from sharding.planning.unsplit import hardly_splits_slices
+    from sharding.slices.manifest import read_manifest
 
     warn_of(hardly_splits_slices(read_manifest(folder)), model)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from launcher.verify import Comparison
     from ranks.identity import Identity
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     from collections import Counter
 
     from launcher.report import human_bytes
-    from sharding.text import reason_rows
+    from sharding.common.text import reason_rows
 
     held = [rank.weight_bytes for rank in manifest.ranks]
     # Of many ranks, the least and the most.

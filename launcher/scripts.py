@@ -13,7 +13,7 @@ from launcher.environment import python_path
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.rank_table import RankTable, make_rank_table
-from sharding.storage import probe, why_unwritable
+from sharding.common.storage import probe, why_unwritable
 
 RANK_SCRIPT = """\
 #!/bin/sh

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from sharding.kinds import refuse_others
-from sharding.manifest import TensorEntry
-from sharding.text import did_you_mean
+from sharding.common.text import did_you_mean
+from sharding.onnx_files.kinds import refuse_others
+from sharding.slices.manifest import TensorEntry
 
 if TYPE_CHECKING:
     import onnx
 
     from ranks.tensors import TensorSpec
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 NO_TENSORS = frozenset({"sequence", "map", "optional", "sparse_tensor", "opaque", "unknown"})
 """What stands for the element type of an input or output that is no tensor."""
@@ -55,7 +55,7 @@ def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Si
     """
     from ranks.versions import check_versions
     from sharding.errors import ShardrunError
-    from sharding.protobuf import parse_without_weights
+    from sharding.onnx_files.protobuf import parse_without_weights
 
     try:
         message = parse_without_weights(model, key)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
-from sharding.mesh import Mesh, parse_mesh
-from sharding.nearby import hint, shown
-from sharding.options import SliceOptions
-from sharding.text import counted
+from sharding.common.nearby import hint, shown
+from sharding.common.text import counted
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh, parse_mesh
 
 MAX_MICRO_BATCHES = 1 << 20
 MAX_DIM = 2**31 - 1
@@ -100,7 +100,7 @@ class Slicing:
         if self.mesh is not None:
             return self.mesh.size
         if self.plan is not None:
-            from sharding.saved_plan import read_saved_plan
+            from sharding.planning.saved_plan import read_saved_plan
 
             return read_saved_plan(self.plan).mesh.size
         return None

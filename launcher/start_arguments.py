@@ -15,11 +15,11 @@ from launcher.ports import check_port, free_port
 from launcher.rank_models import count_files, is_rank_models
 from ranks import settings
 from ranks.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
-from sharding.text import counted
+from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable
-    from sharding.options import SliceOptions
+    from sharding.demands.options import SliceOptions
 
 _AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
 
@@ -44,7 +44,7 @@ def count_ranks(
     if table is not None:
         sources.append((f"the rank table {table.path or ''}".rstrip(), table.world_size))
     if path.is_dir():
-        from sharding.manifest import read_manifest
+        from sharding.slices.manifest import read_manifest
 
         sources.append((f"the slice folder {path}", read_manifest(path).world_size))
     if is_rank_models(path):

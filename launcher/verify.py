@@ -15,7 +15,7 @@ from ranks.tensors import is_extended
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import TensorEntry
+    from sharding.slices.manifest import TensorEntry
 
 TOLERANCES = {
     "float64": 1e-4,
@@ -134,7 +134,7 @@ def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str],
     """The element types of a model's inputs and of its outputs by name, read without its weights; raises
     `ConfigError`."""
     from sharding.errors import ModelError
-    from sharding.protobuf import MalformedError, parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
 
     try:
         graph = parse_without_weights(model, key).graph
@@ -216,8 +216,8 @@ def _answers(
     import onnxruntime
 
     from ranks.session import CHANGING
-    from sharding import limits
-    from sharding.external import target_of
+    from sharding.common import limits
+    from sharding.onnx_files.external import target_of
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -237,7 +237,7 @@ def _answers(
 
 
 def _is_quantized(file: Path) -> bool:
-    from sharding.protobuf import parse_without_weights
+    from sharding.onnx_files.protobuf import parse_without_weights
 
     try:
         graph = parse_without_weights(file).graph
@@ -282,7 +282,7 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 def find_source(folder: Path, source_file: str, size: int, sha256: str, against: Path | None) -> Path:
     """The unsliced model that a slice folder was made from: ``against``, else a file of the manifest's name,
     size and hash in the folder or the one above it; raises `ConfigError`."""
-    from sharding.manifest import sha256_of
+    from sharding.slices.manifest import sha256_of
 
     if against is not None:
         return against

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ranks.part import Part
     from ranks.schedule import Schedule
     from ranks.weights.variable import VariableWeights
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 

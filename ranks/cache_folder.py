@@ -27,9 +27,9 @@ from typing import Any
 
 from ranks import cache_place, pins, regular
 from ranks.errors import ModelError, ShardrunError
-from sharding.external import locations, target_of
-from sharding.manifest import sha256_of
-from sharding.nearby import hint
+from sharding.common.nearby import hint
+from sharding.onnx_files.external import locations, target_of
+from sharding.slices.manifest import sha256_of
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
 
@@ -218,7 +218,7 @@ def _external_files(model: Path) -> list[str]:
     cannot be parsed."""
     from google.protobuf.message import DecodeError
 
-    from sharding.protobuf import MalformedError, parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
 
     try:
         if not model.is_file():

@@ -21,7 +21,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharding.manifest import FILE_NAME, SLICE_FILE
+from sharding.slices.manifest import FILE_NAME, SLICE_FILE
 
 MARKS = ".shardrun"
 _KEPT = ".kept"

@@ -16,7 +16,7 @@ from typing import Any
 from ranks import wire
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.stream import Stream
-from sharding.limits import shortage
+from sharding.common.limits import shortage
 
 CONTROL = "SHARDRUN_CONTROL"
 JOB = "SHARDRUN_JOB"

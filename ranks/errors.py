@@ -58,7 +58,7 @@ class WeightsError(ShardrunError):
 def is_usage(error: BaseException) -> bool:
     """Whether what was given is wrong (a setting, a model, options, a file), rather than what was done with
     it: the exit code is then another one."""
-    from sharding.documents import DocumentError
+    from sharding.common.documents import DocumentError
 
     usage = SettingError | IdentityError | ModelError | OptionError | OutputError | DocumentError
     return isinstance(error, usage)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ranks.weights.store import Store
     from ranks.weights.variable import VariableWeights
     from ranks.weights.variable_parts import Whole
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 __all__ = ["RankModel", "Stats", "load"]
 

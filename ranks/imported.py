@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
+from sharding.common.storage import why_unwritable
 from sharding.importers.sniff import is_imported
-from sharding.storage import why_unwritable
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -97,7 +97,7 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
 
     Raises `ModelError` where none can be made.
     """
-    from sharding.plain_folder import plain_folder
+    from sharding.common.plain_folder import plain_folder
 
     with contextlib.ExitStack() as stack:
         try:

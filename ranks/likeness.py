@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ranks.part import Part
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 _SAMPLE = 4096
 _NOTHING = bytes(32)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ranks.errors import ModelError, ShardError
 from ranks.pins import hold
 from ranks.tensors import Dim, element_dtype
-from sharding.external import find_data
-from sharding.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
-from sharding.nearby import hint, shown
-from sharding.placeholders import refuse_placeholder
+from sharding.common.nearby import hint, shown
+from sharding.common.placeholders import refuse_placeholder
+from sharding.onnx_files.external import find_data
+from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 
 if TYPE_CHECKING:
     import onnx

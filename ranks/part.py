@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ShardError, SliceError
-from sharding.manifest_fields import Field
-from sharding.mesh import Mesh, parse_mesh
+from sharding.slices.manifest_fields import Field
+from sharding.slices.mesh import Mesh, parse_mesh
 
 if TYPE_CHECKING:
     import onnx

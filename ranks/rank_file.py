@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ranks.errors import IdentityError
 from ranks.identity import Identity
-from sharding.nearby import hint
+from sharding.common.nearby import hint
 
 _READY = "completed"
 _LARGEST = 64 << 20  # bytes; a table of 10 000 ranks has about 2 MB
@@ -120,7 +120,7 @@ def _entries(path: Path, raw: bytes) -> list[_Entry]:
 
 
 def _parse(path: Path, raw: bytes) -> Any:
-    from sharding.documents import parse
+    from sharding.common.documents import parse
 
     yaml = path.suffix in {".yaml", ".yml"}
     try:

@@ -14,8 +14,8 @@ import onnxruntime as ort
 from ranks import arena, devices, engines, forks, settings
 from ranks.errors import ModelError
 from ranks.versions import too_new
-from sharding import limits
-from sharding.external import target_of
+from sharding.common import limits
+from sharding.onnx_files.external import target_of
 
 if TYPE_CHECKING:
     from ranks.weights.store import Store

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ranks.errors import SettingError
-from sharding.text import did_you_mean, shortened
+from sharding.common.text import did_you_mean, shortened
 
 COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
 MOST_THREADS = 1024

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ranks.errors import ShardrunError
-from sharding.text import did_you_mean
+from sharding.common.text import did_you_mean
 
 Dim = int | str | None
 OBJECT = np.dtype(object)

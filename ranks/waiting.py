@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ranks.errors import ShardrunError
 from ranks.processes import is_stopped
-from sharding.text import one_line, shortened
+from sharding.common.text import one_line, shortened
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sharding.exchanges import exchanging_options
 from sharding.rules import RULES
+from sharding.search.exchanges import exchanging_options
 from tests.sharding import operator_tests
 from tests.sharding.operator_tests import KINDS, Tally
 from tests.sharding.proof import kind, prove, runnable

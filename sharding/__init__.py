@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from sharding.demands.options import SliceOptions
     from sharding.importers.mindir.encryption import Key
-    from sharding.manifest import Manifest
-    from sharding.options import SliceOptions
-    from sharding.plan import Plan
-    from sharding.write import Progress
+    from sharding.planning.plan import Plan
+    from sharding.slices.manifest import Manifest
+    from sharding.writing.write import Progress
 
     Given = str | Path | bytes | bytearray | memoryview | onnx.ModelProto | ir.Model
 
@@ -29,12 +29,12 @@ def plan_model(
     allow_replicated: bool = False,
     key: Key | None = None,
 ) -> Plan:
-    """Plans how to slice a model for ``ranks`` ranks; see `sharding.plan.plan_model`.
+    """Plans how to slice a model for ``ranks`` ranks; see `sharding.planning.plan.plan_model`.
 
     ``model``: the path of a file, its bytes, an `onnx.ModelProto` or an `onnx_ir.Model`.
     """
-    from sharding.given import GivenModel, is_path
-    from sharding.plan import plan_model as plan
+    from sharding.onnx_files.given import GivenModel, is_path
+    from sharding.planning.plan import plan_model as plan
 
     if is_path(model):
         return plan(Path(model), ranks, options=options, allow_replicated=allow_replicated, key=key)
@@ -68,8 +68,8 @@ def slice_model(
     options that the model does not allow, an output folder that holds something else, or, unless
     ``allow_replicated``, a model of which no weight can be split.
     """
-    from sharding.folder import check_output
-    from sharding.write import write_slices
+    from sharding.slices.folder import check_output
+    from sharding.writing.write import write_slices
 
     check_output(Path(output))
     planned = plan_model(model, ranks, options=options, allow_replicated=allow_replicated, key=key)

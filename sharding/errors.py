@@ -1,6 +1,6 @@
 """The errors that shardrun raises for a user; each says what, where, expected, found and what to do."""
 
-from sharding.text import human_bytes, printable
+from sharding.common.text import human_bytes, printable
 
 
 class ShardrunError(Exception):

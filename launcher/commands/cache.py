@@ -83,7 +83,7 @@ def _list(args: argparse.Namespace) -> int:
 def _clear(args: argparse.Namespace) -> int:
     from launcher.cache_contents import clear
     from launcher.report import human_bytes
-    from sharding.text import one_line
+    from sharding.common.text import one_line
 
     removed, busy = clear(args.kinds or _KINDS)
     if args.json:

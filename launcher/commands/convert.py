@@ -101,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
     from launcher import conversion, expectations
     from launcher.files import check_folder
     from launcher.report import counted, human_bytes, progress
+    from sharding.common.text import one_line
     from sharding.importers.opset import opset_of
     from sharding.importers.value_names import inputs_of
     from sharding.importers.write import write_onnx
-    from sharding.text import one_line
 
     source, output = _paths(args)
     check_folder("OUTPUT", output)

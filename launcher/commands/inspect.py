@@ -138,7 +138,7 @@ def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None)
         from launcher.model import open_slices
 
         return of_slices(args.model, open_slices(args.model, getattr(args, "ranks", None)), dims)
-    from sharding.plan import plan_model
+    from sharding.planning.plan import plan_model
 
     slicing = slicing_of(vars(args))
     ranks = getattr(args, "ranks", None) or slicing.ranks()
@@ -216,7 +216,7 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
 
     from launcher.page import describe_mesh
     from launcher.report import human_bytes, print_table, say
-    from sharding.text import shortened
+    from sharding.common.text import shortened
 
     say(f"{x.title}: {describe_mesh(x)}")
     print_signature(x.inputs, x.outputs)
@@ -259,7 +259,7 @@ def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | No
     """Rank models made elsewhere: nobody knows how they were cut, so each is shown as it is."""
     from launcher.rank_inspection import look
     from launcher.report import human_bytes, print_table, say
-    from sharding.text import counted, shortened
+    from sharding.common.text import counted, shortened
 
     given = [
         *slicing.given,

@@ -12,7 +12,7 @@ from launcher.job import LAUNCHERS, MAX_RANKS, TARGETS
 from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 from ranks.precision.request import MODES
 from ranks.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
-from sharding.options import STRATEGIES
+from sharding.demands.options import STRATEGIES
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _scratch(folder: Path) -> Iterator[str]:
     """A temporary folder beside ``folder``."""
     from launcher.errors import ConfigError
-    from sharding.storage import why_unwritable
+    from sharding.common.storage import why_unwritable
 
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from launcher.signature import declared_by
 from launcher.slicing import slicing_of
 
 if TYPE_CHECKING:
-    from sharding.plan import Plan
+    from sharding.planning.plan import Plan
 
 HELP = "slice a model into one shard per rank"
 DESCRIPTION = """\
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         declared_by(args.model, key)
     from launcher.report import counted, progress, say, warn_of
-    from sharding.plan import plan_model
-    from sharding.write import check_output, write_slices
+    from sharding.planning.plan import plan_model
+    from sharding.writing.write import check_output, write_slices
 
     if args.output is not None and args.rank is None:
         check_output(args.output)
@@ -110,12 +110,12 @@ def run(args: argparse.Namespace) -> int:
         them = "it" if plan.world_size == 1 or args.rank is not None else "them"
         written.append(f"wrote {args.output}: {what}; `shardrun run {args.output}` runs {them}")
     if args.save_plan is not None:
-        from sharding.saved_plan import plan_text
+        from sharding.planning.saved_plan import plan_text
 
         write_file(args.save_plan, plan_text(plan).encode("utf-8", "surrogateescape"), "plan")
         written.append(f"wrote {args.save_plan}: the plan, for --plan")
     if args.annotate is not None:
-        from sharding.annotate import annotate
+        from sharding.writing.annotate import annotate
 
         annotate(plan, args.annotate)
         written.append(f"wrote {args.annotate}: the model with the plan as annotations")

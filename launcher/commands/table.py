@@ -97,7 +97,7 @@ def _make(args: argparse.Namespace) -> int:
 
 
 def _size(table: RankTable) -> str:
-    from sharding.text import counted
+    from sharding.common.text import counted
 
     return f"{counted(table.world_size, 'rank')} on {counted(len(table.hosts), 'host')}"
 
@@ -105,7 +105,7 @@ def _size(table: RankTable) -> str:
 def _check(path: Path) -> int:
     from launcher.rank_table import find_problems, load_rank_table
     from launcher.report import print_table, say
-    from sharding.text import one_line
+    from sharding.common.text import one_line
 
     problems = find_problems(path)
     for problem in problems:

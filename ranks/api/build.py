@@ -21,7 +21,7 @@ from ranks.api.targets import Placement, place, target_of
 from ranks.api.types import ModelType
 from ranks.errors import IdentityError, ModelError, ShardrunError, WeightsError
 from ranks.weights.request import Attach, Share
-from sharding import limits
+from sharding.common import limits
 
 if TYPE_CHECKING:
     from ranks.api.membership import Sharing

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from sharding.common.nearby import hint
 from sharding.importers.sniff import Format, format_of
-from sharding.nearby import hint
 
 Content = Format | Literal["slices"]
 

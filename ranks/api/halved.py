@@ -60,7 +60,7 @@ def halve(model: onnx.ModelProto, source: Path, held: Mapping[str, Weight]) -> d
     with numbers beyond float16 stay. Returns what `write_onnx` takes as ``weights``."""
     import onnx
 
-    from sharding.names import Names
+    from sharding.common.names import Names
 
     weights = dict(held)
     graph = model.graph

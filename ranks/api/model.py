@@ -34,7 +34,7 @@ from ranks.api.update import checked, parse
 from ranks.errors import ModelError, ShardrunError
 from ranks.imported import naming
 from ranks.weights.request import Attach, Share
-from sharding.given import GivenModel
+from sharding.onnx_files.given import GivenModel
 
 if TYPE_CHECKING:
     import onnx

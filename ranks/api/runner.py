@@ -27,7 +27,7 @@ from ranks.api.targets import CPU
 from ranks.api.tensor import Tensor, TensorMeta
 from ranks.api.types import ModelType
 from ranks.errors import ModelError, ShardrunError
-from sharding import limits
+from sharding.common import limits
 
 if TYPE_CHECKING:
     from ranks.rank_model import RankModel

@@ -29,7 +29,7 @@ from ranks.errors import CollectiveError
 from ranks.identity import Identity
 from ranks.meeting import meet
 from ranks.rendezvous import Rendezvous, close_all
-from sharding import limits
+from sharding.common import limits
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
-from sharding.nearby import hint, shown
-from sharding.placeholders import placeholder
+from sharding.common.nearby import hint, shown
+from sharding.common.placeholders import placeholder
 
 Array = NDArray[Any]
 MAX_HEADER = 65536

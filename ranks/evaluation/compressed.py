@@ -5,8 +5,8 @@ from __future__ import annotations
 from zipfile import ZipInfo
 
 from ranks.evaluation.errors import EvaluationError
-from sharding.limits import free_memory
-from sharding.text import human_bytes
+from sharding.common.limits import free_memory
+from sharding.common.text import human_bytes
 
 LARGE = 256 << 20
 """Bytes up to which nobody asks whether memory is free."""

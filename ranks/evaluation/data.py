@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
 from ranks.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
-from sharding.text import did_you_mean
+from sharding.common.text import did_you_mean
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]

@@ -19,7 +19,7 @@ from ranks.evaluation.data import Batch, Stored, fixed_batch, given_batches, pad
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.metrics import Metric, collect
 from ranks.tensors import TensorSpec, is_extended
-from sharding.text import did_you_mean
+from sharding.common.text import did_you_mean
 
 Array = NDArray[Any]
 Run = Callable[[dict[str, Array]], Mapping[str, Array]]

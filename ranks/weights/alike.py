@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sharding.text import one_line
+from sharding.common.text import one_line
 
 LONGEST_TEXT = 500
 """Characters of JSON; the facts of an owner travel in one packet (`ranks.weights.protocol`)."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ranks.session import SessionConfig
     from ranks.weights.store import Store
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 LEAST_BYTES = 1 << 20
 """What a session must hold alike with other ranks' to be worth preparing."""

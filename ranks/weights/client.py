@@ -28,7 +28,7 @@ from ranks.weights.protocol import (
     step,
     unpack,
 )
-from sharding.text import one_line
+from sharding.common.text import one_line
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from ranks.cache_folder import (
 )
 from ranks.errors import ModelError
 from ranks.weights.entry_file import FORMAT
-from sharding.external import entries, locations
+from sharding.onnx_files.external import entries, locations
 
 if TYPE_CHECKING:
     import onnx
@@ -109,7 +109,7 @@ def _parsed(model: bytes) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from sharding.protobuf import MalformedError, without_weights
+    from sharding.onnx_files.protobuf import MalformedError, without_weights
 
     message = onnx.ModelProto()
     try:

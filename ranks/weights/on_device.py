@@ -23,7 +23,7 @@ from ranks.weights.cuda_driver import Driver
 from ranks.weights.device_model import GRAPH, DeviceWeights, export_device_weights, open_device_weights
 from ranks.weights.protocol import Part, close_all
 from ranks.weights.store import Store
-from sharding.storage import why_unwritable
+from sharding.common.storage import why_unwritable
 
 CUDA = "CUDAExecutionProvider"
 DEVICE = "device"

@@ -23,7 +23,7 @@ from ranks.weights.handle import address, new_handle
 from ranks.weights.protocol import Part, close_all, step
 from ranks.weights.request import Attach, Share
 from ranks.weights.server import Offer, Server
-from sharding.text import one_line
+from sharding.common.text import one_line
 
 if TYPE_CHECKING:
     from ranks.identity import Identity
@@ -194,7 +194,7 @@ def _content(path: Path) -> str:
     """A hash of the model's content, of a slice folder or a pattern that of all its files."""
     from ranks import pattern
     from ranks.cache_folder import fingerprint, remembered_hash
-    from sharding.manifest import FILE_NAME
+    from sharding.slices.manifest import FILE_NAME
 
     try:
         if pattern.is_pattern(path):

@@ -31,7 +31,7 @@ from ranks.weights import entries
 from ranks.weights.keys import key_of, size_of
 from ranks.weights.pages import give_back_memory, populate
 from ranks.weights.prepare import prepare
-from sharding.storage import what_to_do
+from sharding.common.storage import what_to_do
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from ranks.cut import all_nodes, describe, is_collective, is_constant, reads
 from ranks.errors import ModelError
 from ranks.tensors import element_dtype
 from ranks.weights.variable_products import Products, matrices_in, right_factors
-from sharding.names import Names
-from sharding.text import similar
+from sharding.common.names import Names
+from sharding.common.text import similar
 
 if TYPE_CHECKING:
     from pathlib import Path

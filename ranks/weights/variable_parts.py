@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardError
 from ranks.weights.variable_values import Array, Spec
-from sharding.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
+from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
 
 if TYPE_CHECKING:
     import onnx
 
     from ranks.part import Part
-    from sharding.manifest import Manifest
+    from sharding.slices.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Share:
 
     def of(self, whole: Array) -> Array:
         """The values of the part."""
-        from sharding.tensors import cut
+        from sharding.onnx_files.tensors import cut
 
         if self.columns is not None:
             axis, piece = self.columns

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.names import Names
+    from sharding.common.names import Names
 
 MICROSOFT = "com.microsoft"
 _DOMAINS = ("", "ai.onnx")

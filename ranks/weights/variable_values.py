@@ -234,7 +234,7 @@ def _turner() -> ort.InferenceSession:
     from onnx import helper
 
     from ranks.session import SessionConfig, create_plain
-    from sharding import limits
+    from sharding.common import limits
 
     ends = [helper.make_tensor_value_info(name, 1, axes) for name, axes in (("x", "ab"), ("y", "ba"))]
     graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"])], "turn", ends[:1], ends[1:])

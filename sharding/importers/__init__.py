@@ -1,7 +1,7 @@
 """Formats other than ONNX: each is turned into an ONNX model, and all that follows is the same.
 
 An importer takes a path and gives a model whose large weights stay where they lie: external data with the
-location `sharding.protobuf.IN_MODEL_FILE` (the imported file itself) or a file in its folder.
+location `sharding.onnx_files.protobuf.IN_MODEL_FILE` (the imported file itself) or a file in its folder.
 """
 
 from __future__ import annotations

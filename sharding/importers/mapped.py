@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from sharding.common.nearby import hint, shown
 from sharding.errors import ModelError
-from sharding.nearby import hint, shown
 
 
 def mapped(path: Path, expected: str) -> memoryview:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.mapped import mapped
-from sharding.protobuf import IN_MODEL_FILE, MalformedError, without_weights
-from sharding.text import one_line, shortened
+from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, without_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -92,7 +92,7 @@ def _locate(tensor: Any, path: Path, outer: bool) -> None:
     """States a tensor's offset and length; one that is no initializer of the model comes into the message."""
     import onnx_ir as ir
 
-    from sharding.tensors import locate
+    from sharding.onnx_files.tensors import locate
 
     name = tensor.name or "without a name"
     location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharding.common.text import one_line
 from sharding.errors import ModelError
-from sharding.text import one_line
 
 if TYPE_CHECKING:
     import onnx

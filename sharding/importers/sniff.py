@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
-from sharding.placeholders import refuse_placeholder
 
 Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "foreign", "unknown"]
 HEAD = 16

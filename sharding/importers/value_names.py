@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sharding.common.text import counted, shortened
 from sharding.errors import OptionError
-from sharding.text import counted, shortened
 
 if TYPE_CHECKING:
     import onnx

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from sharding.common.storage import why_unwritable
 from sharding.errors import ModelError, OutputError
-from sharding.external import find_data
-from sharding.folder import Fill, replace_files
-from sharding.protobuf import IN_MODEL_FILE
-from sharding.storage import why_unwritable
+from sharding.onnx_files.external import find_data
+from sharding.onnx_files.protobuf import IN_MODEL_FILE
+from sharding.slices.folder import Fill, replace_files
 
 if TYPE_CHECKING:
     import onnx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharding.placement import Split
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
     absent,
@@ -15,6 +14,7 @@ from sharding.rules.common import (
     partial_option,
     splits,
 )
+from sharding.slices.placement import Split
 
 
 def others(node: NodeView, axes: Sequence[int]) -> list[Option]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sharding.placement import REPLICATED, Placement, Split
 from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Shape,
@@ -23,6 +22,7 @@ from sharding.rules.common import (
     partial_option,
     shape_of,
 )
+from sharding.slices.placement import REPLICATED, Placement, Split
 
 MICROSOFT = "com.microsoft"
 _COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sharding.placement import Placement
+from sharding.slices.placement import Placement
 
 Dim = int | str | None
 """An axis length: known, a symbol (equal symbols are equal lengths), or unknown."""

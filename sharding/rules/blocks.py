@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sharding.placement import Placement, Split
 from sharding.rules.base import RULES, Dim, NodeView
+from sharding.slices.placement import Placement, Split
 
 MAX_PER_LENGTH = 4
 """Block counts kept for one length, the smallest first: each makes one more option in many nodes."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
 Shape = Sequence[Dim]
 Values = Sequence[Any]

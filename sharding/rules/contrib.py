@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sharding.placement import Placement, Split
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, dim, option, shape_of, splits
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.matmul import product
+from sharding.slices.placement import Placement, Split
 
 MICROSOFT = "com.microsoft"
 
@@ -97,7 +97,7 @@ def simplified_layer_normalization(node: NodeView) -> list[Option]:
 def embed_layer_normalization(node: NodeView) -> list[Option]:
     """Ids [batch, sequence] to normalized sums of embeddings: rows of the batch by themselves.
 
-    The tables are cut where the operator is written out as its parts (`sharding.lowering`).
+    The tables are cut where the operator is written out as its parts (`sharding.rewrite.lowering`).
     """
     batch = dim(node.shapes[0], 0)
     if not node.divisible(batch):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, constant, dim, first_rank_only, option, splits, summable
+from sharding.slices.placement import PARTIAL, Placement, Split
 
 MICROSOFT = "com.microsoft"
 

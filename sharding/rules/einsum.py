@@ -5,9 +5,9 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import option, summable
+from sharding.slices.placement import PARTIAL, Placement, Split
 
 
 def equation_terms(equation: object, ranks: Sequence[int | None]) -> list[str] | None:

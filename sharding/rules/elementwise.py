@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sharding.placement import PARTIAL, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Shape,
@@ -22,6 +21,7 @@ from sharding.rules.common import (
     splits,
     summable,
 )
+from sharding.slices.placement import PARTIAL, Split
 
 UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Celu", "Ceil", "Cos", "Cosh"),

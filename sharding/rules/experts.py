@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, dim, option, shape_of, summable
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
 MICROSOFT = "com.microsoft"
 INTERLEAVED, ONE_AFTER_THE_OTHER = 1, 2

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
@@ -22,6 +21,7 @@ from sharding.rules.common import (
     summable,
 )
 from sharding.rules.matmul import gemm, product
+from sharding.slices.placement import PARTIAL, Placement, Split
 
 MICROSOFT = "com.microsoft"
 TENSOR_UINT8, TENSOR_INT32 = 2, 6

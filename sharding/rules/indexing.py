@@ -1,6 +1,6 @@
 """Gather and its kin.
 
-ONNX Runtime refuses an index beyond its axis, and so must all ranks together (see also `sharding.refusals`):
+ONNX Runtime refuses an index beyond its axis, and so must all ranks together (see also `sharding.search.refusals`):
 where the indexed axis is cut, each rank checks all indices against the whole axis.
 """
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -24,6 +23,7 @@ from sharding.rules.common import (
     splits,
     summable,
 )
+from sharding.slices.placement import PARTIAL, Split
 
 MICROSOFT = "com.microsoft"
 MOD_OPSET = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sharding.placement import Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -19,6 +18,7 @@ from sharding.rules.common import (
     splits,
     with_lengths,
 )
+from sharding.slices.placement import Placement, Split
 
 
 @rule("Transpose")

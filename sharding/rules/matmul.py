@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, dim, first_rank_only, option, shape_of, summable
+from sharding.slices.placement import PARTIAL, Placement, Split
 
 
 @rule("MatMul")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -19,6 +18,7 @@ from sharding.rules.common import (
     shape_of,
     splits,
 )
+from sharding.slices.placement import Placement, Split
 
 
 @rule("LayerNormalization", "RMSNormalization")

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -27,6 +26,7 @@ from sharding.rules.common import (
     shape_of,
     splits,
 )
+from sharding.slices.placement import Placement, Split
 
 MAX_BLOCKS = 64
 """Blocks of an axis that pieces of unequal length are made of, at most."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -23,6 +22,7 @@ from sharding.rules.common import (
     splits,
     with_lengths,
 )
+from sharding.slices.placement import Split
 
 MICROSOFT = "com.microsoft"
 

@@ -6,7 +6,6 @@ QLinearMatMul apart where its weight's rows are to be split.)
 
 from __future__ import annotations
 
-from sharding.placement import PARTIAL, Placement, Split
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
@@ -23,6 +22,7 @@ from sharding.rules.conv import MICROSOFT, Layout, convolution
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.pieces import joined
 from sharding.rules.quantization import quantized_product, vectors
+from sharding.slices.placement import PARTIAL, Placement, Split
 
 
 @rule("QLinearMatMul")

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sharding.placement import REPLICATED, Partial, Placement, Split
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import Shape, absent, axis_attribute, dim, option, shape_of, splits
 from sharding.rules.conv import MICROSOFT, Layout, convolution
 from sharding.rules.matmul import product
+from sharding.slices.placement import REPLICATED, Partial, Placement, Split
 
 
 @rule("QuantizeLinear", "DequantizeLinear")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sharding.placement import Placement, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, absent, dim, int64, option, splits
+from sharding.slices.placement import Placement, Split
 
 MICROSOFT = "com.microsoft"
 

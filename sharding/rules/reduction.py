@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, Split
 from sharding.rules.base import Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Values,
@@ -18,6 +17,7 @@ from sharding.rules.common import (
     splits,
     summable,
 )
+from sharding.slices.placement import PARTIAL, Split
 
 SUMS = ("ReduceSum", "ReduceL1", "ReduceSumSquare")
 LINEAR = ("ReduceSum", "ReduceMean")

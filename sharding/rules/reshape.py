@@ -12,8 +12,6 @@ import math
 from functools import partial
 from typing import Any
 
-from sharding.placement import Split
-from sharding.products import product, quotient, whole_quotient
 from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
 from sharding.rules.common import (
     Shape,
@@ -26,6 +24,8 @@ from sharding.rules.common import (
     shape_like,
     with_lengths,
 )
+from sharding.rules.products import product, quotient, whole_quotient
+from sharding.slices.placement import Split
 
 MAX_BLOCKS = 4
 """A reshape offers more blocks only where the graph has them already: heads merged into one axis and cut

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import PARTIAL, REPLICATED
 from sharding.rules.base import Emit, Emitter, NodeView, Option, rule
 from sharding.rules.common import Values, int64, option, splits, summable
+from sharding.slices.placement import PARTIAL, REPLICATED
 
 
 @rule("Shape", "Size")

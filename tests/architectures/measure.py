@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 
 from launcher.group import start
-from sharding.options import SliceOptions
-from sharding.plan import Plan, plan_model
-from sharding.write import write_slices
+from sharding.demands.options import SliceOptions
+from sharding.planning.plan import Plan, plan_model
+from sharding.writing.write import write_slices
 from tests.architectures.zoo import Model
 from tests.sharding import lockstep
 

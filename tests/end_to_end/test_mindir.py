@@ -50,7 +50,7 @@ def numbers(text: str) -> list[list[float]]:
 
 def whole_answer() -> list[float]:
     """What the network gives for ones, by numpy on the weights of both files."""
-    from sharding.read import read_model
+    from sharding.reading.read import read_model
 
     parts = [
         read_model(DATA / "shard_mlp_allreduce" / f"rank_{rank}" / "model.mindir").weights

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from launcher import start
 from sharding import slice_model
-from sharding.manifest import Manifest, read_manifest
+from sharding.slices.manifest import Manifest, read_manifest
 from tests import models
 
 SEVEN = ("minilm", "bert_base", "gpt2", "resnet18", "mobilenet_v2", "ppocr_rec", "mlp")

@@ -19,7 +19,7 @@ from launcher import start
 from ranks import executor
 from ranks.assigned import RECORD, nodes_of
 from sharding import slice_model
-from sharding.mesh import Mesh
+from sharding.slices.mesh import Mesh
 from tests.gpu.near import assert_near, assert_on_cuda
 from tests.ranks import worlds
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from sharding.manifest import read_manifest
+from sharding.slices.manifest import read_manifest
 from tests.launcher.cli_tools import save_mlp, shardrun
 
 X = np.random.default_rng(5).standard_normal((3, 8)).astype(np.float32)

@@ -17,10 +17,10 @@ import sharding
 from launcher import cache
 from launcher.errors import ConfigError
 from ranks import cache_folder, model_file, whole
+from sharding.demands.options import SliceOptions
 from sharding.errors import ModelError, ShardError, SliceError
-from sharding.manifest import read_manifest
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.slices.manifest import read_manifest
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import environment, save_mlp
 
 

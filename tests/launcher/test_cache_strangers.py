@@ -22,7 +22,7 @@ from ranks import cache_limit, cache_place, pins
 from ranks.cache_folder import fingerprint
 from ranks.errors import ShardrunError
 from ranks.weights.store import default_store
-from sharding.folder import new_folder
+from sharding.slices.folder import new_folder
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.test_cache_command import shown
 

@@ -21,7 +21,8 @@ import pytest
 import ranks
 from launcher import start
 from ranks.errors import ModelError, ShardrunError
-from sharding import given, plan_model, slice_model
+from sharding import plan_model, slice_model
+from sharding.onnx_files import given
 from tests.launcher.cli_tools import ROOT, save_mlp
 
 X = np.random.default_rng(5).standard_normal((3, 8), np.float32)

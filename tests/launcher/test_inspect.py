@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from launcher import cli
 from sharding import slice_model
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.plan import plan_model
-from sharding.write import write_slices
+from sharding.demands.options import SliceOptions
+from sharding.planning.plan import plan_model
+from sharding.slices.mesh import Mesh
+from sharding.writing.write import write_slices
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.test_rank_models import save_rank_models
 

@@ -15,8 +15,8 @@ from launcher.errors import ConfigError
 from launcher.job import Job, merge
 from launcher.job_file import EXPECTED, JobFile, read_job_file
 from launcher.slicing import FLAGS, parse_bytes, parse_dims
-from sharding.mesh import Mesh, parse_mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh, parse_mesh
 
 
 @pytest.fixture

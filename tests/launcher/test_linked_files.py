@@ -21,7 +21,7 @@ from ranks import executor, model_file
 from ranks.cache_folder import fingerprint
 from ranks.errors import ModelError, ShardrunError
 from sharding import plan_model, slice_model
-from sharding.read import read_model
+from sharding.reading.read import read_model
 from tests.launcher.cli_tools import save_mlp, shardrun
 
 DATA = Path(__file__).parents[1] / "data"

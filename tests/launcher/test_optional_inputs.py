@@ -17,8 +17,8 @@ from launcher.errors import ConfigError, ShardrunError
 from launcher.inputs import make_inputs
 from ranks import executor
 from ranks.optional import take
-from sharding.manifest import read_manifest
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.manifest import read_manifest
 from tests.launcher.cli_tools import shardrun
 from tests.sharding import graphs
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from launcher.inspection import Inspection, Layer, Talk, Weight
 from launcher.page import render
-from sharding.mesh import Mesh
-from sharding.placement import REPLICATED, Split
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import REPLICATED, Split
 
 VOID = {"meta"}
 

@@ -37,7 +37,7 @@ def nothing_is_sliced_or_started(
 
     monkeypatch.setattr(cache, "_slice_into", fail)
     monkeypatch.setattr("sharding.slice_model", fail)
-    monkeypatch.setattr("sharding.plan.plan_model", fail)
+    monkeypatch.setattr("sharding.planning.plan.plan_model", fail)
     monkeypatch.setattr(Job, "__init__", fail)
 
 
@@ -168,7 +168,7 @@ def _built() -> None:
 
 def test_external_data_that_stand_for_others(tmp_path: Path) -> None:
     from ranks import model_file
-    from sharding.read import read_model
+    from sharding.reading.read import read_model
 
     model = save_mlp(tmp_path / "e.onnx", external=True)
     (tmp_path / "e.onnx.data").write_bytes(LFS)
@@ -180,7 +180,7 @@ def test_external_data_that_stand_for_others(tmp_path: Path) -> None:
 def test_a_model_of_a_page_of_bytes_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A raw input may be a page: only pointers are never what is meant."""
     from launcher.inputs import make_inputs
-    from sharding.manifest import TensorEntry
+    from sharding.slices.manifest import TensorEntry
 
     (tmp_path / "page.bin").write_bytes(PAGE)
     arrays, _ = make_inputs([TensorEntry("x", "uint8", ("n",))], ["x=page.bin"])

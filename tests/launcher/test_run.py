@@ -21,7 +21,7 @@ from launcher.errors import RankFailedError
 from launcher.inputs import make_inputs
 from launcher.job import Job
 from launcher.model import opened
-from sharding.manifest import read_manifest
+from sharding.slices.manifest import read_manifest
 from tests.launcher import processes
 from tests.launcher.cli_tools import environment, mpirun, run, save_mlp, shardrun
 

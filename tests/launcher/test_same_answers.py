@@ -17,9 +17,9 @@ from onnx import TensorProto, helper
 import ranks
 from launcher import start
 from launcher.group import Group, PredictError
+from sharding.demands.options import SliceOptions
 from sharding.errors import ShardrunError
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import shardrun
 from tests.sharding import graphs
 

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from launcher import group
 from ranks.weights import automatic, entries
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh
 
 WIDTH = 1024
 LAYERS = 6

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from launcher import cli, start
-from sharding.manifest import read_manifest
-from sharding.options import SliceOptions
-from sharding.plan import plan_model
+from sharding.demands.options import SliceOptions
+from sharding.planning.plan import plan_model
+from sharding.slices.manifest import read_manifest
 from tests.launcher.cli_tools import save_mlp
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array

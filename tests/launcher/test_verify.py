@@ -20,7 +20,7 @@ from launcher.verify import (
     run_reference,
     tolerance_for,
 )
-from sharding.manifest import sha256_of
+from sharding.slices.manifest import sha256_of
 from tests.sharding import graphs
 
 NAN, INF = float("nan"), float("inf")

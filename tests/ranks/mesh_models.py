@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sharding.mesh import Mesh
+from sharding.slices.mesh import Mesh
 from tests.ranks.rank_models import FLOAT, model, node, value
 
 WIDTH, HIDDEN = 4, 12

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 import sharding
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import mpirun, run
 from tests.ranks import api_models
 

@@ -12,8 +12,8 @@ from launcher import cache
 from ranks import cache_entries, cache_folder, pins, whole
 from ranks.cache_folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole
 from ranks.waiting import HeldError
-from sharding.manifest import FILE_NAME
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.manifest import FILE_NAME
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from ranks.cuda import CudaMemory
 from ranks.errors import DeviceError
 from ranks.session import SessionConfig
 from ranks.tensors import ELEMENT_TYPES, element_dtype, element_number
-from sharding.mesh import Mesh
+from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.fake_nccl import on_threads
 from tests.ranks.mesh_models import feeds_of, save_mesh

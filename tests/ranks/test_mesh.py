@@ -13,7 +13,7 @@ import pytest
 from ranks import executor
 from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.schedule import shares
-from sharding.mesh import Mesh
+from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.mesh_models import describe, feeds_of, save_mesh, stage_model, whole
 from tests.ranks.rank_models import model, node, save, value

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.group import PredictError, start
-from sharding.mesh import Mesh
+from sharding.slices.mesh import Mesh
 from tests.ranks import worlds
 from tests.ranks.mesh_models import feeds_of, save_mesh
 from tests.ranks.rank_models import model, node, save, value

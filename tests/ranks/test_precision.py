@@ -20,8 +20,8 @@ from ranks.errors import ModelError, ShardrunError
 from ranks.precision.convert import apply
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
 from sharding import slice_model
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 RANDOM = np.random.default_rng(11)

@@ -16,7 +16,7 @@ from onnx import helper
 from ranks import devices, executor, session
 from ranks.errors import DeviceError, ModelError, ShardrunError
 from ranks.session import SessionConfig, create, default_threads, reason
-from sharding.limits import cores as available_cores
+from sharding.common.limits import cores as available_cores
 from tests.sharding import graphs
 
 

@@ -28,7 +28,7 @@ from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.session import SessionConfig, create
 from ranks.weights import durable, entries, entry_file, keys
 from ranks.weights.store import Store, default_store
-from sharding.manifest import sha256_of
+from sharding.slices.manifest import sha256_of
 
 ROOT = Path(__file__).parents[2]
 CONFIG = SessionConfig(threads=1)

@@ -17,8 +17,8 @@ import sharding
 from ranks import executor
 from ranks.errors import ModelError, WeightsError
 from ranks.weights.variable_values import Pair
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import run
 from tests.ranks import api_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks

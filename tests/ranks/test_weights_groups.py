@@ -15,8 +15,8 @@ import onnxruntime as ort
 import pytest
 
 from sharding import slice_model
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import save_mlp
 from tests.ranks.test_store import ROOT
 

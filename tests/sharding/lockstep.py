@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from sharding.manifest import Manifest, read_manifest, verify_shard
+from sharding.slices.manifest import Manifest, read_manifest, verify_shard
 
 COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Broadcast", "Send", "Recv"}
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -19,14 +19,14 @@ import onnxruntime
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests, load_node_model_tests
 
-import sharding.plan
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.placement import PARTIAL
-from sharding.plan import Plan, Planner
-from sharding.read import Source, read_model
-from sharding.validity import nodes_of
-from sharding.write import write_slices
+import sharding.planning.plan
+from sharding.demands.options import SliceOptions
+from sharding.onnx_files.validity import nodes_of
+from sharding.planning.plan import Plan, Planner
+from sharding.reading.read import Source, read_model
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import PARTIAL
+from sharding.writing.write import write_slices
 from tests.sharding import lockstep
 from tests.sharding.proof import kind
 
@@ -182,7 +182,7 @@ def _plan(source: Source, world: int, choices: list[int] | None = None) -> Plan:
     planner = Planner(source, SliceOptions(allow_replicated=True))
     if choices is None:
         return planner.plan(Mesh.of(tensor=world))
-    with mock.patch.object(sharding.plan, "solve", lambda *_: choices):
+    with mock.patch.object(sharding.planning.plan, "solve", lambda *_: choices):
         return planner.plan(Mesh.of(tensor=world))
 
 

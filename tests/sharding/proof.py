@@ -17,9 +17,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from sharding.placement import Partial, Placement, Replicated, Split
 from sharding.rules import RULES
 from sharding.rules.base import Dim, NodeView, Option, Rule
+from sharding.slices.placement import Partial, Placement, Replicated, Split
 from tests.releases import INSTALLED, release
 
 MICROSOFT = "com.microsoft"

@@ -13,9 +13,9 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from sharding.cost import IMPOSSIBLE, reshard_seconds
-from sharding.placement import PARTIAL, REPLICATED, Placement
-from sharding.steps import Step
+from sharding.search.cost import IMPOSSIBLE, reshard_seconds
+from sharding.search.steps import Step
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement
 from tests.releases import INSTALLED
 
 BATCH = 4

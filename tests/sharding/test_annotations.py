@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharding
-from sharding.annotate import annotate
-from sharding.device_specs import SpecError, read_spec, write_spec
+from sharding.demands.device_specs import SpecError, read_spec, write_spec
+from sharding.demands.options import SliceOptions
 from sharding.errors import OutputError, SliceError
-from sharding.mesh import Mesh, parse_mesh
-from sharding.options import SliceOptions
-from sharding.placement import REPLICATED, Placement, Split
-from sharding.plan import Plan, plan_model
+from sharding.planning.plan import Plan, plan_model
+from sharding.slices.mesh import Mesh, parse_mesh
+from sharding.slices.placement import REPLICATED, Placement, Split
+from sharding.writing.annotate import annotate
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.batch import batch_axes
+from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
-from sharding.manifest import BatchAxes
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.read import read_model
-from sharding.symbols import shown_shape
+from sharding.graph.symbols import shown_shape
+from sharding.pipeline.batch import batch_axes
+from sharding.reading.read import read_model
+from sharding.slices.manifest import BatchAxes
+from sharding.slices.mesh import Mesh
 from tests.sharding import graphs, lockstep
 
 

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
-from sharding.read import read_model
-from sharding.values import shape_of
+from sharding.graph.values import shape_of
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 WIDTH = 8

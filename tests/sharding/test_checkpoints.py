@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import kind_of, open_checkpoint
-from sharding.protobuf import field, varint
+from sharding.onnx_files.protobuf import field, varint
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints" / "lenet5"
 

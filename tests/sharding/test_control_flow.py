@@ -10,8 +10,8 @@ from onnx import numpy_helper
 
 import sharding
 from sharding.errors import ModelError
-from sharding.functions import MAX_NODES
-from sharding.read import read_model
+from sharding.onnx_files.functions import MAX_NODES
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]>\n'

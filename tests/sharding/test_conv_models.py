@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 
 import sharding
-from sharding.plan import plan_model
+from sharding.planning.plan import plan_model
 from tests.sharding import lockstep
 
 pytest.importorskip("torch", reason="torch exports the models of this test; pip install torch")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.copies import copied_lengths, copied_options, options_with_copies
-from sharding.cost import NODE_SECONDS, reshard_seconds, weight_cost
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes, parse_placement
-from sharding.reshard import reshard
+from sharding.graph.values import shape_of
+from sharding.onnx_files.tensors import cut
 from sharding.rules import RULES
 from sharding.rules.base import NodeView, Option, Rule
-from sharding.tensors import cut
-from sharding.values import shape_of
-from sharding.write import write_slices
+from sharding.search.copies import copied_lengths, copied_options, options_with_copies
+from sharding.search.cost import NODE_SECONDS, reshard_seconds, weight_cost
+from sharding.search.reshard import reshard
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes, parse_placement
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep, proof
 from tests.sharding.llama import sized
 from tests.sharding.rule_cases import CASES

@@ -10,13 +10,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
-from sharding.declared import _Check
-from sharding.lengths import as_product, evaluate
-from sharding.manifest import read_manifest
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.read import read_model
-from sharding.values import shape_of
+from sharding.demands.options import SliceOptions
+from sharding.graph.values import shape_of
+from sharding.reading.declared import _Check
+from sharding.reading.lengths import as_product, evaluate
+from sharding.reading.read import read_model
+from sharding.slices.manifest import read_manifest
+from sharding.slices.mesh import Mesh
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE = 8, 4

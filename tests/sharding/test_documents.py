@@ -9,7 +9,7 @@ import pytest
 from launcher import cli
 from ranks.errors import IdentityError
 from ranks.rank_file import identity_from_table
-from sharding.documents import DocumentError, parse, read_document
+from sharding.common.documents import DocumentError, parse, read_document
 
 VALUES = {
     '!!int ""': '"" is no integer', '!!float ""': '"" is no number', '!!bool ""': '"" is no truth value',

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.exchanges import exchanging_options
-from sharding.placement import Partial
 from sharding.rules.base import NodeView
+from sharding.search.exchanges import exchanging_options
+from sharding.slices.placement import Partial
 from tests.sharding import graphs, lockstep
 from tests.sharding.proof import Case, Const, prove
 from tests.sharding.rule_cases.arrays import f32, scalar, u8

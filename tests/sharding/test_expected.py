@@ -8,13 +8,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import sharding
+from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError
-from sharding.expected import expected_sizes
-from sharding.manifest import read_manifest
-from sharding.options import SliceOptions
-from sharding.plan import plan_model
-from sharding.read import read_model
-from sharding.saved_plan import read_saved_plan, save_plan
+from sharding.planning.expected import expected_sizes
+from sharding.planning.plan import plan_model
+from sharding.planning.saved_plan import read_saved_plan, save_plan
+from sharding.reading.read import read_model
+from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import sized

@@ -7,9 +7,9 @@ import pytest
 
 import sharding
 from sharding.errors import SliceError
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split
-from sharding.solve import solve
-from sharding.write import write_slices
+from sharding.search.solve import solve
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 
 TEXT = """g (float[2, 16] x) => (float[2, 8] y) {

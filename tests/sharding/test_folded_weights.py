@@ -10,9 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 import sharding
-from sharding import folded_weights
-from sharding.manifest import read_manifest
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
+from sharding.rewrite import folded_weights
+from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 
 CONVOLUTIONS = """g (float[batch, 16, time] x) => (float[batch, 16, time] y) {

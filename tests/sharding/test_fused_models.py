@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
-from sharding.options import SliceOptions
+from sharding.demands.options import SliceOptions
 from tests.releases import INSTALLED
 from tests.sharding import lockstep
 

@@ -18,7 +18,7 @@ import pytest
 
 import sharding
 from sharding.errors import ShardrunError
-from sharding.manifest import read_manifest
+from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs
 from tests.sharding.lockstep import peak_kilobytes
 from tests.sharding.mutations import damage_bytes, damage_message, seeds

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding import held_whole
+from sharding.planning import held_whole
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH, LAYERS = 8, 4, 32, 2

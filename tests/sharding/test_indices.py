@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 
 import sharding
-from sharding.manifest import read_manifest
-from sharding.plan import plan_model
+from sharding.planning.plan import plan_model
+from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 
 ROWS, WIDTH = 12, 7

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.read import read_model
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE = 12, 4

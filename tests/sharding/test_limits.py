@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sharding import limits, slice_model, stream
+from sharding import slice_model
+from sharding.common import limits
+from sharding.writing import stream
 from tests.sharding.graphs import mlp
 
 V1 = "31 23 0:26 {mounted} /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct\n"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding import manifest as manifests
 from sharding.errors import ShardError
-from sharding.mesh import Mesh
+from sharding.slices import manifest as manifests
+from sharding.slices.mesh import Mesh
 
 DIGEST = "0" * 64
 
@@ -135,7 +135,7 @@ def test_the_reason_may_be_left_out() -> None:
 
 def test_reading_a_manifest_imports_nothing_heavy() -> None:
     code = (
-        "import sys, sharding, sharding.manifest; "
+        "import sys, sharding, sharding.slices.manifest; "
         "print([m for m in ('numpy', 'onnx', 'onnx_ir', 'torch') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -218,7 +218,7 @@ def test_what_is_no_manifest_is_refused(text: bytes) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
-    code = "import sys; from sharding.manifest import read_manifest; read_manifest(sys.argv[1])"
+    code = "import sys; from sharding.slices.manifest import read_manifest; read_manifest(sys.argv[1])"
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "ShardError" in done.stderr and "manifest.json is not a file" in done.stderr

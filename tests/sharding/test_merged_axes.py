@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 import sharding
-from sharding.read import read_model
-from sharding.values import shape_of
+from sharding.graph.values import shape_of
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH = 8, 4, 32

@@ -15,7 +15,7 @@ from sharding import slice_model
 from sharding.errors import SliceError
 from sharding.importers import OPSETS, import_model
 from sharding.importers.write import write_onnx
-from sharding.read import read_model
+from sharding.reading.read import read_model
 from tests.sharding.lockstep import relative_error, run_slices
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.nearby import hint, shown, similar
+from sharding.common.nearby import hint, shown, similar
 
 THERE = (
     *("Matmul0.mindir", "Matmul1.mindir", "big_graph.mindir", "Encoder.onnx", "encoder.data", "table.json"),

@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
-from sharding.products import MARK
-from sharding.read import read_model
-from sharding.values import shape_of
+from sharding.graph.values import shape_of
+from sharding.reading.read import read_model
+from sharding.rules.products import MARK
 from tests.sharding import graphs
 
 NUMBERS = {"zero": [0], "one": [1], "two": [2], "last": [2**63 - 1], "parts": [4, 4]}

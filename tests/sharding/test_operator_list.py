@@ -3,9 +3,9 @@
 import onnx.defs
 
 import sharding.rules  # noqa: F401 - registers the rules
-from sharding.exchanges import exchanging_options
-from sharding.placement import Split
 from sharding.rules.base import RULES, NodeView
+from sharding.search.exchanges import exchanging_options
+from sharding.slices.placement import Split
 
 NEWEST = 24
 """The newest opset whose operators are listed here."""
@@ -33,7 +33,7 @@ WHOLE = {
         "TfIdfVectorizer",
     ),
     "its indices count in the whole tensor": ("MaxUnpool",),
-    "its scale is that of the whole tensor: only `sharding.exchanges` can split it": (
+    "its scale is that of the whole tensor: only `sharding.search.exchanges` can split it": (
         "DynamicQuantizeLinear",
     ),
     "it is a loss, of training": ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"),

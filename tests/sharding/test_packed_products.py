@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 import sharding
-from sharding.read import read_model
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 INTS = {

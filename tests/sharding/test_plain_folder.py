@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharding.plain_folder import plain_folder
+from sharding.common.plain_folder import plain_folder
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import time
-from sharding.plain_folder import plain_folder
+from sharding.common.plain_folder import plain_folder
 with plain_folder() as folder:
     (folder / "deeper").mkdir()
     (folder / "deeper" / "model.onnx").write_bytes(b"plain")

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import sharding.plan
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.plan import Planner
-from sharding.read import read_model
-from sharding.write import write_slices
+import sharding.planning.plan
+from sharding.demands.options import SliceOptions
+from sharding.planning.plan import Planner
+from sharding.reading.read import read_model
+from sharding.slices.mesh import Mesh
+from sharding.writing.write import write_slices
 from tests.sharding import lockstep
 from tests.sharding.random_graphs import RandomGraph, random_choices, random_graphs
 
@@ -62,7 +62,7 @@ def test_any_placement_is_exact(
 
     with pytest.MonkeyPatch.context() as patch:
         if not solved:
-            patch.setattr(sharding.plan, "solve", choose)
+            patch.setattr(sharding.planning.plan, "solve", choose)
         plan = planner.plan(Mesh.of(tensor=world))
     write_slices(plan, folder / "slices")
     for rank, outputs in enumerate(lockstep.run_slices(folder / "slices", graph.feeds)):

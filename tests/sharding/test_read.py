@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import sharding
 from sharding.errors import ModelError, ShardrunError, SliceError
-from sharding.protobuf import without_weights
-from sharding.read import read_model
-from sharding.values import shape_of
+from sharding.graph.values import shape_of
+from sharding.onnx_files.protobuf import without_weights
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 
@@ -414,7 +414,7 @@ def test_an_output_that_claims_another_rank(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.onnx")
-    code = "import sys; from sharding.read import read_model; read_model(sys.argv[1])"
+    code = "import sys; from sharding.reading.read import read_model; read_model(sys.argv[1])"
     command = [sys.executable, "-c", code, str(tmp_path / "model.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "ModelError" in done.stderr and "is not a file; expected an ONNX file" in done.stderr

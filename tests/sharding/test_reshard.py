@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 import sharding
-from sharding.placement import PARTIAL, REPLICATED, Placement, Split
-from sharding.reshard import COLLECTIVES, reshard
+from sharding.graph.values import shape_of
 from sharding.rules.base import Option
-from sharding.values import shape_of
-from sharding.write import write_slices
+from sharding.search.reshard import COLLECTIVES, reshard
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 
 PLACES: list[Placement] = [REPLICATED, Split(1), Split(2), Split(1, 2), Split(2, 3), Split(1, 3)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sharding.options import SliceOptions
-from sharding.plan import Plan, plan_model
-from sharding.write import write_slices
+from sharding.demands.options import SliceOptions
+from sharding.planning.plan import Plan, plan_model
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import Array, array
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sharding.placement import Split
 from sharding.rules import RULES
 from sharding.rules.base import Dim, NodeView
 from sharding.rules.blocks import MAX_PER_LENGTH, block_counts
+from sharding.slices.placement import Split
 
 
 def _view(op: str, shapes: list[list[Dim]], outputs: list[list[Dim]], **attributes: Any) -> NodeView:

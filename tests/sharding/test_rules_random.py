@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sharding.placement import Partial, Split
+from sharding.slices.placement import Partial, Split
 from tests.sharding.proof import Case, Const, options_of, prove
 
 worlds = st.sampled_from((2, 3, 4))

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharding
-from sharding.documents import DocumentError
+from sharding.common.documents import DocumentError
+from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
-from sharding.mesh import Mesh, parse_mesh
-from sharding.options import SliceOptions
-from sharding.plan import Plan, plan_model
-from sharding.saved_plan import read_saved_plan, save_plan
+from sharding.planning.plan import Plan, plan_model
+from sharding.planning.saved_plan import read_saved_plan, save_plan
+from sharding.slices.mesh import Mesh, parse_mesh
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import sharding
+from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.read import read_model
+from sharding.reading.read import read_model
+from sharding.slices.mesh import Mesh
 from tests.sharding import graphs, lockstep
 
 DETOUR = """g (float[batch, 6, seq, 4] x) => (float[batch, 6, 4, seq] y{more}) {{

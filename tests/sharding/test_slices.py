@@ -8,7 +8,7 @@ import pytest
 
 import sharding
 from sharding.errors import SliceError
-from sharding.manifest import Manifest
+from sharding.slices.manifest import Manifest
 from tests import models
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
@@ -334,7 +334,7 @@ def test_old_opsets(tmp_path: Path, opset: int, result: str, body: str) -> None:
 def test_more_branches_than_the_solver_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr("sharding.solve.MAX_HELD", limit)
+    monkeypatch.setattr("sharding.search.solve.MAX_HELD", limit)
     branches = " ".join(f"a{i} = MatMul(x, w{i}) b{i} = Relu(a{i})" for i in range(6))
     joined = ", ".join(f"b{i}" for i in range(6))
     text = f"g (float[n, 16] x) => (float[n, 12] y, float[n, 12] b0) {{ {branches} y = Sum({joined}) }}"

@@ -11,16 +11,16 @@ import onnxruntime
 import pytest
 
 import sharding
-from sharding.balance import Costs, balanced
+from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
-from sharding.manifest import read_manifest
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.placement import REPLICATED, Placement
-from sharding.plan import Plan, plan_model
-from sharding.profile import read_profile
-from sharding.stages import plan_stages
-from sharding.write import write_slices
+from sharding.pipeline.balance import Costs, balanced
+from sharding.pipeline.profile import read_profile
+from sharding.pipeline.stages import plan_stages
+from sharding.planning.plan import Plan, plan_model
+from sharding.slices.manifest import read_manifest
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import REPLICATED, Placement
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharding
-from sharding.documents import DocumentError
+from sharding.common.documents import DocumentError
+from sharding.demands.features import feature_axes
+from sharding.demands.options import SliceOptions
+from sharding.demands.steering import read_steering
 from sharding.errors import SliceError
-from sharding.features import feature_axes
-from sharding.options import SliceOptions
-from sharding.placement import REPLICATED, Placement, Split
-from sharding.plan import Plan, plan_model
-from sharding.read import read_model
-from sharding.steering import read_steering
+from sharding.planning.plan import Plan, plan_model
+from sharding.reading.read import read_model
+from sharding.slices.placement import REPLICATED, Placement, Split
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 

@@ -11,9 +11,9 @@ import pytest
 from launcher import cache
 from launcher.errors import ConfigError
 from launcher.files import check_folder, write_file
+from sharding.common.storage import is_place, probe, why_unwritable
 from sharding.errors import OutputError, SliceError
-from sharding.folder import check_output, new_folder
-from sharding.storage import is_place, probe, why_unwritable
+from sharding.slices.folder import check_output, new_folder
 from tests.launcher.cli_tools import save_mlp, shardrun
 
 

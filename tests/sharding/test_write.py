@@ -19,15 +19,16 @@ import pytest
 from onnx import numpy_helper
 
 import sharding
-from sharding import folder, layout, stream
+from sharding.demands.options import SliceOptions
 from sharding.errors import OutputError, ShardrunError, SliceError
-from sharding.manifest import read_manifest, verify_shard
-from sharding.mesh import Mesh
-from sharding.options import SliceOptions
-from sharding.placement import REPLICATED, Split
-from sharding.read import read_model
-from sharding.tensors import cut, locate
-from sharding.write import write_slices
+from sharding.onnx_files.tensors import cut, locate
+from sharding.reading.read import read_model
+from sharding.slices import folder
+from sharding.slices.manifest import read_manifest, verify_shard
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import REPLICATED, Split
+from sharding.writing import layout, stream
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 
 
@@ -107,7 +108,7 @@ def test_a_failure_half_way_leaves_nothing(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("sharding.manifest.write_manifest", fail)
+    monkeypatch.setattr("sharding.slices.manifest.write_manifest", fail)
     with pytest.raises((ShardrunError, type(error))) as caught:
         sharding.slice_model(path, 2, tmp_path / "out")
     if isinstance(error, OSError):
@@ -282,7 +283,7 @@ def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: b
     onnx.save(model, path, save_as_external_data=external, location="model.data")
     del model, graph
     code = (
-        "import sys, onnx, onnx_ir, sharding.write, sharding.plan\n"
+        "import sys, onnx, onnx_ir, sharding.writing.write, sharding.planning.plan\n"
         "from tests.sharding.lockstep import peak_kilobytes as peak\n"
         "before = peak(); sharding.slice_model(sys.argv[1], 2, sys.argv[2]); print(peak() - before)"
     )

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
-from sharding.protobuf import MalformedError, fields
-from sharding.text import one_line, shortened
+from sharding.onnx_files.protobuf import MalformedError, fields
 
 _BYTES, _VARINT = 2, 0
 _CRC_MARK, _CRC_BYTES = b"crc_num", 10

@@ -6,12 +6,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sharding.common.nearby import hint, shown
+from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
 from sharding.importers.checkpoints.base import Checkpoint
 from sharding.importers.mindir.encryption import encryption_of
-from sharding.nearby import hint, shown
-from sharding.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all
-from sharding.text import counted, one_line, shortened
 
 NOT_NEEDED = "num_batches_tracked"
 """A counter of torch's batch normalization, which inference does not read and others do not have."""

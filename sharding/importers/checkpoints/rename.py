@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import OptionError
-from sharding.text import one_line, shortened
 
 MOST_SECONDS = 20.0
 """Of computing, for the names of one checkpoint."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.text import human_bytes, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype, unique
 from sharding.importers.mapped import mapped
-from sharding.text import human_bytes, one_line, shortened
 
 MOST_HEADER = 100_000_000
 """Bytes of a header: the limit of the format's own library."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, unique
-from sharding.text import one_line, shortened
 
 MOST_BYTES = 100_000_000
 MOST_FILES = 10_000

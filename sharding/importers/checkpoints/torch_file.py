@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import Array, Checkpoint, Entry, bytes_of, check_entry, special_dtype
-from sharding.text import one_line, shortened
 
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """How files begin that torch wrote before 1.6: a pickled magic number."""

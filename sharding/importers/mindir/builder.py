@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.names import Names
 from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
 from sharding.importers.mindir.kernels import substitute
 from sharding.importers.mindir.onnx_types import (
@@ -27,7 +28,6 @@ from sharding.importers.mindir.primitives.base import (
     Value,
 )
 from sharding.importers.sniff import RUN_OPSET
-from sharding.names import Names
 
 IR_VERSION = 9
 MOST = 1 << 28

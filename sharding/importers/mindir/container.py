@@ -10,7 +10,7 @@ from sharding.errors import ModelError
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
 from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
-from sharding.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
+from sharding.onnx_files.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
 
 VERSIONS = (1, 3)
 _BYTES, _VARINT = 2, 0

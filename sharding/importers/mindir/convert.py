@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
 from sharding.importers.mindir.biases import with_biases
@@ -21,8 +22,7 @@ from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
 from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.trace import Tracer
 from sharding.importers.sniff import RUN_OPSET
-from sharding.protobuf import INLINE_BYTES
-from sharding.text import counted, one_line, shortened
+from sharding.onnx_files.protobuf import INLINE_BYTES
 
 if TYPE_CHECKING:
     import onnx

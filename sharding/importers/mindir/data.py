@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.external import find_data
 from sharding.importers.mindir.container import Container
 from sharding.importers.mindir.primitives.base import Array
 from sharding.importers.mindir.values import ValueProblem, byte_count, check_plain, lengths, tensor_dtype
-from sharding.protobuf import IN_MODEL_FILE
+from sharding.onnx_files.external import find_data
+from sharding.onnx_files.protobuf import IN_MODEL_FILE
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from sharding.common.text import closest, one_line, shortened
 from sharding.errors import OptionError
 from sharding.importers.networks.inputs import Input
-from sharding.text import closest, one_line, shortened
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

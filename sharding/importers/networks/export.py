@@ -20,7 +20,7 @@ from sharding.importers.networks.arguments import are_named, arguments_of, befor
 from sharding.importers.networks.factory import described
 from sharding.importers.networks.inputs import Input, example_lengths
 from sharding.importers.networks.packages import need
-from sharding.protobuf import INLINE_BYTES
+from sharding.onnx_files.protobuf import INLINE_BYTES
 
 if TYPE_CHECKING:
     import onnx

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sharding.common.nearby import hint, is_address
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers import torch_import
 from sharding.importers.networks.inputs import Input
 from sharding.importers.networks.packages import need
-from sharding.nearby import hint, is_address
-from sharding.text import one_line, shortened
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 CONFIG = "config.json"

@@ -6,9 +6,9 @@ import importlib
 import sys
 from typing import Any
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
-from sharding.text import one_line, shortened
 
 ADVICE = {
     "torch": "pip install torch onnxscript",

@@ -7,12 +7,12 @@ import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharding.common.text import human_bytes, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.networks.export import HeldWeight, export_program, quiet
 from sharding.importers.networks.factory import described
 from sharding.importers.networks.packages import need
 from sharding.importers.networks.program_check import check_program
-from sharding.text import human_bytes, one_line, shortened
 
 if TYPE_CHECKING:
     import onnx

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
 from sharding.importers.checkpoints.torch_file import check_archive
 from sharding.importers.networks.factory import described
-from sharding.text import one_line, shortened
 
 _MOST_JSON = 1 << 30
 _PICKLED_OBJECTS = ("custom_obj_", "opaque_obj_")

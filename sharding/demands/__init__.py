@@ -1,0 +1,1 @@
+"""What a user, an annotation or a saved plan demands of a plan."""

@@ -1,0 +1,145 @@
+"""Shapes of what the nodes with bodies (If, Loop, Scan) give, from what is known of the values they use.
+
+onnx's inference says nothing of what a Loop carries from turn to turn, for the body may change its shape.
+Here the body is asked: where it gives back the shape that it is given, every turn does, and no turn as well.
+An axis that it changes is open, and the body is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharding.graph.fold import small_constant
+from sharding.graph.values import captured, shape_of
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Types = dict[str, "onnx.TypeProto"]
+logger = logging.getLogger(__name__)
+
+
+def infer(node: ir.Node, model: ir.Model, forget: Callable[[onnx.NodeProto], None]) -> Types:
+    """The types of a node's outputs by name, those of which nothing is found left out.
+
+    ``forget`` takes off the node's message what its bodies declare of shapes.
+    """
+    import onnx_ir as ir
+
+    if node.domain or all(shape_of(value) is not None for value in node.outputs):
+        return {}
+    used = [value for value in (*node.inputs, *captured(node)) if value is not None and value.name]
+    if any(value.dtype is None for value in used):  # a sequence, say
+        return {}
+    try:
+        message = ir.serde.serialize_node(node)
+        forget(message)
+        asked = _Question(model, used)
+        return asked.loop(message, node) if node.op_type == "Loop" else asked.node(message)
+    except Exception as error:  # inference is a help: what it cannot do stays unknown
+        logger.debug("%s: %s", node.name, error)
+        return {}
+
+
+class _Question:
+    """The values that a node uses, as the inputs and constants of a small model."""
+
+    def __init__(self, model: ir.Model, used: Iterable[ir.Value]) -> None:
+        import onnx
+
+        helper = onnx.helper
+        self.opsets = [helper.make_opsetid(*item) for item in model.opset_imports.items()]
+        self.inputs: Types = {}
+        self.constants: dict[str, onnx.TensorProto] = {}
+        for value in dict.fromkeys(used):
+            name = value.name or ""
+            constant = small_constant(value)
+            if constant is None:
+                self.inputs[name] = helper.make_tensor_type_proto(int(value.dtype or 0), shape_of(value))
+            else:
+                self.constants[name] = onnx.numpy_helper.from_array(np.asarray(constant), name)
+
+    def node(self, message: onnx.NodeProto) -> Types:
+        return self._ask([message], list(message.output), {})
+
+    def loop(self, message: onnx.NodeProto, node: ir.Node) -> Types:
+        """The carried values first, then what is stacked turn by turn."""
+        import onnx
+
+        body = next(item.g for item in message.attribute if item.name == "body")
+        names = [value.name for value in body.input]
+        first = [value for value in node.inputs[2:] if value is not None]
+        if len(first) != len(names) - 2:
+            return {}
+        make = onnx.helper.make_tensor_type_proto
+        shapes = [shape_of(value) for value in first]
+        given = {names[0]: make(onnx.TensorProto.INT64, []), names[1]: make(onnx.TensorProto.BOOL, [])}
+        results = [value.name for value in body.output][1:]
+        for tensor in body.initializer:
+            self.constants[tensor.name] = tensor
+        while True:
+            given |= {
+                name: make(int(value.dtype or 0), shape)
+                for name, value, shape in zip(names[2:], first, shapes, strict=True)
+            }
+            found = self._ask(body.node, results, given)
+            after = [_shape(found.get(name)) for name in results]
+            joined = [_join(a, b) for a, b in zip(shapes, after, strict=False)]
+            if joined == shapes:
+                break
+            shapes = joined
+        types = {}
+        for output, value, shape in zip(message.output, first, shapes, strict=False):
+            if shape is not None:
+                types[output] = make(int(value.dtype or 0), shape)
+        for output, name, shape in zip(
+            message.output[len(first) :], results[len(first) :], after[len(first) :], strict=True
+        ):
+            if shape is not None:
+                types[output] = make(found[name].tensor_type.elem_type, [None, *shape])
+        return types
+
+    def _ask(self, nodes: Iterable[onnx.NodeProto], wanted: list[str], more: Types) -> Types:
+        import onnx
+
+        helper, given = onnx.helper, {**self.inputs, **more}
+        graph = helper.make_graph(
+            list(nodes),
+            "asked",
+            [helper.make_value_info(name, kind) for name, kind in given.items()],
+            [onnx.ValueInfoProto(name=name) for name in wanted if name not in given],
+            list(self.constants.values()),
+        )
+        asked = helper.make_model(graph, opset_imports=self.opsets)
+        inferred = onnx.shape_inference.infer_shapes(asked, check_type=False, data_prop=False).graph
+        types = {info.name: info.type for info in [*inferred.input, *inferred.value_info, *inferred.output]}
+        symbols = {axis for kind in given.values() for axis in _shape(kind) or () if isinstance(axis, str)}
+        found = {name: types[name] for name in wanted if name in types}
+        for kind in found.values():
+            for axis in kind.tensor_type.shape.dim:
+                # A name made up here could be another value's in the model.
+                if axis.HasField("dim_param") and axis.dim_param not in symbols:
+                    axis.Clear()
+        return found
+
+
+def _shape(kind: onnx.TypeProto | None) -> tuple[Dim, ...] | None:
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
+        for axis in kind.tensor_type.shape.dim
+    )
+
+
+def _join(a: tuple[Dim, ...] | None, b: tuple[Dim, ...] | None) -> tuple[Dim, ...] | None:
+    """What holds of both; None where they differ in rank, or one is not known."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -1,0 +1,57 @@
+"""Symbols of the inputs' open axes: which axes of different inputs may be taken to be of one length.
+
+A file names axes, and exporters give one name to axes that are not of one length: ``?`` for whatever they do
+not know, or ``n`` for two inputs that are each as long as they like. ONNX Runtime does not hold a model to
+its symbols. So each axis of the inputs has a symbol of its own while a model is planned, and only lengths
+that come from one axis are equal. What is shown, and written into rank models, is the file's own name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sharding.graph.values import shape_of
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MADE_UP = "unk__"
+"""How onnx's inference names lengths that it knows nothing of."""
+_MARK = "\x1f"
+_TOLD_APART = re.compile(rf"{_MARK}\d+")
+
+
+def tell_apart(graph: ir.Graph) -> None:
+    """Gives each open axis of the inputs a symbol of its own."""
+    import onnx_ir as ir
+
+    seen: set[str] = set()
+    for value in graph.inputs:
+        shape = shape_of(value)
+        if shape is None:
+            continue
+        axes = list(shape)
+        for index, axis in enumerate(shape):
+            if isinstance(axis, str) and axis in seen:
+                axes[index] = f"{axis}{_MARK}{len(seen)}"
+            if isinstance(axes[index], str):
+                seen.add(str(axes[index]))
+        value.shape = ir.Shape(axes)
+
+
+def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:
+    """A value's shape with the file's symbols; None where the rank is unknown."""
+    shape = shape_of(value)
+    return None if shape is None else tuple(map(shown, shape))
+
+
+def shown(axis: Dim) -> Dim:
+    """An axis as the file names it, or a product of such."""
+    return _TOLD_APART.sub("", axis) if isinstance(axis, str) else axis
+
+
+def is_made_up(axis: Dim) -> bool:
+    """Whether a symbol is no one's name, but inference's for a length that it does not know."""
+    return isinstance(axis, str) and axis.startswith(MADE_UP)

@@ -1,0 +1,1 @@
+"""ONNX files as they lie on the disk: read without their weights, checked, with links and external data."""

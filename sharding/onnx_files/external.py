@@ -1,0 +1,98 @@
+"""Where a model's external data lie: beside the model, or beside the file that the model's name links to.
+
+A model hub keeps files as blobs, and a model's folder holds links to them (``snapshots/REV/model.onnx`` to
+``../../blobs/SHA``), to the data as to the model. Whoever made the folder with the link's target chose its
+files as much as whoever made the link; a model's text, which may be hostile, leads to no other folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sharding.common.placeholders import placeholder
+from sharding.errors import ModelError
+from sharding.onnx_files.protobuf import IN_MODEL_FILE
+
+_SHOWN = 80
+
+
+def find_data(model: Path, location: str, what: str) -> Path:
+    """The file with external data that ``model`` names ``location``; it need not be there.
+
+    Raises `ModelError`, which begins with ``what``: the location is no relative path, or leads (by a link,
+    too) to neither of the two folders, or to what is no file.
+    """
+    folder = model.parent
+    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelError(
+            f"{what} lies in {location[:_SHOWN]!r}, which is not a path inside {folder}: only files in the "
+            "model's folder are read."
+        )
+    try:
+        roots = _folders(model)
+        path = next((there for root in roots if (there := root / location).exists()), folder / location)
+        resolved, is_file = path.resolve(), path.is_file() or not path.exists()
+        inside = any(resolved.is_relative_to(root.resolve()) for root in roots)
+    except (OSError, RuntimeError, ValueError):  # too long a name, links in a circle, half characters
+        raise ModelError(
+            f"{what} lies in {location[:_SHOWN]!r}, which cannot be the path of a file."
+        ) from None
+    if not inside:
+        also = f", and in {roots[1]}, where the model itself lies," if len(roots) > 1 else ""
+        raise ModelError(
+            f"{what} lies in {location!r}, a link that leads out of {folder} to {resolved}: only files in "
+            f"the model's folder{also} are read."
+        )
+    if not is_file:
+        raise ModelError(f"{what} lies in {path}, which is not a file.")
+    instead = placeholder(path)
+    if instead is not None:
+        raise ModelError(f"{what} lies in {path}, which {instead}.")
+    return path
+
+
+def target_of(model: Path) -> Path:
+    """The path at which ONNX Runtime finds a model's data by itself: it looks beside the name that it is
+    given. That is the name, or where it is a link and data lie beside its target only, the target."""
+    if not model.is_symlink():
+        return model
+    from sharding.onnx_files.protobuf import parse_without_weights
+
+    try:
+        target = model.resolve()
+        names = locations(parse_without_weights(model))
+        elsewhere = any(
+            not (model.parent / name).exists() and (target.parent / name).exists() for name in names
+        )
+    except Exception:  # whoever reads the model says what is wrong with it
+        return model
+    return target if elsewhere else model
+
+
+def locations(message: Any) -> list[str]:
+    """The names of external data files anywhere in a protobuf message, sorted; those that lead out of the
+    model's folder by their text, which its reader refuses, are left out."""
+    names = {text for key, text in entries(message) if key == "location" and text != IN_MODEL_FILE}
+    return sorted(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
+
+
+def entries(message: Any) -> Iterator[tuple[str, str]]:
+    """What tensors with external data, anywhere in a protobuf message, say of where they lie."""
+    for field, value in message.ListFields():
+        if field.name == "external_data":
+            yield from ((entry.key, entry.value) for entry in value)
+        elif field.message_type is not None:
+            for item in value if hasattr(value, "add") else [value]:
+                yield from entries(item)
+
+
+def _folders(model: Path) -> list[Path]:
+    """The model's folder, and that of the file it is a link to, if it is one."""
+    folders = [model.parent]
+    if model.is_symlink():
+        target = model.resolve().parent
+        if target != model.parent.resolve():
+            folders.append(target)
+    return folders

@@ -1,0 +1,149 @@
+"""An ONNX message without its large weights: the same model, its large tensors pointing into the file.
+
+A model file may hold gigabytes of weights in its protobuf message. Parsing it would copy them all, so the
+message's framing is walked first (https://protobuf.dev/programming-guides/encoding/) and each large
+``raw_data`` of an initializer is replaced by a reference: the field numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharding.common.placeholders import refuse_placeholder
+from sharding.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from sharding.importers.mindir.encryption import Key
+
+IN_MODEL_FILE = ":model:"
+"""The ``location`` of a tensor whose bytes lie in the model file itself. A hostile file may
+use it too: offset and length are checked against the model file like any other's."""
+INLINE_BYTES = 4096
+"""Initializers up to this size stay in the message."""
+
+_MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
+_TENSOR_RAW_DATA, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 9, 13, 14
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+_Strip = Callable[[memoryview, int, int], bytes]
+
+
+class MalformedError(ModelError):
+    """The bytes are not a protobuf message: truncated, or another format."""
+
+
+def without_weights(data: memoryview) -> bytes:
+    """The ONNX message in ``data`` with each large initializer pointing to its bytes (`IN_MODEL_FILE`).
+
+    Raises `MalformedError` where the framing is broken, as in a truncated file.
+    """
+    return _rebuild(data, 0, len(data), _MODEL_GRAPH, _strip_graph)
+
+
+def parse_without_weights(path: Path, key: Key | None = None) -> onnx.ModelProto:
+    """The message of a model file that is not empty, as `without_weights` leaves it; nothing is checked.
+
+    A file of another format than ONNX is imported; ``key`` is that of an encrypted one.
+
+    Raises `OSError`, `ModelError` (`MalformedError` where the framing is broken), and protobuf's own error
+    (which has another module in each of its implementations).
+    """
+    import onnx
+
+    from sharding.importers import import_model, is_imported
+
+    if is_imported(path):
+        return import_model(path, key=key)
+    refuse_placeholder(path)
+    model = onnx.ModelProto()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        model.ParseFromString(without_weights(data))
+    return model
+
+
+def _strip_graph(data: memoryview, start: int, end: int) -> bytes:
+    return _rebuild(data, start, end, _GRAPH_INITIALIZER, _strip_tensor)
+
+
+def _strip_tensor(data: memoryview, start: int, end: int) -> bytes:
+    if end - start <= INLINE_BYTES:
+        return bytes(data[start:end])
+    parts, raw = [], None
+    for number, wire, first, payload, stop in fields(data, start, end):
+        if number == _TENSOR_RAW_DATA and wire == _BYTES and stop - payload > INLINE_BYTES:
+            raw = (payload, stop - payload)
+        else:
+            parts.append(bytes(data[first:stop]))
+    if raw is not None:
+        for key, value in (("location", IN_MODEL_FILE), ("offset", str(raw[0])), ("length", str(raw[1]))):
+            entry = field(1, key.encode()) + field(2, value.encode())
+            parts.append(field(_TENSOR_EXTERNAL_DATA, entry))
+        parts.append(varint(_TENSOR_DATA_LOCATION << 3 | _VARINT) + varint(1))
+    return b"".join(parts)
+
+
+def _rebuild(data: memoryview, start: int, end: int, inner: int, strip: _Strip) -> bytes:
+    parts = []
+    for number, wire, first, payload, stop in fields(data, start, end):
+        if number == inner and wire == _BYTES:
+            parts.append(field(inner, strip(data, payload, stop)))
+        else:
+            parts.append(bytes(data[first:stop]))
+    return b"".join(parts)
+
+
+def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, wire type, offset of the field, of its payload, of its end) of each field."""
+    position = start
+    while position < end:
+        first = position
+        tag, position = _read_varint(data, position, end)
+        wire, number = tag & 7, tag >> 3
+        payload = position
+        if wire == _VARINT:
+            _, position = _read_varint(data, position, end)
+        elif wire == _BYTES:
+            length, payload = _read_varint(data, position, end)
+            position = payload + length
+        elif wire in {_FIXED32, _FIXED64}:
+            position += 4 if wire == _FIXED32 else 8
+        else:
+            raise MalformedError(f"wire type {wire} at byte {first}")
+        if number == 0 or position > end:
+            raise MalformedError(f"a field at byte {first} reaches to byte {position} of {end}")
+        yield number, wire, first, payload, position
+
+
+def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end and shift < 70:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise MalformedError(f"a number breaks off at byte {position}")
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, payload: bytes) -> bytes:
+    return varint(number << 3 | _BYTES) + varint(len(payload)) + payload

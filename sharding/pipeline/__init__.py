@@ -1,0 +1,1 @@
+"""Pipeline stages and the rows of a batch."""

@@ -1,0 +1,326 @@
+"""Pipeline stages: which steps each stage runs, and which values cross from one to another.
+
+Stages are runs of consecutive steps. Steps that compute with the model's inputs and small constants alone,
+and cheaply, belong to no run: each stage that needs one repeats it (masks, positions, shape arithmetic), as
+it does steps that compute with weights alone. What crosses is sent as it is held after its producer, straight
+to each stage that uses it; only a sum that its own stage reduces anyway is sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sharding.common.text import counted
+from sharding.errors import SliceError
+from sharding.graph.values import shape_of, subgraphs
+from sharding.pipeline.balance import Costs, balanced
+from sharding.search.cost import BYTES_PER_SECOND, COLLECTIVE_SECONDS, NODE_SECONDS, Sizes, reshard_seconds
+from sharding.search.randomness import draws
+from sharding.search.solve import counted_weights
+from sharding.search.steps import Step
+from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split, held_bytes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from sharding.reading.read import Source
+
+MAX_CONE = 256
+"""Steps that lead to a repeated one, itself included."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value sent from the stage that produces it to one that uses it, as it is held there."""
+
+    value: ir.Value
+    source: int
+    target: int
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Who runs what on the pipeline axis."""
+
+    count: int
+    of: tuple[int, ...]
+    """Per step the first stage that runs it."""
+    members: tuple[tuple[int, ...], ...]
+    """Per stage its steps in order; one that is repeated is in several."""
+    crossings: tuple[Crossing, ...]
+    """In the order of their producers."""
+    seconds: tuple[float, ...] = (0.0,)
+    """Estimated seconds of each stage in one inference, what it receives included."""
+
+    def output_stages(self, graph: Sequence[Step], outputs: Sequence[ir.Value]) -> list[int]:
+        """The stage that returns each of the model's outputs; what no step makes is returned by the first."""
+        numbers = {step.node: index for index, step in enumerate(graph)}
+        producers = [value.producer() for value in outputs]
+        return [0 if node is None else self.of[numbers[node]] for node in producers]
+
+    def sent_by(self, stage: int) -> list[Crossing]:
+        """What a stage sends, in the order of its steps."""
+        return [crossing for crossing in self.crossings if crossing.source == stage]
+
+
+def one_stage(graph: Sequence[Step]) -> Stages:
+    """No pipeline: all steps in one stage."""
+    return Stages(1, (0,) * len(graph), (tuple(range(len(graph))),), ())
+
+
+def plan_stages(
+    source: Source,
+    graph: Sequence[Step],
+    choices: Sequence[int],
+    world: int,
+    count: int,
+    *,
+    measured: Mapping[str, float] | None = None,
+    demanded: Sequence[int | None] = (),
+    memory: int | None = None,
+) -> Stages:
+    """Cuts the steps into ``count`` stages (see `sharding.pipeline.balance` for what is balanced).
+
+    ``world`` is the length of the tensor axis; ``measured`` gives seconds of nodes by name; ``demanded`` the
+    stage of each step that must be in a given one; ``memory`` the bytes of weights that a stage should keep
+    to. Raises `SliceError` where the graph has too few cuts.
+    """
+    return _Cutter(source, graph, choices, world, measured or {}).run(count, demanded, memory)
+
+
+class _Cutter:
+    def __init__(
+        self,
+        source: Source,
+        graph: Sequence[Step],
+        choices: Sequence[int],
+        world: int,
+        measured: Mapping[str, float],
+    ) -> None:
+        self.source, self.graph, self.world = source, graph, world
+        self.options = [step.options[choice] for step, choice in zip(graph, choices, strict=True)]
+        self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
+        self.estimates = _seconds(graph, measured, source.sizes)
+        self.counted = counted_weights(source)
+        self.cones = self._cones()
+        self.main = [index for index, cone in enumerate(self.cones) if cone is None]
+        """The steps that are in one stage only."""
+
+    def run(self, count: int, demanded: Sequence[int | None], memory: int | None) -> Stages:
+        if count == 1:
+            return replace(one_stage(self.graph), seconds=(float(self._costs().seconds.sum()),))
+        self._order_by(demanded)
+        costs = self._costs()
+        for place, index in enumerate(self.main):
+            stage = demanded[index] if demanded else None
+            if stage is not None:
+                costs.bounds[place] = stage
+        cuts, seconds = self._balanced(costs, count, memory)
+        stage_of_main = dict.fromkeys(self.main, 0)
+        stage = 0
+        for place, index in enumerate(self.main):
+            stage_of_main[index] = stage
+            if stage < len(cuts) and place == cuts[stage]:
+                stage += 1
+        return self._stages(stage_of_main, count, seconds)
+
+    def _order_by(self, demanded: Sequence[int | None]) -> None:
+        """Brings the steps of a demanded stage before those of later ones: the graph may list branches of
+        several stages in turn. A step without a demand goes as early as what it reads allows."""
+        if not demanded:
+            return
+        earliest = [0] * len(self.graph)
+        for index, step in enumerate(self.graph):
+            before = [earliest[self.produced[value]] for value in step.inputs if value in self.produced]
+            earliest[index] = max([demanded[index] or 0, *before])
+        self.main.sort(key=lambda index: earliest[index])  # stable: the graph's order within a stage
+
+    def _balanced(self, costs: Costs, count: int, memory: int | None) -> tuple[list[int], list[float]]:
+        usable = costs.usable()
+        if len(usable) >= count - 1 and (found := balanced(costs, count, memory)) is not None:
+            return found
+        path = self.source.path
+        if costs.bounds:
+            raise SliceError(
+                f"{path} cannot be cut into {counted(count, 'pipeline stage')} as its annotations say: "
+                f"stages must be runs of consecutive nodes, between which only tensors of known type and "
+                f"rank pass."
+            )
+        raise SliceError(
+            f"{path} can be cut at {counted(len(usable), 'place')} only, too few for "
+            f"{counted(count, 'pipeline stage')}: between stages only tensors of known type and rank can "
+            f"pass; choose fewer stages."
+        )
+
+    # What is repeated.
+
+    def _cones(self) -> list[frozenset[int] | None]:
+        """Per step the steps to repeat with it, itself included; None where it is run in one stage only."""
+        cones: list[frozenset[int] | None] = []
+        constant: list[bool] = []
+        for index, step in enumerate(self.graph):
+            before = [self.produced[value] for value in step.inputs if value in self.produced]
+            inner = [cones[number] for number in before]
+            constant.append(
+                bool(step.inputs)
+                and all(
+                    value is None
+                    or value.is_initializer()
+                    or (value in self.produced and constant[self.produced[value]])
+                    for value in step.inputs
+                )
+            )
+            cone: frozenset[int] | None = None
+            if not any(item is None for item in inner) and self._may_repeat(step):
+                cone = frozenset({index}.union(*(item for item in inner if item is not None)))
+                held = any(self._reads_counted(self.graph[number]) for number in cone)
+                cheap = not held and self._cheap(step, cone)
+                if len(cone) > MAX_CONE or not (constant[index] or cheap):
+                    cone = None
+            cones.append(cone)
+        return cones
+
+    def _reads_counted(self, step: Step) -> bool:
+        """Whether a step reads a weight whose bytes count: to repeat it would be to hold it in each stage."""
+        names = [value.name for value in step.inputs if value is not None and value.is_initializer()]
+        return any(name in self.counted for name in names)
+
+    def _may_repeat(self, step: Step) -> bool:
+        functions = self.source.model.functions
+        opaque = any(True for _ in subgraphs(step.node)) or step.node.op_identifier() in functions
+        return not opaque and not draws(step.node, functions)
+
+    def _cheap(self, step: Step, cone: frozenset[int]) -> bool:
+        """Whether computing it again takes no longer than receiving it."""
+        again = sum(self.estimates[number] + NODE_SECONDS for number in cone)
+        size = sum(self.source.sizes.bytes(value) for value in step.node.outputs)
+        return again <= COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
+
+    # What the cuts cost.
+
+    def _uses(self, index: int) -> list[tuple[ir.Value, Placement]]:
+        """What a step and the repeated steps behind it read."""
+        found: list[tuple[ir.Value, Placement]] = []
+        waiting, seen = [index], set()
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            for value, placement in zip(self.graph[number].inputs, self.options[number].inputs, strict=True):
+                if value is None:
+                    continue
+                found.append((value, placement))
+                producer = self.produced.get(value)
+                if producer is not None and self.cones[producer] is not None:
+                    waiting.append(producer)
+        return found
+
+    def _costs(self) -> Costs:
+        place = {index: number for number, index in enumerate(self.main)}
+        costs = Costs(len(self.main))
+        outputs = set(self.source.model.graph.outputs)
+        held: dict[ir.Value, set[Placement]] = {}
+        ends: dict[ir.Value, int] = {}
+        for number, index in enumerate(self.main):
+            option = self.options[index]
+            seconds = self.estimates[index] / (self.world if option.divides_work else 1) + option.seconds
+            for value, placement in self._uses(index):
+                if value.is_initializer():
+                    size = held_bytes(self.source.weights[value.name or ""].nbytes, placement, self.world)
+                    costs.use((value.name, placement), size, number)
+                elif (producer := self.produced.get(value)) in place and producer is not None:
+                    ends[value] = number
+                    there = held[value]
+                    if placement not in there:
+                        size = self.source.sizes.bytes(value)
+                        seconds += min(reshard_seconds(start, placement, size, self.world) for start in there)
+                        there.add(placement)
+            for value, placement in zip(self.graph[index].node.outputs, option.outputs, strict=True):
+                held[value] = {placement}
+                if value in outputs:  # what the model returns is needed whole
+                    held[value].add(REPLICATED)
+                    seconds += reshard_seconds(
+                        placement, REPLICATED, self.source.sizes.bytes(value), self.world
+                    )
+            costs.seconds[number] = seconds
+        for value, end in ends.items():
+            start = place[self.produced[value]]
+            size = self.source.sizes.bytes(value)
+            if any(isinstance(where, Split) for where in held[value]):
+                size //= self.world
+            seconds = COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
+            costs.crosses(start, end, seconds if _can_cross(value) else None)
+        return costs
+
+    # The result.
+
+    def _stages(self, stage_of_main: dict[int, int], count: int, seconds: list[float]) -> Stages:
+        members: list[set[int]] = [set() for _ in range(count)]
+        for index, stage in stage_of_main.items():
+            members[stage].add(index)
+            for value, _ in self._uses(index):
+                producer = self.produced.get(value)
+                if producer is not None and self.cones[producer] is not None:
+                    members[stage].add(producer)
+        everywhere = set().union(*members)
+        members[0].update(index for index in range(len(self.graph)) if index not in everywhere)
+        # Steps of which nothing but the model's outputs is made, with what leads to them.
+        members[0].update(
+            number for index in list(members[0]) if (cone := self.cones[index]) is not None for number in cone
+        )
+        of = [count] * len(self.graph)
+        for stage in reversed(range(count)):
+            for index in members[stage]:
+                of[index] = stage
+        ordered = tuple(tuple(sorted(steps)) for steps in members)
+        return Stages(count, tuple(of), ordered, self._crossings(stage_of_main, count), tuple(seconds))
+
+    def _crossings(self, stage_of_main: dict[int, int], count: int) -> tuple[Crossing, ...]:
+        found: list[Crossing] = []
+        readers: dict[ir.Value, dict[int, set[Placement]]] = {}
+        for index, stage in stage_of_main.items():
+            for value, placement in zip(self.graph[index].inputs, self.options[index].inputs, strict=True):
+                if value is not None:
+                    readers.setdefault(value, {}).setdefault(stage, set()).add(placement)
+        outputs = set(self.source.model.graph.outputs)
+        for index, here in stage_of_main.items():
+            for value, placement in zip(
+                self.graph[index].node.outputs, self.options[index].outputs, strict=True
+            ):
+                stages = readers.get(value, {})
+                reduced = value in outputs or any(where != PARTIAL for where in stages.get(here, ()))
+                sent = REPLICATED if placement == PARTIAL and reduced else placement
+                found += [
+                    Crossing(value, here, there, sent) for there in range(here + 1, count) if there in stages
+                ]
+        return tuple(found)
+
+
+def _can_cross(value: ir.Value) -> bool:
+    """Tensors of numbers of known rank: neither sequences, optionals nor strings."""
+    import onnx_ir as ir
+
+    known = isinstance(value.type, ir.TensorType) and value.dtype is not None
+    return known and value.dtype != ir.DataType.STRING and shape_of(value) is not None
+
+
+def _seconds(graph: Sequence[Step], measured: Mapping[str, float], sizes: Sizes) -> list[float]:
+    """Seconds of each step on one rank that does all of it: measured, else estimated, in proportion."""
+    estimates = [sizes.seconds(step) for step in graph]
+    if not measured:
+        return estimates
+    pairs = [
+        (measured[step.node.name or ""], estimate)
+        for step, estimate in zip(graph, estimates, strict=True)
+        if (step.node.name or "") in measured
+    ]
+    total = sum(estimate for _, estimate in pairs)
+    factor = sum(seconds for seconds, _ in pairs) / total if total else 1.0
+    return [
+        measured.get(step.node.name or "", estimate * factor)
+        for step, estimate in zip(graph, estimates, strict=True)
+    ]

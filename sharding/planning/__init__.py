@@ -1,0 +1,1 @@
+"""The plan of a slicing, from a graph and its options."""

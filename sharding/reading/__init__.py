@@ -1,0 +1,1 @@
+"""From a model file to a graph with the shapes of all its values."""

@@ -1,0 +1,256 @@
+"""What a file declares of the shapes inside its graph: checked, or not used.
+
+ONNX Runtime does not believe such shapes. It runs a model whose input was opened after the shapes inside had
+been written for a batch of 1, and only warns where an output has other axes than it declares. Exporters on
+the other hand know more than inference with symbols finds out: that a convolution's output is as high as
+another's, or that what stays for one axis of a Reshape is the number of heads.
+
+So all declared shapes are taken off the graph. Then the open lengths of the inputs are given numbers, a few
+sets of them, and with numbers inference finds what it can. A declared axis comes back where it agrees with
+all that was found, in two sets or more. What inference cannot find with numbers either is not believed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharding.graph.symbols import is_made_up, shown, shown_shape
+from sharding.graph.values import shape_of
+from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
+from sharding.rules.base import Dim
+from sharding.rules.elementwise import ELEMENTWISE
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_LARGER = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
+_SMALLER = (7, 11, 5, 9, 3, 8, 6, 10, 4, 12)
+# Tables of positions end early. Networks of images halve their axes and want what can be halved.
+SETS = (PRIMES, _SMALLER, _LARGER, tuple(32 * n for n in PRIMES[:5]), tuple(64 * n for n in PRIMES[:5]))
+"""Numbers for the open lengths, one set after the other."""
+ENOUGH = 2
+"""Sets in which a length must be found."""
+
+Shape = tuple[Dim, ...]
+logger = logging.getLogger(__name__)
+
+
+def forget(graph: ir.Graph) -> dict[str, Shape]:
+    """Takes the shapes off what the nodes of a graph make (not off the bodies in them); returns them by
+    name."""
+    declared = {}
+    names = {axis for value in graph.inputs for axis in shape_of(value) or () if isinstance(axis, str)}
+    for node in graph:
+        for value in node.outputs:
+            shape = shape_of(value)
+            if shape is not None and value.name:
+                declared[value.name] = tuple(as_product(axis, names) for axis in shape)
+            value.shape = None
+    return declared
+
+
+def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
+    """Gives values of an inferred model the declared axes that hold, where inference left them open.
+
+    Whether there were any: then the model must be inferred again, for nothing else is left of its shapes.
+    """
+    import onnx_ir as ir
+
+    asked = {}
+    for node in model.graph:
+        for value in node.outputs:
+            shape = declared.get(value.name or "")
+            if shape is not None and _says_more(shape, shape_of(value)):
+                asked[value.name or ""] = value
+    if not asked:
+        return False
+    checks = {name: _Check(declared[name]) for name in asked}
+    together: set[str] = set()
+    for lengths in _sets(model):
+        found = _shapes_at(model, path, lengths.number, checks)
+        together.update(name for name, shape in found.items() if _is_known(shape))
+        for name, check in checks.items():
+            check.compare(found.get(name), lengths.numbers, gone=bool(found) and name not in found)
+        if all(check.decided() for check in checks.values()):
+            break
+    apart = _apart(model)
+    found = (
+        _shapes_at(model, path, lambda axis: _number(axis, apart), together, all_or_none=True)
+        if apart
+        else {}
+    )
+    # Where they do not go together somewhere, the model itself wants them to be equal.
+    if all(_is_known(found.get(name)) for name in together):
+        for name, check in checks.items():
+            check.tell_apart(found.get(name), apart)
+    held = {name: shape for name, check in checks.items() if (shape := check.held()) is not None}
+    if not any(_says_more(shape, shape_of(asked[name])) for name, shape in held.items()):
+        return False
+    forget(model.graph)  # names that inference made up would stand beside what is known now
+    for name, shape in held.items():
+        asked[name].shape = ir.Shape(shape)
+    return True
+
+
+def _says_more(declared: Shape, inferred: Shape | None) -> bool:
+    if inferred is None:
+        return True
+    if len(declared) != len(inferred):
+        return False
+    return any(map(_is_better, declared, inferred))
+
+
+def _is_better(mine: Dim, theirs: Dim) -> bool:
+    """A length before a symbol, the file's own symbol before nothing and before what inference made up."""
+    if mine is None or mine == theirs or isinstance(theirs, int):
+        return False
+    return isinstance(mine, int) or theirs is None or is_made_up(theirs) or shown(theirs) != theirs
+
+
+class _Check:
+    """One value's declared shape against what is found with numbers."""
+
+    def __init__(self, declared: Shape) -> None:
+        self.declared = declared
+        self.times = [0] * len(declared)
+        self.right = [axis is not None for axis in declared]
+        self.own: dict[int, str] = {}
+        self.rank = True
+        self.seen = 0
+        self.gone = 0
+
+    def compare(self, found: Shape | None, numbers: Mapping[str, int], *, gone: bool = False) -> None:
+        """``gone``: with these numbers nothing needs the value any more."""
+        self.gone += gone
+        if found is None:
+            return
+        self.seen += 1
+        if len(found) != len(self.declared):
+            self.rank = False
+            return
+        for axis, (said, length) in enumerate(zip(self.declared, found, strict=True)):
+            if isinstance(length, int):
+                self.times[axis] += 1
+                self.right[axis] &= evaluate(said, numbers) == length
+
+    def tell_apart(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
+        """Axes that the file gives one name had each its own number: which of them is this value's?"""
+        for axis, said in enumerate(self.declared):
+            length = found[axis] if found is not None and len(found) == len(self.declared) else None
+            if not isinstance(length, int):
+                continue
+            own = [symbol for symbol, number in numbers.items() if shown(symbol) == said and number == length]
+            if own:
+                self.own[axis] = own[0]
+            elif isinstance(said, int):
+                self.right[axis] &= said == length
+
+    def decided(self) -> bool:
+        return (
+            not self.rank
+            or self.gone >= ENOUGH
+            or all(times >= ENOUGH or not right for times, right in zip(self.times, self.right, strict=True))
+        )
+
+    def held(self) -> Shape | None:
+        """The axes that hold, None for the others; None where the number of axes is not sure."""
+        if not self.rank or self.seen < ENOUGH:
+            return None
+        return tuple(
+            self.own.get(axis, said) if self.right[axis] and self.times[axis] >= ENOUGH else None
+            for axis, said in enumerate(self.declared)
+        )
+
+
+def _sets(model: ir.Model) -> Iterator[Lengths]:
+    """Each symbol of the inputs another number."""
+    symbols = dict.fromkeys(
+        str(axis)
+        for value in model.graph.inputs
+        for axis in shown_shape(value) or ()
+        if isinstance(axis, str) and evaluate(axis, {}) is None
+    )
+    plain = [symbol for symbol in symbols if symbol.isidentifier()]
+    for numbers in SETS:
+        cycle = itertools.cycle(numbers)
+        known = {symbol: next(cycle) for symbol in plain}
+        for symbol in symbols:
+            if symbol not in known and evaluate(symbol, known) is None:
+                known[symbol] = next(cycle)
+        yield Lengths(known, next(cycle))
+
+
+def _is_known(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(axis, int) for axis in shape)
+
+
+def _knows(model: ir.Model, asked: Collection[str]) -> bool:
+    """Whether a model's shapes are all known, of what is asked for and still there."""
+    found = _shapes(model)
+    return all(_is_known(found[name]) for name in asked if name in found)
+
+
+def _apart(model: ir.Model) -> dict[str, int]:
+    """Each open axis of the inputs another number, by its own symbol; empty where names are not repeated."""
+    axes = [axis for value in model.graph.inputs for axis in shape_of(value) or ()]
+    symbols = [axis for axis in axes if isinstance(axis, str)]
+    if all(shown(symbol) == symbol for symbol in symbols):
+        return {}
+    # Each divides the next ones: a Reshape of one input to another's length can be inferred.
+    return {symbol: 64 << (index % 16) for index, symbol in enumerate(dict.fromkeys(symbols))}
+
+
+def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
+    return axis if isinstance(axis, int) else numbers.get(axis or "", PRIMES[0])
+
+
+def _shapes_at(
+    model: ir.Model,
+    path: Path,
+    number: Callable[[Dim], int],
+    asked: Collection[str],
+    *,
+    all_or_none: bool = False,
+) -> dict[str, Shape | None]:
+    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks, but
+    not if ``all_or_none`` are wanted and one cannot be known."""
+    sizes = {
+        value.name or "": [number(axis) for axis in shape]
+        for value in model.graph.inputs
+        if (shape := shape_of(value)) is not None
+    }
+
+    def enough(copy: ir.Model) -> bool:
+        return _knows(copy, asked) or (all_or_none and not _contradictions(copy).isdisjoint(asked))
+
+    try:
+        copy = with_inputs(model, path, sizes, enough)
+    except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
+        logger.debug("%s: %s", path, error)
+        return {}
+    return _shapes(copy) | dict.fromkeys(_contradictions(copy))
+
+
+def _contradictions(model: ir.Model) -> set[str]:
+    """What is made of inputs that do not go together: inference may have known its shape by one of them,
+    before it knew the other."""
+    wrong = [node for node in model.graph if node.op_type in ELEMENTWISE and not _broadcast(node)]
+    return {value.name or "" for node in wrong for value in node.outputs}
+
+
+def _broadcast(node: ir.Node) -> bool:
+    """Whether the shapes of a node's inputs go together, so far as they are known."""
+    shapes = map(shape_of, node.inputs)
+    axes = itertools.zip_longest(*(reversed(shape) for shape in shapes if shape), fillvalue=1)
+    return all(len({n for n in lengths if isinstance(n, int)} - {1}) < 2 for lengths in axes)
+
+
+def _shapes(model: ir.Model) -> dict[str, Shape | None]:
+    """By name, None where nothing is known; what nothing needs any more is not there."""
+    graph = model.graph
+    values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    return {value.name or "": shape_of(value) for value in values}

@@ -1,0 +1,346 @@
+"""Shapes of all values, and the small constants behind them.
+
+The onnx library infers most; it loses the thread where a shape is computed in a way it does not follow
+(before opset 13 it follows little). A second pass in the order of the nodes then folds what is constant,
+follows partly known shape arithmetic (`sharding.graph.shape_values`) and infers again what depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.errors import ModelError
+from sharding.graph import body_shapes, contrib_shapes, shape_values
+from sharding.graph.fold import evaluate, small_constant
+from sharding.graph.open_lengths import refine
+from sharding.graph.shape_values import Known
+from sharding.graph.symbols import is_made_up
+from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
+from sharding.rewrite.joined_pieces import join_pieces
+from sharding.rewrite.lowering import lower
+from sharding.rewrite.merged_axes import take_apart
+from sharding.rewrite.simplify import simplify
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+logger = logging.getLogger(__name__)
+
+
+def infer(model: ir.Model, path: Path) -> None:
+    """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
+    lower(model)
+    _infer_all(model, path)
+    _Completion(model).run()
+
+
+def part_merged_axes(model: ir.Model) -> None:
+    """Takes merged axes of an inferred model apart (`sharding.rewrite.joined_pieces`, `sharding.rewrite.merged_axes`)."""
+    opset = model.opset_imports.get("", 1)
+    completion = _Completion(model)
+    completion.run()
+    if joined := join_pieces(model.graph, opset, completion.known_elements):
+        completion = _Completion(model, joined)
+        completion.run()
+    better = take_apart(model.graph, opset, completion.known_elements)
+    if better:
+        _Completion(model, better).run()
+
+
+def _infer_all(model: ir.Model, path: Path) -> None:
+    import onnx
+    import onnx_ir as ir
+
+    # Large weights are references by now, so the message is small whatever the model's size.
+    try:
+        proto = ir.serde.serialize_model(model)
+    except Exception as error:  # text that is not UTF-8, for one: only writing it shows
+        raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
+    for node in proto.graph.node:
+        _forget_in_bodies(node)
+    try:
+        # Its own data propagation would allocate whatever length a ConstantOfShape asks for.
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, data_prop=False)
+    except Exception as error:  # inference is a help: without it fewer operators can be split
+        logger.warning("%s: shapes could not be inferred (%s); fewer operators will be split.", path, error)
+        return
+    found = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in found:
+                _merge(value, found[value.name])
+
+
+def _forget_in_bodies(node: onnx.NodeProto) -> None:
+    """Takes declared shapes off the bodies of control flow, in the message that inference alone sees.
+
+    What a body is given has the shapes of what is handed to it. The bodies that run keep what they declare:
+    the Scan of ONNX Runtime wants the shapes of its outputs.
+    """
+    for attribute in node.attribute:
+        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            held = {tensor.name for tensor in body.initializer}
+            for info in [*body.value_info, *body.output, *body.input]:
+                if info.name not in held:
+                    _forget_shape(info.type)
+            for inner in body.node:
+                _forget_in_bodies(inner)
+
+
+def _forget_shape(kind: onnx.TypeProto) -> None:
+    which = kind.WhichOneof("value")
+    if which in {"tensor_type", "sparse_tensor_type"}:
+        getattr(kind, which).ClearField("shape")
+    elif which in {"sequence_type", "optional_type"}:
+        _forget_shape(getattr(kind, which).elem_type)
+
+
+def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
+    """Adds to a value what inference found; whether that changed anything.
+
+    Of each axis the more exact is kept: a length before a symbol before nothing.
+    """
+    import onnx_ir as ir
+
+    if not found.HasField("tensor_type"):
+        return False
+    before = (value.dtype, shape_of(value))
+    if value.type is None and found.tensor_type.elem_type:
+        value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
+    if found.tensor_type.HasField("shape"):
+        axes = [
+            axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else axis.dim_param or None
+            for axis in found.tensor_type.shape.dim
+        ]
+        old = before[1]
+        if old is not None and len(old) == len(axes):
+            axes = [_more_exact(a, b) for a, b in zip(old, axes, strict=True)]
+        if old is None or len(old) == len(axes):
+            value.shape = ir.Shape(axes)
+    return before != (value.dtype, shape_of(value))
+
+
+def _more_exact(a: Dim, b: Dim) -> Dim:
+    def vagueness(axis: Dim) -> int:
+        if axis is None or isinstance(axis, int):
+            return 3 if axis is None else 0
+        return 2 if is_made_up(axis) else 1
+
+    # Of two made-up names the later one: it was carried here from a value of the same length.
+    return min(b, a, key=vagueness) if vagueness(a) == 2 else min(a, b, key=vagueness)
+
+
+_FOLLOWED = {"INT32", "INT64", "BOOL"}
+"""Element types in which shapes are computed."""
+_SHAPED = {"Reshape", "Expand", "Range", "Slice", "Tile"}
+
+
+class _Completion:
+    """The second pass over the nodes."""
+
+    def __init__(self, model: ir.Model, changed: Iterable[ir.Value] = ()) -> None:
+        self.model, self.graph = model, model.graph
+        self.outputs = set(self.graph.outputs)
+        self.opsets = model.opset_imports
+        self.known: dict[ir.Value, Known] = {}
+        self.changed = set(changed)
+
+    def run(self) -> None:
+        for node in list(self.graph):
+            has_body = any(True for _ in subgraphs(node))
+            if has_body:
+                found: dict[str, onnx.TypeProto] | None = body_shapes.infer(
+                    node, self.model, _forget_in_bodies
+                )
+            else:
+                found = contrib_shapes.infer(node)
+            if found is not None:
+                self.changed.update(
+                    value
+                    for value in node.outputs
+                    if value.name in found and _merge(value, found[value.name])
+                )
+            elif not node.domain and not self._fold(node):
+                self._follow(node)
+        simplify(self.graph, self.opsets.get("", 1))
+        for node in reversed(list(self.graph)):
+            if not any(value.uses() or value in self.outputs for value in node.outputs):
+                self.graph.remove(node, safe=True)
+
+    def _fold(self, node: ir.Node) -> bool:
+        """Replaces a node of constant value; whether it did."""
+        import onnx_ir as ir
+
+        if len(node.outputs) != 1 or node.outputs[0] in self.outputs:
+            return False
+        tensor = evaluate(node, self.opsets.get("", 1))
+        if tensor is None:
+            elements = self._elements(node)
+            if elements is None or not all(type(item) is int for item in elements.flat):
+                return False
+            output = node.outputs[0]
+            dtype = ir.DataType.INT64 if output.dtype is None else output.dtype
+            if not dtype.is_integer():
+                return False
+            tensor = ir.tensor(np.asarray(elements.tolist(), dtype.numpy()))
+        # The bounds of a slice, say: what is cut with them can be inferred now, and could not before.
+        self.changed.add(replace_by_constant(self.graph, node.outputs[0], tensor))
+        return True
+
+    def _elements(self, node: ir.Node) -> Known | None:
+        """What is known of a node's output; nothing where its type could not hold it, for then it wraps."""
+        import onnx_ir as ir
+
+        elements = self._unbounded_elements(node)
+        limit = 1 << (63 if node.outputs[0].dtype == ir.DataType.INT64 else 31)
+        if elements is None or not all(
+            -limit <= item < limit for item in elements.flat if isinstance(item, int)
+        ):
+            return None
+        return elements
+
+    def _unbounded_elements(self, node: ir.Node) -> Known | None:
+        attributes = {
+            name: plain_attribute(item) for name, item in node.attributes.items() if not item.is_ref()
+        }
+        if node.op_type == "Shape":
+            shape = shape_of(node.inputs[0])
+            part = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            return None if part is None else shape_values.known(part)
+        if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
+            return None
+        return shape_values.evaluate(
+            node.op_type, attributes, [self._known_elements(value) for value in node.inputs]
+        )
+
+    def known_elements(self, value: ir.Value | None) -> Known | None:
+        """What is known of a small vector or scalar of whole numbers: numbers and symbols."""
+        found = self._known_elements(value)
+        if found is None or not any(isinstance(item, shape_values.Above) for item in found.flat):
+            return found
+        plain = np.empty(found.shape, object)
+        plain.reshape(-1)[:] = [None if isinstance(item, shape_values.Above) else item for item in found.flat]
+        return plain
+
+    def _known_elements(self, value: ir.Value | None) -> Known | None:
+        if value is None:
+            return None
+        if value in self.known:
+            return self.known[value]
+        constant = small_constant(value)
+        if constant is None or constant.ndim > 1 or value.dtype is None or value.dtype.name not in _FOLLOWED:
+            return None
+        return shape_values.known(constant)
+
+    def _follow(self, node: ir.Node) -> None:
+        """Learns what a node that stays says of its outputs."""
+        if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
+            self.known[node.outputs[0]] = elements
+        self._refine_product(node)
+        vague = node.op_type in _SHAPED or any(
+            value.name and (value.shape is None or value.dtype is None) for value in node.outputs
+        )
+        if vague or any(value in self.changed for value in node.inputs):
+            self.changed.update(value for value in node.outputs if self._infer_node(node, value))
+        self.changed |= refine(node)
+
+    def _refine_product(self, node: ir.Node) -> None:
+        """The last axis of what is multiplied with a matrix of known rows has that length."""
+        if node.op_type != "MatMul" or node.inputs[0] is None or node.inputs[1] is None:
+            return
+        left, right = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+        if (
+            left
+            and right
+            and len(right) >= 2
+            and isinstance(right[-2], int)
+            and not isinstance(left[-1], int)
+        ):
+            import onnx_ir as ir
+
+            node.inputs[0].shape = ir.Shape([*left[:-1], right[-2]])
+            self.changed.add(node.inputs[0])
+
+    def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
+        inferred = self._reshaped(node)
+        if inferred is None:
+            inferred = _infer_one(node, self.opsets, self.model.ir_version)
+        found = inferred.get(value.name or "")
+        return found is not None and _merge(value, found)
+
+    def _reshaped(self, node: ir.Node) -> dict[str, onnx.TypeProto] | None:
+        """The output of operators whose shape follows from a partly known value of their second input."""
+        import onnx
+
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source.dtype is None:
+            return None
+        if node.op_type not in _SHAPED or len(node.inputs) < 2 or node.outputs[0].name is None:
+            return None
+        axes: Any = None
+        target = self.known_elements(node.inputs[1])
+        if node.op_type == "Range":
+            start, step = self.known_elements(source), self.known_elements(node.inputs[2])
+            counts = target is not None and target.ndim == 0 and start == 0 and step == 1
+            axes = [target.item()] if counts and target is not None else [None]
+            return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+        if node.op_type == "Slice":
+            shape, bounds = shape_of(source), [self.known_elements(value) for value in node.inputs[1:]]
+            count = _vector_length(node.inputs[1])
+            axes = None if shape is None or count is None else shape_values.slice_target(shape, count, bounds)
+            if axes is None:
+                return None
+            return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+        if target is None or target.ndim != 1:
+            rank = _vector_length(node.inputs[1])
+            target = None if rank is None else np.full(rank, None, object)
+        if target is None:
+            return None
+        if node.op_type == "Reshape":
+            allow_zero = "allowzero" in node.attributes and bool(node.attributes["allowzero"].value)
+            axes = shape_values.reshape_target(shape_of(source), target, allow_zero=allow_zero)
+        elif (shape := shape_of(source)) is not None:
+            ways = {"Expand": shape_values.expand_target, "Tile": shape_values.tile_target}
+            axes = ways[node.op_type](shape, target)
+        if axes is None:
+            return None
+        return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+
+
+def _vector_length(value: ir.Value | None) -> int | None:
+    shape = shape_of(value)
+    return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def _infer_one(node: ir.Node, opsets: dict[str, int], ir_version: int) -> dict[str, onnx.TypeProto]:
+    """The types of one node's outputs, from what is known of its inputs."""
+    import onnx
+    import onnx_ir as ir
+
+    types, data = {}, {}
+    for value in node.inputs:
+        if value is None or value.name is None:
+            continue
+        if value.dtype is None:
+            return {}
+        types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape_of(value))
+        if (constant := small_constant(value)) is not None:
+            data[value.name] = onnx.numpy_helper.from_array(np.asarray(constant), value.name)
+    try:
+        version = opsets.get("", 1)
+        schema = onnx.defs.get_schema(node.op_type, version, "")
+        imports = [onnx.helper.make_opsetid("", version)]
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, None, imports, ir_version
+        )
+    except Exception as error:  # an operator that onnx does not know, or cannot infer, keeps what is known
+        logger.debug("%s: %s", node.name, error)
+        return {}
+    return dict(found)

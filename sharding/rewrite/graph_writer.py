@@ -1,0 +1,127 @@
+"""Adds nodes to a graph that is read, and the shapes as vectors that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.common.names import Names
+from sharding.graph.values import shape_of
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+UNSQUEEZE_INPUT = 13
+"""The first opset in which the axes of Unsqueeze are an input."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One element of a vector."""
+
+    vector: ir.Value
+    index: int
+
+
+Entry = Any
+"""Of a shape: an int, a `Pick`, or a value that is a vector of length 1."""
+
+
+class GraphWriter:
+    """Writes nodes before `place`, the node whose place they take; names end in ``/apart``."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        import onnx_ir as ir
+
+        self.ir, self.graph, self.opset = ir, graph, opset
+        taken = {value.name or "" for node in graph.all_nodes() for value in node.outputs}
+        taken |= {value.name or "" for value in (*graph.inputs, *graph.initializers.values())}
+        self.names = Names(taken)
+        self.constants: dict[tuple[Any, ...], ir.Value] = {}
+        self.place: ir.Node
+
+    # Shapes as vectors.
+
+    def lengths(self, value: ir.Value) -> list[Entry]:
+        shape = shape_of(value) or ()
+        if all(isinstance(length, int) for length in shape):
+            return list(shape)
+        whole = self.op("Shape", [value])
+        return [length if isinstance(length, int) else Pick(whole, i) for i, length in enumerate(shape)]
+
+    def vector(self, entries: Sequence[Entry]) -> ir.Value:
+        """A vector of these entries; runs of numbers, and of picks from one vector, are one piece."""
+        pieces: list[Any] = []
+        for entry in entries:
+            last = pieces[-1] if pieces else None
+            if isinstance(entry, int) and isinstance(last, list):
+                last.append(entry)
+            elif isinstance(entry, Pick) and isinstance(last, tuple) and last[0] is entry.vector:
+                last[1].append(entry.index)
+            elif isinstance(entry, Pick):
+                pieces.append((entry.vector, [entry.index]))
+            else:
+                pieces.append([entry] if isinstance(entry, int) else entry)
+        made = [self._piece(piece) for piece in pieces]
+        return made[0] if len(made) == 1 else self.op("Concat", made, axis=0)
+
+    def _piece(self, piece: Any) -> Any:
+        if isinstance(piece, list):
+            return self.constant(piece)
+        if isinstance(piece, tuple):
+            return self.op("Gather", [piece[0], self.constant(piece[1])], axis=0)
+        return piece
+
+    # Nodes.
+
+    def unsqueezed(self, value: ir.Value, axis: int) -> ir.Value:
+        if self.opset < UNSQUEEZE_INPUT:
+            made = self.op("Unsqueeze", [value], axes=[axis])
+        else:
+            made = self.op("Unsqueeze", [value, self.constant([axis])])
+        shape = list(shape_of(value) or ())
+        return self.described(made, value, [*shape[:axis], 1, *shape[axis:]])
+
+    def described(self, made: ir.Value, old: ir.Value, shape: Iterable[Dim] | None) -> ir.Value:
+        made.type = old.type
+        made.shape = None if shape is None else self.ir.Shape(list(shape))
+        made.name = self.names.fresh(f"{old.name}/apart")
+        return made
+
+    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
+        (made,) = self.node(op_type, inputs, attributes, (), 1)
+        return made
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+        kept: Iterable[Any],
+        outputs: int,
+    ) -> list[ir.Value]:
+        items = [*kept, *self.ir.convenience.convert_attributes(dict(attributes))]
+        node = self.ir.Node("", op_type, inputs, items, num_outputs=outputs)
+        node.name = self.names.fresh(f"{self.place.name or self.place.op_type}/apart")
+        for value in node.outputs:
+            value.name = self.names.fresh(f"{node.name}/{op_type}")
+        self.graph.insert_before(self.place, [node])
+        return list(node.outputs)
+
+    def constant(self, numbers: Sequence[int], kind: Any = np.int64) -> ir.Value:
+        key = (kind, *numbers)
+        if key not in self.constants:
+            tensor = self.ir.tensor(np.asarray(numbers, kind))
+            made = self.ir.Value(
+                name=self.names.fresh("apart/" + "_".join(map(str, numbers))),
+                type=self.ir.TensorType(tensor.dtype),
+                shape=self.ir.Shape([len(numbers)]),
+                const_value=tensor,
+            )
+            self.graph.register_initializer(made)
+            self.constants[key] = made
+        return self.constants[key]

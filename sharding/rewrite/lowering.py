@@ -1,0 +1,144 @@
+"""Fused operators written out as their parts, where no cut of the whole operator would do.
+
+EmbedLayerNormalization of ONNX Runtime looks up and adds embeddings and normalizes the sum. The tables, which
+can be most of a model, may be cut along the hidden axis or by vocabulary, but only the sum of what is looked
+up can be brought together before it is normalized. The parts are those that
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.common.names import Names, all_names
+from sharding.graph.values import shape_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MICROSOFT = "com.microsoft"
+OLDEST_OPSET = 10
+"""The first with a Slice whose ends are computed."""
+REDUCE_SUM_AXES_ARE_AN_INPUT = 13
+INT32 = 6
+"""TensorProto.INT32"""
+DEFAULT_EPSILON = 1e-12
+IDS, SEGMENTS, WORDS, PLACES, SEGMENT_TABLE, GAMMA, BETA, MASK, POSITIONS = range(9)
+
+
+def lower(model: ir.Model) -> None:
+    """Rewrites the main graph in place; its other values keep their names."""
+    version = model.opset_imports.get("", 1)
+    if version < OLDEST_OPSET:
+        return
+    nodes = list(model.graph)
+    names = Names(all_names(model))
+    for node in nodes:
+        if (node.domain, node.op_type) == (MICROSOFT, "EmbedLayerNormalization"):
+            _Embedding(model.graph, node, version, names).write()
+
+
+class _Embedding:
+    def __init__(self, graph: ir.Graph, node: ir.Node, version: int, names: Names) -> None:
+        import onnx_ir as ir
+
+        self.ir, self.graph, self.node, self.version, self.names = ir, graph, node, version, names
+        self.nodes: list[ir.Node] = []
+
+    def input(self, index: int) -> ir.Value | None:
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def output(self, index: int) -> ir.Value | None:
+        """An output that something reads."""
+        outputs = self.node.outputs
+        value = outputs[index] if index < len(outputs) else None
+        used = value is not None and bool(value.name) and (value.uses() or value in set(self.graph.outputs))
+        return value if used else None
+
+    def write(self) -> None:
+        needed = [self.input(i) for i in (IDS, WORDS, PLACES, GAMMA, BETA)]
+        mask, counts = self.input(MASK), self.output(1)
+        epsilon = self.node.attributes.get("epsilon")
+        unusual = epsilon is not None and epsilon.is_ref()
+        if any(value is None for value in needed) or unusual or (counts is not None and mask is None):
+            return
+        ids, words, places, gamma, beta = needed
+        total = self.op("Gather", [words, self.counted(ids)])
+        total = self.op("Add", [total, self.places(ids, places)])
+        if self.input(SEGMENT_TABLE) is not None and self.input(SEGMENTS) is not None:
+            segments = self.op("Gather", [self.input(SEGMENT_TABLE), self.counted(self.input(SEGMENTS))])
+            total = self.op("Add", [total, segments])
+        small = DEFAULT_EPSILON if epsilon is None else epsilon.as_float()
+        normalized = self.op("LayerNormalization", [total, gamma, beta], axis=-1, epsilon=small)
+        results = {0: normalized, 2: total}
+        if counts is not None:
+            results[1] = self.count(mask)
+        self.graph.insert_before(self.node, self.nodes)
+        for index, value in results.items():
+            old = self.output(index)
+            if old is not None:
+                self.replace(old, value)
+        self.graph.remove(self.node, safe=True)
+
+    def places(self, ids: Any, table: Any) -> ir.Value:
+        """The embeddings of positions: those that are given, or the first ones of the table."""
+        positions = self.input(POSITIONS)
+        if positions is not None:
+            return self.op("Gather", [table, self.counted(positions)])
+        shape = self.op("Shape", [ids])
+        one, two, zero = (self.constant([number]) for number in (1, 2, 0))
+        length = self.op("Slice", [shape, one, two, zero])
+        found = self.op("Slice", [table, zero, length, zero])
+        columns = shape_of(table)
+        if columns is not None and len(columns) == 2:
+            # Of a slice whose end is computed, inference would know no axis at all.
+            found.type, found.shape = table.type, self.ir.Shape([None, columns[1]])
+        return found
+
+    def counted(self, indices: Any) -> ir.Value:
+        """Indices of which Gather refuses the negative ones too, as the whole operator does."""
+        negative = self.op("Less", [indices, self.constant(0, np.int32)])
+        return self.op("Where", [negative, self.constant(np.iinfo(np.int32).min, np.int32), indices])
+
+    def count(self, mask: Any) -> ir.Value:
+        """How many ones each row of the mask has."""
+        ones = self.op("Cast", [self.op("Equal", [mask, self.constant(1, np.int32)])], to=INT32)
+        if self.version >= REDUCE_SUM_AXES_ARE_AN_INPUT:
+            return self.op("ReduceSum", [ones, self.constant([1])], keepdims=0)
+        return self.op("ReduceSum", [ones], axes=[1], keepdims=0)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """The new value takes the old one's name and place, also among the graph's outputs."""
+        name, kind, shape = old.name, old.type, old.shape
+        old.name = None
+        new.name, new.type, new.shape = name, kind, shape
+        for user, index in list(old.uses()):
+            user.replace_input_with(index, new)
+        for index, value in enumerate(self.graph.outputs):
+            if value is old:
+                self.graph.outputs[index] = new
+
+    def constant(self, value: Any, kind: Any = np.int64) -> ir.Value:
+        tensor = self.ir.tensor(np.asarray(value, dtype=kind))
+        name = f"{self.node.outputs[0].name}/part_{len(self.nodes)}"
+        found = self.ir.Value(
+            name=self.fresh(name),
+            type=self.ir.TensorType(tensor.dtype),
+            shape=self.ir.Shape(np.shape(value)),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(found)
+        return found
+
+    def op(self, op_type: str, inputs: list[Any], **attributes: Any) -> ir.Value:
+        items = self.ir.convenience.convert_attributes(attributes)
+        made = self.ir.Node("", op_type, inputs, attributes=items, num_outputs=1)
+        made.outputs[0].name = self.fresh(f"{self.node.outputs[0].name}/{op_type}")
+        self.nodes.append(made)
+        return made.outputs[0]
+
+    def fresh(self, wanted: str) -> str:
+        """A name that nothing in the graph has."""
+        return self.names.fresh(wanted)

@@ -1,0 +1,195 @@
+"""Writes a product for each piece that the result of one product is cut into (see `packed_products`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sharding.common.names import Names, all_names
+from sharding.graph.values import shape_of
+from sharding.onnx_files.tensors import locate
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass
+class Weight:
+    """An input of the product, or of an addition to it, that has its columns along ``axis``."""
+
+    index: int
+    value: ir.Value
+    axis: int
+    turn: ir.Node | None = None
+    """A transposition between the weight and its use."""
+
+
+@dataclass
+class Product:
+    node: ir.Node
+    columns: int
+    weights: list[Weight]
+
+
+@dataclass
+class Piece:
+    """Columns of the product's result, and what takes their place."""
+
+    start: int
+    length: int
+    write: Callable[[Pieces, ir.Value], None]
+
+
+@dataclass
+class Chain:
+    """From a product to where it is cut."""
+
+    product: Product
+    end: ir.Value
+    links: list[tuple[ir.Node, Weight | None]] = field(default_factory=list)
+    """Nodes between, with the bias that each adds."""
+
+
+class Pieces:
+    """Writes products of pieces into a graph."""
+
+    def __init__(self, model: ir.Model, path: Path) -> None:
+        import onnx_ir as ir
+
+        self.ir, self.graph, self.path = ir, model.graph, path
+        self.names = Names(all_names(model))
+        self.parts: dict[tuple[ir.Value, int, int], ir.Value] = {}
+        self.place: ir.Node
+        self.base = ""
+
+    def replace(self, chain: Chain, cuts: list[Piece]) -> None:
+        """Writes a product for each piece in place of the whole."""
+        product = chain.product
+        self.place, self.base = product.node, product.node.outputs[0].name or ""
+        for piece in cuts:
+            value = self._product(product, piece)
+            for node, bias in chain.links:
+                value = self._link(node, bias, piece, value)
+            piece.write(self, value)
+        weights = [*product.weights, *(bias for _, bias in chain.links if bias is not None)]
+        self._tidy([weight.value for weight in weights])
+
+    def _product(self, product: Product, piece: Piece) -> ir.Value:
+        node, inputs = product.node, list(product.node.inputs)
+        for weight in product.weights:
+            part = self._part(weight, piece, product.columns)
+            if weight.turn is not None:
+                shape = [*(shape_of(part) or ())][::-1]
+                part = self.op("Transpose", [part], shape, part.type, perm=[1, 0])
+            inputs[weight.index] = part
+        more = {"N": piece.length} if node.op_type == "MatMulNBits" else {}
+        return self._like(node, inputs, piece.length, **more)
+
+    def _link(self, node: ir.Node, bias: Weight | None, piece: Piece, value: ir.Value) -> ir.Value:
+        inputs = [value, *node.inputs[1:]]
+        if bias is not None:
+            inputs[1] = self._part(bias, piece, (shape_of(bias.value) or ())[bias.axis])
+        return self._like(node, inputs, piece.length)
+
+    def _like(self, node: ir.Node, inputs: list[Any], columns: int, **more: int) -> ir.Value:
+        """The same node for fewer columns."""
+        old = node.outputs[0]
+        shape = [*(shape_of(old) or ())[:-1], columns]
+        kept = {name: item for name, item in node.attributes.items() if name not in more}
+        made = self.op(node.op_type, inputs, shape, old.type, node.domain, **more)
+        producer = made.producer()
+        assert producer is not None
+        for item in kept.values():
+            producer.attributes.add(item)
+        return made
+
+    def _part(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
+        """Some columns of a weight; read from its file whenever a part of them is written."""
+        key = (weight.value, piece.start, piece.length)
+        if key not in self.parts:
+            self.parts[key] = self._cut_out(weight, piece, columns)
+        return self.parts[key]
+
+    def _cut_out(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
+        tensor = weight.value.const_value
+        assert tensor is not None
+        located = locate(weight.value.name or "", tensor, self.path)
+        scale = located.shape[weight.axis] // int(columns)  # scales of several blocks for each column
+        index: list[slice] = [slice(None)] * len(located.shape)
+        index[weight.axis] = slice(piece.start * scale, (piece.start + piece.length) * scale)
+        shape = list(located.shape)
+        shape[weight.axis] = piece.length * scale
+        name = self._fresh(f"{weight.value.name}/columns_{piece.start}")
+
+        def columns_of() -> ir.TensorProtocol:
+            return self.ir.tensor(np.ascontiguousarray(located.array()[tuple(index)]), dtype=tensor.dtype)
+
+        part = self.ir.LazyTensor(columns_of, dtype=tensor.dtype, shape=self.ir.Shape(shape), name=name)
+        return self._initializer(name, part)
+
+    def constant(self, value: np.ndarray[Any, Any]) -> ir.Value:
+        """A small constant."""
+        return self._initializer(self._fresh(f"{self.base}/shape"), self.ir.tensor(value))
+
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        made = self.ir.Value(
+            name=name,
+            type=self.ir.TensorType(tensor.dtype),
+            shape=self.ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(made)
+        return made
+
+    def op(
+        self,
+        op_type: str,
+        inputs: list[Any],
+        shape: list[Any],
+        kind: Any,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """A node before the product's place, with one output of this type and shape."""
+        items = self.ir.convenience.convert_attributes(attributes)
+        made = self.ir.Node(domain, op_type, inputs, attributes=items, num_outputs=1)
+        value = made.outputs[0]
+        value.name = self._fresh(f"{self.base}/{op_type}")
+        value.type, value.shape = kind, self.ir.Shape(shape)
+        self.graph.insert_before(self.place, [made])
+        return value
+
+    def rename(self, old: ir.Value, new: ir.Value) -> None:
+        """The new value takes the old one's name and place, also among the graph's outputs."""
+        name, kind, shape = old.name, old.type, old.shape
+        old.name = self._fresh(f"{name}/packed")
+        new.name, new.type, new.shape = name, kind, shape
+        for user, index in list(old.uses()):
+            user.replace_input_with(index, new)
+        for index, value in enumerate(self.graph.outputs):
+            if value is old:
+                self.graph.outputs[index] = new
+
+    def _tidy(self, weights: list[ir.Value]) -> None:
+        """Removes the whole product, what nothing reads any more, and its weights."""
+        waiting, outputs = [self.place], set(self.graph.outputs)
+        found: dict[ir.Node, None] = {}
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found[node] = None
+                waiting += [user for value in node.outputs for user, _ in value.uses()]
+        turns = [node for value in weights for node, _ in value.uses()]
+        for node in reversed([item for item in self.graph if item in found or item in turns]):
+            if not any(value.uses() or value in outputs for value in node.outputs):
+                self.graph.remove(node, safe=True)
+        for value in weights:
+            if not value.uses():
+                del self.graph.initializers[value.name or ""]
+
+    def _fresh(self, wanted: str) -> str:
+        return self.names.fresh(wanted)

@@ -1,0 +1,132 @@
+"""Detours of exporters written as the plain operators they stand for, before anything is planned.
+
+Only rewrites that give the same elements in the same order, for shapes that are known to be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sharding.graph.values import shape_of
+from sharding.rules.base import Dim
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+EXPAND_OPSET = 8
+"""The first with Expand."""
+
+
+def simplify(graph: ir.Graph, opset: int) -> None:
+    """Rewrites the graph in place. Values that others read stay the same; what is left over stays too.
+
+    ``opset`` is the version of the default opset.
+    """
+    for node in list(graph):
+        if node.op_type == "Reshape" and not node.domain:
+            _transposed_in_between(graph, node)
+            _heads_of_batch(graph, node)
+        elif node.op_type == "Tile" and not node.domain and opset >= EXPAND_OPSET:
+            _repeated(node)
+
+
+def _transposed_in_between(graph: ir.Graph, last: ir.Node) -> None:
+    """Reshape, Transpose, Reshape that merge leading axes, turn the others, and take the axes apart again.
+
+    Exporters write so the transposed keys of attention: [batch, heads, length, size] as [-1, length, size],
+    [-1, size, length], [batch, heads, size, length]. With a symbolic batch the merged axis has no known
+    length, and nothing could be said of the heads in it. One Transpose does the same.
+    """
+    turn = _only_use(last.inputs[0], "Transpose")
+    first = None if turn is None else _only_use(turn.inputs[0], "Reshape")
+    if turn is None or first is None or first.inputs[0] is None:
+        return
+    source, merged = shape_of(first.inputs[0]), shape_of(turn.inputs[0])
+    result, attribute = shape_of(last.outputs[0]), turn.attributes.get("perm")
+    if source is None or merged is None or result is None or attribute is None or attribute.is_ref():
+        return
+    perm, leading = list(attribute.as_ints()), len(source) - len(merged) + 1
+    if leading < 1 or sorted(perm) != list(range(len(merged))) or perm[0] != 0:
+        return
+    moved = [source[leading - 1 + axis] for axis in perm[1:]]
+    if not _equal(merged[1:], source[leading:]) or not _equal(result, [*source[:leading], *moved]):
+        return
+    import onnx_ir as ir
+
+    axes = [*range(leading), *(leading - 1 + axis for axis in perm[1:])]
+    last.op_type = "Transpose"
+    last.replace_input_with(0, first.inputs[0])
+    last.resize_inputs(1)
+    last.attributes.clear()
+    last.attributes.add(ir.AttrInt64s("perm", axes))
+    graph.remove([turn, first], safe=True)
+
+
+def _heads_of_batch(graph: ir.Graph, last: ir.Node) -> None:
+    """Heads taken out of the last axis into that of the batch, brought to the front, and apart again.
+
+    Attention with the sequence first is written so: [length, batch, heads * size] as [length, batch * heads,
+    size], [batch * heads, length, size], [batch, heads, length, size]. With a symbolic batch the middle axis
+    has no known length. One Reshape of the last axis and one Transpose do the same.
+    """
+    import onnx_ir as ir
+
+    turn = _only_use(last.inputs[0], "Transpose")
+    first = None if turn is None else _only_use(turn.inputs[0], "Reshape")
+    if turn is None or first is None or first.inputs[0] is None or len(first.inputs) < 2:
+        return
+    source, merged, result = (shape_of(v) for v in (first.inputs[0], turn.inputs[0], last.outputs[0]))
+    attribute = turn.attributes.get("perm")
+    if attribute is None or attribute.is_ref() or list(attribute.as_ints()) != [1, 0, 2]:
+        return
+    if source is None or merged is None or result is None or (len(source), len(result)) != (3, 4):
+        return
+    (length, batch, width), (heads, size) = source, (result[1], result[3])
+    if not isinstance(heads, int) or not isinstance(size, int) or heads * size != width or width == 0:
+        return
+    if not _equal((merged[0], merged[2], *result), (length, size, batch, heads, length, size)):
+        return
+    shape = ir.tensor([0, 0, heads, size], dtype=ir.DataType.INT64)
+    name = f"{last.outputs[0].name}/heads"
+    target = ir.Value(name=name, type=ir.TensorType(shape.dtype), shape=ir.Shape([4]), const_value=shape)
+    taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
+    if name in taken or name in graph.initializers:
+        return
+    graph.register_initializer(target)
+    # The three nodes become two: the first one's value changes, but nothing else reads it.
+    first.replace_input_with(1, target)
+    first.attributes.clear()
+    first.outputs[0].shape = ir.Shape([length, batch, heads, size])
+    last.op_type = "Transpose"
+    last.replace_input_with(0, first.outputs[0])
+    last.resize_inputs(1)
+    last.attributes.clear()
+    last.attributes.add(ir.AttrInt64s("perm", [1, 2, 0, 3]))
+    graph.remove([turn], safe=True)
+
+
+def _repeated(node: ir.Node) -> None:
+    """Tile of nothing but axes of length 1 is Expand, of which each row needs its own row alone.
+
+    An axis of another length that stays as long as it is has 1 repeat, which leaves it as it is in both.
+    """
+    source, result = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    if len(node.inputs) != 2 or source is None or result is None or len(source) != len(result):
+        return
+    kept = [(a, b) for a, b in zip(source, result, strict=True) if a != 1]
+    if all(a is not None and a == b and a != 0 for a, b in kept):
+        node.op_type = "Expand"
+
+
+def _only_use(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node of this type that a value comes from, if the value has one use and is no output."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.domain or node.op_type != op_type:
+        return None
+    return node if len(value.uses()) == 1 and not value.is_graph_output() else None
+
+
+def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are surely equal."""
+    return None not in a and list(a) == list(b)
