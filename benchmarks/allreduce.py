@@ -55,7 +55,7 @@ def competitors(count: int, worlds: dict[str, Any]) -> dict[str, Call]:
 def rank(options: argparse.Namespace) -> None:
     """One rank: joins all groups, times them in turn; rank 0 prints."""
     from ranks.collectives import connect
-    from ranks.identity import identify
+    from ranks.identity.identity import identify
 
     who = identify()
     cores = sorted(os.sched_getaffinity(0))

@@ -107,7 +107,7 @@ def serve(arguments: argparse.Namespace) -> None:
                 times.append(time.perf_counter() - begin)
             parent.send((times, outputs, stats() if stats else None))
     if group is not None:
-        from ranks.group import leave
+        from ranks.run.group import leave
 
         leave()
 
@@ -120,7 +120,7 @@ def _load(arguments: argparse.Namespace, rank: int) -> tuple[Any, Any, Any]:
         options.intra_op_num_threads = arguments.threads
         session = onnxruntime.InferenceSession(arguments.model, options)
         return (lambda feeds: session.run(None, feeds)), None, None
-    from ranks import executor, group
+    from ranks.run import executor, group
 
     communicator = group.join()
     path = Path(arguments.model)
@@ -249,9 +249,9 @@ def main() -> None:
     if arguments.serve:
         serve(arguments)
         return
-    from ranks.cache_folder import cache_folder
-    from ranks.cache_place import make_private, prepare
-    from ranks.pins import hold
+    from ranks.cache.folder import cache_folder
+    from ranks.cache.locks import hold
+    from ranks.cache.place import make_private, prepare
 
     cache = prepare(cache_folder(), "benchmarks")
     make_private(cache / "bert_base")

@@ -95,7 +95,7 @@ def measure(world: Communicator, rows: int, hidden: int, words: int, rounds: int
 def rank(options: argparse.Namespace) -> None:
     """One rank; rank 0 prints."""
     from ranks.collectives import connect
-    from ranks.identity import identify
+    from ranks.identity.identity import identify
 
     world = connect(identify(), "shm", 120.0)
     for shape in options.shapes:

@@ -77,7 +77,7 @@ def write_stage(path: Path, stage: int, stages: int, micro_batches: int, width: 
 
 def rank(options: argparse.Namespace) -> None:
     """One stage: loads every variant, times them in turn."""
-    from ranks import executor, group
+    from ranks.run import executor, group
 
     world = group.join()
     cores = sorted(os.sched_getaffinity(0))

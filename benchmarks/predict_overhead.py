@@ -53,8 +53,9 @@ def tiny(path: Path, *, collective: bool) -> None:
 
 def contestants(folder: Path) -> dict[str, Callable[[], Any]]:
     """The calls to compare, all with one thread."""
-    from ranks import Context, Model, ModelType, Tensor, executor
+    from ranks import Context, Model, ModelType, Tensor
     from ranks.collectives.single import SingleCommunicator
+    from ranks.run import executor
 
     plain, cut = folder / "plain.onnx", folder / "cut.onnx"
     tiny(plain, collective=False)

@@ -103,8 +103,8 @@ def work(kind: str, model: Path) -> None:
     import numpy as np
     import onnxruntime as ort
 
-    from ranks.session import SessionConfig, create, create_plain
-    from ranks.weights.store import default_store
+    from ranks.sessions.session import SessionConfig, create, create_plain
+    from ranks.weights.prepared.store import default_store
 
     config, session = SessionConfig(threads=1), None
     if kind == "bare":

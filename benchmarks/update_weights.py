@@ -60,7 +60,7 @@ def share(weights: dict[str, Array], part: float, total: int) -> dict[str, Array
 
 def updates(path: Path, threads: int, runs: int) -> dict[str, dict[str, float]]:
     """Milliseconds of an update, by how much it replaces and whether the weights are shared."""
-    from ranks import executor
+    from ranks.run import executor
 
     weights = weights_of(path, "MatMul", "Gather")
     total = sum(array.nbytes for array in weights.values())
@@ -108,7 +108,7 @@ def bare(path: Path, given: dict[str, Array], threads: int) -> Callable[[dict[st
 
 def predictions(path: Path, threads: int, runs: int) -> dict[str, dict[int, float]]:
     """Median milliseconds of a prediction, by contestant and sequence length."""
-    from ranks import executor
+    from ranks.run import executor
 
     weights = weights_of(path, "MatMul")
     total = sum(array.nbytes for array in weights_of(path, "MatMul", "Gather").values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ranks import wire
+from ranks.talk import wire
 
 
 @dataclass

@@ -4,8 +4,8 @@ A slice folder's name is a hash of all that decides its content: the model file 
 number of ranks, the options, the manifest's version and the slicer's own code. It is built beside its place
 and renamed whole, so a folder under its final name is complete, whoever else was slicing or crashed.
 
-    slices/KEY/  a slice folder, in the cache folder (`ranks.cache_folder`)
-    slices/KEY.lock  held while KEY is being made (`ranks.cache_entries`)
+    slices/KEY/  a slice folder, in the cache folder (`ranks.cache.folder`)
+    slices/KEY.lock  held while KEY is being made (`ranks.cache.entries`)
 
 Everything in it may be deleted at any time.
 """
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
-from ranks.cache_folder import ELSEWHERE, cache_folder, fingerprint, hash_file, locked
-from ranks.cache_limit import bound, limit_of
-from ranks.cache_place import FORMS, discard, place_of, prepare
-from ranks.pins import hold
-from ranks.waiting import HeldError
-from ranks.whole import is_sealed, note, say_damaged, seal
+from ranks.cache.folder import ELSEWHERE, cache_folder, fingerprint, hash_file, locked
+from ranks.cache.intact import is_sealed, note, say_damaged, seal
+from ranks.cache.limit import bound, limit_of
+from ranks.cache.locks import hold
+from ranks.cache.place import FORMS, discard, place_of, prepare
+from ranks.common.waiting import HeldError
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks import cache_entries, cache_place
-from ranks.cache_folder import ELSEWHERE, cache_folder
-from ranks.cache_limit import limit_of, memos, occupied
+from ranks.cache import entries as cache_entries
+from ranks.cache import place as cache_place
+from ranks.cache.folder import ELSEWHERE, cache_folder
+from ranks.cache.limit import limit_of, memos, occupied
 from sharding.common.storage import why_unwritable
 
 KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
@@ -96,7 +97,7 @@ def clear(kinds: Sequence[str] = KINDS) -> tuple[list[Item], list[Item]]:
 
 
 def _items(root: Path, kind: str) -> list[Item]:
-    from ranks.weights import entries
+    from ranks.cache import weight_entries
 
     if kind == "hashes":
         return _hashes(root)
@@ -104,7 +105,7 @@ def _items(root: Path, kind: str) -> list[Item]:
         folder = cache_place.ours(root, kind)
         return [
             Item(kind, one.key, f"none: {one.refused}" if one.refused else one.what, one.bytes, one.used)
-            for one in (entries.listing(folder) if folder else ())
+            for one in (weight_entries.listing(folder) if folder else ())
         ]
     return [_folder(found) for found in cache_entries.listing(root, kind)]
 
@@ -115,11 +116,11 @@ def _folder(found: cache_entries.Folder) -> Item:
 
 
 def _clear_weights(root: Path, removed: list[Item], busy: list[Item]) -> None:
-    from ranks.weights import entries
+    from ranks.cache import weight_entries
 
     before = {item.name: item for item in _items(root, "weights")}
     folder = cache_place.ours(root, "weights")
-    gone, used = entries.throw_out(folder, 0) if folder else ([], [])
+    gone, used = weight_entries.throw_out(folder, 0) if folder else ([], [])
     removed += [before[entry.key] for entry in gone if entry.key in before]
     busy += [before[entry.key] for entry in used if entry.key in before]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.base import Ended
 from launcher.errors import LaunchError, RankFailedError
-from ranks.control import EXIT_ORPHANED
+from ranks.talk.control import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
 from sharding.common.text import one_line

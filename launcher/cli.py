@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _configure_logging(args.verbose, args.debug)
     previous = _terminate_like_interrupt()
     try:
-        from ranks import settings
+        from ranks.common import settings
 
         settings.check()
         code: int = args.module.run(args)

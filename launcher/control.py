@@ -21,9 +21,9 @@ from typing import Any
 from launcher import cause
 from launcher.errors import LaunchError
 from launcher.lobby import Lobby
-from ranks import wire
-from ranks.control import tune_tcp
-from ranks.stream import Stream
+from ranks.talk import wire
+from ranks.talk.control import tune_tcp
+from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
 
 _HELLO_SECONDS = 10

@@ -40,8 +40,8 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
 
 def is_encrypted(path: Path) -> bool:
     """Whether a file is an encrypted model, or a pattern stands for such."""
-    from ranks import pattern
     from ranks.errors import ShardrunError
+    from ranks.models import pattern
     from sharding.importers.sniff import format_of
 
     try:
@@ -73,7 +73,7 @@ def plain(
     other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
     """
     from launcher.model import demand_ranks
-    from ranks.imported import folder_to_decrypt
+    from ranks.models.imported import folder_to_decrypt
 
     assert job.model is not None
     pattern = is_rank_models(job.model)
@@ -105,7 +105,7 @@ def _slice(job: Job, ranks: int, folder: Path, rank: int | None) -> tuple[Path, 
 
 def _decrypt_all(job: Job, folder: Path) -> Path:
     """All rank models of a pattern as ONNX files; returns their pattern."""
-    from ranks import pattern
+    from ranks.models import pattern
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 

@@ -15,13 +15,13 @@ from launcher import precision
 from launcher.errors import ConfigError
 from launcher.job import Job
 from launcher.model import Check, check_declared, opened, world_size
-from ranks import settings
+from ranks.common import settings
 
 if TYPE_CHECKING:
     from launcher.signature import Signature
+    from ranks.common.tensors import TensorSpec
     from ranks.evaluation.evaluate import Options, Report, Run
-    from ranks.identity import Identity
-    from ranks.tensors import TensorSpec
+    from ranks.identity.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ def _eval_joined(
     job: Job, task: Task, identity: Identity, path: Path, loaded: Callable[[], None]
 ) -> Report | None:
     """Joins the group and evaluates; the report is on rank 0 only."""
-    from ranks import group
-    from ranks.spread import Spreader
-    from ranks.target import load
-    from ranks.wire import Kind, Message
+    from ranks.collectives.broadcast import Spreader
+    from ranks.run import group
+    from ranks.run.target import load
+    from ranks.talk.wire import Kind, Message
 
     communicator, model = load(
         path, identity, job.target, collectives=job.collectives, threads=job.threads,

@@ -64,7 +64,7 @@ def expected(
 def _as_input(array: Any, value: Any, where: str) -> Any:
     import onnx
 
-    from ranks.tensors import OBJECT, as_text, is_extended, is_text
+    from ranks.common.tensors import OBJECT, as_text, is_extended, is_text
 
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
@@ -100,7 +100,7 @@ def verify(model: Path, feeds: Mapping[str, Any], wanted: Mapping[str, Any], *, 
     `VerifyError` where that is too far."""
     from launcher.report import print_table
     from launcher.verify import check, compare_outputs, run_reference
-    from ranks.tensors import is_extended
+    from ranks.common.tensors import is_extended
 
     got = {
         name: array.astype(np.float32)

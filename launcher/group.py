@@ -30,11 +30,11 @@ from launcher.start_arguments import (
     rank_environment,
 )
 from launcher.watch import Job
-from ranks import wire
-from ranks.imported import naming
-from ranks.pins import Pin, keeping
-from ranks.settings import default_timeout
-from ranks.tensors import TensorSpec, order_feeds, unlike
+from ranks.cache.locks import Pin, keeping
+from ranks.common.settings import default_timeout
+from ranks.common.tensors import TensorSpec, order_feeds, unlike
+from ranks.models.imported import naming
+from ranks.talk import wire
 from sharding.common.text import counted
 from sharding.onnx_files.given import GivenModel, is_path
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from launcher.rank_table import RankTable
+    from ranks.common.progress import Progress
     from ranks.precision.request import Asked
-    from ranks.progress import Progress
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)

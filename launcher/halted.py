@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from launcher.control import Peer
 from launcher.errors import RankFailedError
-from ranks.processes import is_stopped
-from ranks.waiting import NOTICE_SECONDS, in_words
+from ranks.common.processes import is_stopped
+from ranks.common.waiting import NOTICE_SECONDS, in_words
 
 log = logging.getLogger(__name__)
 

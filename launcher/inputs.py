@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from launcher.errors import ConfigError, ShardrunError
 from launcher.files import write_file
 from launcher.signature import check_dims
-from ranks.tensors import as_text, is_extended, is_text
+from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.placeholders import placeholder
 from sharding.common.text import did_you_mean
 

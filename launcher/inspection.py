@@ -339,7 +339,7 @@ def _source_name(name: str, weights: Mapping[str, Held]) -> str:
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    from ranks.model_file import read
+    from ranks.models.model_file import read
 
     return read(path)
 

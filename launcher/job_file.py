@@ -14,7 +14,7 @@ from launcher.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job import MAX_RANKS
 from launcher.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
-from ranks.settings import LONGEST_TIMEOUT, MOST_THREADS, SECONDS
+from ranks.common.settings import LONGEST_TIMEOUT, MOST_THREADS, SECONDS
 from sharding.common.text import closest
 
 MAX_TEXT = 4096

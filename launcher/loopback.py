@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ranks.processes import is_stopped, status
+from ranks.common.processes import is_stopped, status
 
 log = logging.getLogger(__name__)
 

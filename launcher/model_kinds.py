@@ -78,10 +78,10 @@ def _refuse_ours(model: Path) -> None:
 
 def check_whole(model: Path, key: Key | None = None) -> None:
     """Raises `ConfigError` for a file that is one rank's part of a model, which is not to be sliced again."""
-    from ranks import model_file
-    from ranks.cut import has_collectives
     from ranks.errors import ShardrunError
-    from ranks.part import is_part
+    from ranks.models import model_file
+    from ranks.models.part import is_part
+    from ranks.sessions.cut import has_collectives
 
     try:
         shard = model_file.find(model)
@@ -119,7 +119,7 @@ def _parsed(model: Path, key: Key | None) -> onnx.ModelProto | None:
 
 def _pattern_of(model: Path) -> str:
     """How the files of all ranks are named together, as far as the names of those beside this one tell."""
-    from ranks import pattern
+    from ranks.models import pattern
 
     found = pattern.like(model)
     if found is not None:

@@ -62,8 +62,8 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
 
     Raises `ModelError` for a file that is no model.
     """
-    from ranks.cut import all_nodes
-    from ranks.model_file import find, read
+    from ranks.models.model_file import find, read
+    from ranks.sessions.cut import all_nodes
     from sharding.importers import import_model, is_imported
 
     model = import_model(path, key=key) if is_imported(path) else read(find(path).path)

@@ -22,7 +22,7 @@ from launcher.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.errors import LaunchError
 from launcher.hosts import remote_hosts
 from launcher.loopback import family, move_to_loopback
-from ranks.control import EXIT_ORPHANED, SCRATCH_PREFIX
+from ranks.talk.control import EXIT_ORPHANED, SCRATCH_PREFIX
 from sharding.common.limits import shortage
 from sharding.common.text import human_bytes
 

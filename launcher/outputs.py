@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ranks.tensors import is_extended
+from ranks.common.tensors import is_extended
 from sharding.common.text import one_line, shortened
 
 FIRST_VALUES = 4

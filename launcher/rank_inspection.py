@@ -78,7 +78,7 @@ def look(pattern: Path, ranks: int | None, key: Key | None = None) -> RankModels
 
     Raises `ConfigError` if they are not one for each rank (or not ``ranks``), and `ModelError`.
     """
-    from ranks import pattern as patterns
+    from ranks.models import pattern as patterns
 
     open_rank_models(pattern, ranks, key)
     found = []

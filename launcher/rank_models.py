@@ -24,7 +24,7 @@ def is_rank_models(path: Path) -> bool:
     """Whether a path is a pattern that stands for one file per rank."""
     if "{" not in str(path):
         return False
-    from ranks.pattern import is_pattern
+    from ranks.models.pattern import is_pattern
 
     return is_pattern(path)
 
@@ -39,8 +39,8 @@ def missing(path: Path) -> ConfigError:
 
 def count_files(pattern: Path) -> int:
     """The number of ranks that have a file; raises `ConfigError` if there is none, or one is missing."""
-    from ranks import pattern as patterns
     from ranks.errors import ShardrunError
+    from ranks.models import pattern as patterns
 
     try:
         found = patterns.files(pattern)
@@ -74,7 +74,7 @@ def open_rank_models(
 
     Raises `ConfigError` if they are not one for each rank, and what reading a model file raises.
     """
-    from ranks import pattern as patterns
+    from ranks.models import pattern as patterns
     from sharding.slices.manifest import CollectiveEntry, FileEntry, Manifest, RankEntry
 
     count = count_files(pattern)
@@ -112,7 +112,7 @@ def open_rank_models(
 
 def folder_of(pattern: Path) -> Path | None:
     """The slice folder whose rank models a pattern names, if these are such."""
-    from ranks import pattern as patterns
+    from ranks.models import pattern as patterns
     from sharding.errors import ShardrunError
     from sharding.slices.manifest import FILE_NAME, read_manifest
 
@@ -153,7 +153,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> Any:
 
 def _weight(item: Any) -> WeightEntry:
     """Type, shape and bytes of an initializer; how it is placed is not known."""
-    from ranks.tensors import element_dtype
+    from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import WeightEntry
 
     dtype = element_dtype(item.data_type)
@@ -165,7 +165,7 @@ def _weight(item: Any) -> WeightEntry:
 
 
 def _tensor(item: Any) -> TensorEntry:
-    from ranks.tensors import element_dtype
+    from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import TensorEntry
 
     dtype = element_dtype(item.type.tensor_type.elem_type)

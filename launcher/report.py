@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranks.progress import is_terminal, progress
+from ranks.common.progress import is_terminal, progress
 from sharding.common.text import counted, human_bytes, one_line
 
 __all__ = [

@@ -20,13 +20,13 @@ from launcher.model import Opened, opened, reference_key, source_of, world_size
 from launcher.rank_models import STRATEGY
 from launcher.report import warn_unsplit
 from launcher.verify import check_signature
-from ranks import settings
+from ranks.common import settings
 
 if TYPE_CHECKING:
     from launcher.outputs import Summary
     from launcher.signature import Signature
     from launcher.verify import Comparison
-    from ranks.identity import Identity
+    from ranks.identity.identity import Identity
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
 
@@ -50,7 +50,7 @@ def external_identity(job: Job) -> Identity | None:
     """Which rank this process is, if something else started it; None if the job starts its own ranks."""
     if job.launcher not in {"auto", "external"}:
         return None
-    from ranks.identity import identify
+    from ranks.identity.identity import identify
 
     identity = identify()
     if job.launcher == "auto" and (identity.world_size == 1 or job.rank_table is not None):
@@ -145,10 +145,10 @@ def _run_joined(  # noqa: PLR0917 - what `run_rank` has
     """Joins the group and runs; ``feeds`` are on rank 0 only."""
     if job.timeout is not None:
         os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
-    from ranks import group
-    from ranks.spread import Spreader
-    from ranks.target import load
-    from ranks.wire import Kind, Message
+    from ranks.collectives.broadcast import Spreader
+    from ranks.run import group
+    from ranks.run.target import load
+    from ranks.talk.wire import Kind, Message
 
     began = time.perf_counter()
     communicator, model = load(

@@ -16,7 +16,7 @@ from sharding.slices.manifest import TensorEntry
 if TYPE_CHECKING:
     import onnx
 
-    from ranks.tensors import TensorSpec
+    from ranks.common.tensors import TensorSpec
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
 
@@ -53,7 +53,7 @@ def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Si
     Raises `ModelError`, where the model is to run, for versions that ONNX Runtime does not run, and for
     inputs and outputs that ranks cannot take or give.
     """
-    from ranks.versions import check_versions
+    from ranks.sessions.versions import check_versions
     from sharding.errors import ShardrunError
     from sharding.onnx_files.protobuf import parse_without_weights
 
@@ -144,7 +144,7 @@ def _is_operator(name: str) -> bool:
 
 def _spec(entry: TensorEntry) -> TensorSpec:
     from launcher.inputs import numpy_dtype
-    from ranks.tensors import OBJECT, TensorSpec
+    from ranks.common.tensors import OBJECT, TensorSpec
 
     if entry.dtype in NO_TENSORS:
         return TensorSpec(entry.name, OBJECT, (), is_tensor=False)

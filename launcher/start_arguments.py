@@ -13,8 +13,8 @@ from launcher.job import MAX_RANKS
 from launcher.model_kinds import check_whole
 from launcher.ports import check_port, free_port
 from launcher.rank_models import count_files, is_rank_models
-from ranks import settings
-from ranks.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
+from ranks.common import settings
+from ranks.common.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
 from sharding.common.text import counted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import ConfigError, VerifyError
-from ranks.tensors import is_extended
+from ranks.common.tensors import is_extended
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -185,7 +185,7 @@ def run_reference(
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
     ``timeout``: seconds to wait for another process that converts it.
 
-    Without ONNX Runtime's optimizers, some of which change answers (`ranks.session.CHANGING`, and who knows
+    Without ONNX Runtime's optimizers, some of which change answers (`ranks.sessions.session.CHANGING`, and who knows
     which other). Where they are needed they are on, but for those: for quantized models,
     which only the optimizers make compute in integers, and for models that do not run otherwise.
 
@@ -194,7 +194,7 @@ def run_reference(
     from contextlib import nullcontext
 
     import ranks  # noqa: F401 - before ONNX Runtime: turns its telemetry off
-    from ranks.imported import as_onnx, decrypted, naming
+    from ranks.models.imported import as_onnx, decrypted, naming
 
     with (
         decrypted(model, key) if key is not None else nullcontext(as_onnx(model, timeout)) as file,
@@ -215,7 +215,7 @@ def _answers(
 ) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
-    from ranks.session import CHANGING
+    from ranks.sessions.session import CHANGING
     from sharding.common import limits
     from sharding.onnx_files.external import target_of
 

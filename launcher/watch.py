@@ -22,7 +22,8 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.hosts import over_ssh, remote_hosts
 from launcher.late import late, listed
 from launcher.output import Output
-from ranks import heap, wire
+from ranks.common import heap
+from ranks.talk import wire
 
 if TYPE_CHECKING:
     from launcher.rank_table import RankTable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from ranks.api import (
+    from ranks.lite import (
         AscendDeviceInfo,
         Context,
         Converter,
@@ -72,10 +72,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"ranks.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'ranks' has no attribute {name!r}")
-    from ranks import api
+    from ranks import lite
 
     for exported in __all__:
-        globals()[exported] = getattr(api, exported)
+        globals()[exported] = getattr(lite, exported)
     return globals()[name]
 
 

@@ -21,7 +21,7 @@ from ranks.errors import ShardrunError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from ranks.control import Control
+    from ranks.talk.control import Control
 
 USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCRIPT [ARG]..."
 
@@ -40,18 +40,18 @@ def main(program: Sequence[str]) -> None:
         _set_up_process()
         if not program or program[0] not in ("serve", "exec") or len(program) < 2:
             raise ShardrunError(USAGE)
-        from ranks.identity import identify
+        from ranks.identity.identity import identify
 
         identity = identify()
         rank = identity.rank
         address = os.environ.get("SHARDRUN_CONTROL")
         if address:
-            from ranks.control import Control
+            from ranks.talk.control import Control
 
             job = os.environ.get("SHARDRUN_JOB", "")
             control = Control.connect(address, job, rank, identity.world_size, identity.host)
         if program[0] == "serve":
-            from ranks.serve import serve
+            from ranks.run.serve import serve
 
             serve(identity, control, *program[1:4])
         else:
@@ -113,8 +113,8 @@ def _set_up_process() -> None:
     if os.environ.pop("SHARDRUN_SAFE_PATH", None):
         os.environ.pop("PYTHONSAFEPATH", None)
     if os.environ.get("SHARDRUN_CONTROL"):
-        from ranks import heap
-        from ranks.control import die_with_parent
+        from ranks.common import heap
+        from ranks.talk.control import die_with_parent
 
         heap.spare_addresses()
         _spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))

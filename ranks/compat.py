@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ranks import MODULES, settings
+from ranks import MODULES
+from ranks.common import settings
 from ranks.errors import ShardrunError
 
 NAME = "mindspore_lite"

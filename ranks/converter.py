@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranks.api.converter import Converter
-from ranks.api.types import FmkType
+from ranks.lite.converter import Converter
+from ranks.lite.options.types import FmkType
 
 __all__ = ["Converter", "FmkType"]

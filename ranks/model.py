@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ranks.api.group import ModelGroup, ModelGroupFlag
-from ranks.api.model import Model
-from ranks.api.runner import ModelParallelRunner, RunnerConfig
-from ranks.api.types import ModelType
+from ranks.lite.group import ModelGroup, ModelGroupFlag
+from ranks.lite.model import Model
+from ranks.lite.options.types import ModelType
+from ranks.lite.runner import ModelParallelRunner, RunnerConfig
 
 __all__ = ["Model", "ModelGroup", "ModelGroupFlag", "ModelParallelRunner", "ModelType", "RunnerConfig"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranks.api.tensor import Tensor, TensorMeta
-from ranks.api.types import DataType, Format
+from ranks.lite.options.types import DataType, Format
+from ranks.lite.tensor import Tensor, TensorMeta
 
 __all__ = ["DataType", "Format", "Tensor", "TensorMeta"]

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks.cache_folder import ELSEWHERE, cache_folder, locked
-from ranks.cache_place import make_private, place_of, prepare
-from ranks.pins import hold
-from ranks.waiting import HeldError
+from ranks.cache.folder import ELSEWHERE, cache_folder, locked
+from ranks.cache.locks import hold
+from ranks.cache.place import make_private, place_of, prepare
+from ranks.common.waiting import HeldError
 from sharding.common.storage import why_unwritable
 from sharding.errors import ModelError
 

@@ -115,7 +115,7 @@ def _here(args: argparse.Namespace) -> int:
 def _place() -> str:
     """Which rank of a group this process is, to begin a message with; nothing if it is alone."""
     from ranks.errors import IdentityError
-    from ranks.identity import identify
+    from ranks.identity.identity import identify
 
     try:
         identity = identify()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError
 from launcher.job import LAUNCHERS, MAX_RANKS, TARGETS
 from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from ranks.common.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
 from ranks.precision.request import MODES
-from ranks.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
 from sharding.demands.options import STRATEGIES
 
 if TYPE_CHECKING:

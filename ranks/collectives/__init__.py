@@ -10,19 +10,19 @@ import os
 from typing import Any
 
 from ranks.collectives.base import Communicator
+from ranks.common.settings import default_timeout
 from ranks.errors import CollectiveError
-from ranks.identity import Identity
-from ranks.settings import default_timeout
+from ranks.identity.identity import Identity
 
 __all__ = ["BACKENDS", "Communicator", "choose", "connect"]
 
 # Name -> module and what its `connect` is told besides identity and time-out.
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "shm": ("ranks.collectives.shm", {}),
+    "shm": ("ranks.collectives.shm.communicator", {}),
     "mpi": ("ranks.collectives.mpi", {}),
-    "gloo": ("ranks.collectives.torch_dist", {"backend": "gloo"}),
-    "nccl": ("ranks.collectives.torch_dist", {"backend": "nccl"}),
-    "hccl": ("ranks.collectives.torch_dist", {"backend": "hccl"}),
+    "gloo": ("ranks.collectives.torch.distributed", {"backend": "gloo"}),
+    "nccl": ("ranks.collectives.torch.distributed", {"backend": "nccl"}),
+    "hccl": ("ranks.collectives.torch.distributed", {"backend": "hccl"}),
 }
 _DEVICE_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
 

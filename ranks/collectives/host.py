@@ -8,10 +8,10 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from ranks import forks
 from ranks.collectives import arrays
 from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator
+from ranks.common import forks
 from ranks.errors import CollectiveError
 
 _PIECE = 1 << 30  # bytes of one message: libraries count elements in 32 bits

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ranks.common.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
-from ranks.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
 from sharding.common.text import did_you_mean
 
 Array = NDArray[Any]

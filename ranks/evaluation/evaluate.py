@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ranks.common.tensors import TensorSpec, is_extended
 from ranks.errors import ShardrunError
 from ranks.evaluation.classes import has_nan
 from ranks.evaluation.data import Batch, Stored, fixed_batch, given_batches, padded
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.metrics import Metric, collect
-from ranks.tensors import TensorSpec, is_extended
 from sharding.common.text import did_you_mean
 
 Array = NDArray[Any]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
-from ranks.cut import DEFAULT_ATTRIBUTES
+from ranks.common.tensors import ELEMENT_TYPES
 from ranks.precision.schemas import Signature, signature
-from ranks.tensors import ELEMENT_TYPES
+from ranks.sessions.cut import DEFAULT_ATTRIBUTES
 
 Types = dict[str, str]
 """Value -> its type as schemas write it, such as ``tensor(float)``."""

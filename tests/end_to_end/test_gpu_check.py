@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ranks import devices
+from ranks.devices import devices
 from tests.ranks import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]

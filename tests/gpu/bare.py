@@ -27,9 +27,9 @@ def probe() -> None:
     try:
         import onnxruntime
 
-        from ranks import devices
+        from ranks.devices import devices
+        from ranks.devices.cuda_driver import Driver
         from ranks.errors import DeviceError
-        from ranks.weights.cuda_driver import Driver
     except ImportError as error:
         print(json.dumps({"impossible": f"{error}: install shardrun's dependencies for {sys.executable}."}))
         return
@@ -69,7 +69,7 @@ def _torch() -> tuple[Any, str]:
 
 def driver() -> None:
     """The driver's calls that tell devices apart and count their memory."""
-    from ranks.weights.cuda_driver import Driver
+    from ranks.devices.cuda_driver import Driver
 
     found = Driver()
     uuids = [found.uuid(index) for index in range(found.devices)]
@@ -83,11 +83,11 @@ def driver() -> None:
 
 
 def memory() -> None:
-    """`ranks.cuda.CudaMemory`: what it is given comes back, of every type, and lies on the device."""
+    """`ranks.sessions.cuda.CudaMemory`: what it is given comes back, of every type, and lies on the device."""
     import torch
 
-    from ranks.cuda import CudaMemory
-    from ranks.tensors import element_dtype
+    from ranks.common.tensors import element_dtype
+    from ranks.sessions.cuda import CudaMemory
 
     place = CudaMemory(DEVICE)
     checked = []
@@ -114,8 +114,8 @@ def memory() -> None:
 
 def ipc() -> None:
     """A block of device memory that a second process maps, reads, and cannot write where it is read-only."""
-    from ranks.weights import cuda_ipc
-    from ranks.weights.cuda_driver import Driver
+    from ranks.devices.cuda_driver import Driver
+    from ranks.weights.device import cuda_ipc
 
     found = Driver()
     with found.on(DEVICE):
@@ -150,8 +150,8 @@ def ipc() -> None:
 
 def _attached() -> None:
     """The second process of `ipc`."""
-    from ranks.weights import cuda_ipc
-    from ranks.weights.cuda_driver import CudaError, Driver
+    from ranks.devices.cuda_driver import CudaError, Driver
+    from ranks.weights.device import cuda_ipc
 
     description, descriptors = json.loads(sys.argv[2])
     block = cuda_ipc.attach(Driver(), description, descriptors)
@@ -169,9 +169,9 @@ def dlpack() -> None:
     """Our DLPack structures over device memory, as torch reads them."""
     import torch
 
-    from ranks.weights import cuda_ipc
-    from ranks.weights import dlpack as ours
-    from ranks.weights.cuda_driver import Driver
+    from ranks.devices import dlpack as ours
+    from ranks.devices.cuda_driver import Driver
+    from ranks.weights.device import cuda_ipc
 
     found = Driver()
     data = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
@@ -194,9 +194,9 @@ def nccl() -> None:
     import torch
     import torch.distributed as dist
 
-    from ranks.collectives import torch_dist
+    from ranks.collectives.torch import distributed as torch_dist
     from ranks.errors import CollectiveError
-    from ranks.identity import Identity
+    from ranks.identity.identity import Identity
 
     for _ in range(2):
         identity = Identity(0, 1, 0, 1, source="the check", key=f"check:{secrets.token_hex(8)}")
@@ -271,13 +271,13 @@ def _rank() -> None:
     """One rank of `staged`."""
     import torch
 
-    from ranks import group
-    from ranks.cuda import CudaMemory
+    from ranks.run import group
+    from ranks.sessions.cuda import CudaMemory
 
     try:
-        from ranks.collectives.staged import on_device  # type: ignore[import-not-found]
+        from ranks.collectives.torch.staged import on_device  # type: ignore[import-not-found]
     except ImportError:
-        from ranks.cuda import on_device
+        from ranks.sessions.cuda import on_device
 
     place = CudaMemory(DEVICE)
     world = on_device(group.join(), place)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from ranks import devices
+from ranks.devices import devices
 from ranks.errors import DeviceError
 
 pytest.register_assert_rewrite("tests.gpu.near")

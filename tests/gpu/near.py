@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks import devices
-from ranks.assigned import nodes_of
+from ranks.devices import devices
+from ranks.sessions.assigned import nodes_of
 
 TOLERANCE = 5e-3
 """Of the largest value: a GPU may multiply in TF32, which rounds factors to 11 bits. A sum that lacks a part
@@ -36,6 +36,8 @@ def assert_on_cuda(session: ort.InferenceSession, *types: str) -> None:
         assert session.get_providers()[0] == provider
         return
     nodes = nodes_of(session)
-    assert nodes, "ONNX Runtime says nothing of its nodes: was the session made with ranks.assigned.RECORD?"
+    assert nodes, (
+        "ONNX Runtime says nothing of its nodes: was the session made with ranks.sessions.assigned.RECORD?"
+    )
     asked = [node for node in nodes if not types or node[1] in types]
     assert asked and all(node[0] == provider for node in asked), nodes

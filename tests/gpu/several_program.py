@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ranks import executor, group, target
-from ranks.assigned import RECORD
 from ranks.errors import PeerLostError, ShardrunError
-from ranks.identity import identify
+from ranks.identity.identity import identify
+from ranks.run import executor, group, target
+from ranks.sessions.assigned import RECORD
 
 
 def sliced(folder: Path) -> Any:

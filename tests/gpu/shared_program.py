@@ -15,8 +15,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import ranks
-from ranks import devices
-from ranks.weights.cuda_driver import Driver
+from ranks.devices import devices
+from ranks.devices.cuda_driver import Driver
 
 
 def started(driver: Driver) -> int:

@@ -16,8 +16,8 @@ import onnxruntime as ort
 import pytest
 
 from launcher import start
-from ranks import executor
-from ranks.assigned import RECORD, nodes_of
+from ranks.run import executor
+from ranks.sessions.assigned import RECORD, nodes_of
 from sharding import slice_model
 from sharding.slices.mesh import Mesh
 from tests.gpu.near import assert_near, assert_on_cuda
@@ -94,7 +94,7 @@ def test_half_precision(element: int, tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 import numpy as np
-from ranks import executor, group
+from ranks.run import executor, group
 folder, feed, output = sys.argv[1:]
 loaded = executor.load(folder, providers=("CUDAExecutionProvider",))
 x = np.load(feed)

@@ -7,9 +7,10 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from ranks import devices, executor
-from ranks.assigned import RECORD
+from ranks.devices import devices
 from ranks.errors import DeviceError
+from ranks.run import executor
+from ranks.sessions.assigned import RECORD
 from tests.gpu.near import assert_near, assert_on_cuda
 from tests.ranks.rank_models import joined, save
 from tests.ranks.test_executor import mlp, rows

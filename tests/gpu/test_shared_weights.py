@@ -18,11 +18,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import WeightsError
-from ranks.session import SessionConfig
-from ranks.weights import cuda_ipc
-from ranks.weights.cuda_driver import CudaError, Driver
-from ranks.weights.device_model import export_device_weights
+from ranks.sessions.session import SessionConfig
+from ranks.weights.device import cuda_ipc
+from ranks.weights.device.device_model import export_device_weights
 from tests import models
 from tests.gpu.near import assert_near
 

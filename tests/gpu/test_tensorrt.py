@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 import ranks
-from ranks import devices
+from ranks.devices import devices
 from ranks.errors import DeviceError
 from tests.gpu.near import assert_near
 from tests.ranks.rank_models import joined, save

@@ -6,7 +6,7 @@ from launcher import cause
 from launcher.answers import Answers
 from launcher.base import Ended
 from launcher.cause import Trouble
-from ranks.wire import Kind, Message
+from ranks.talk.wire import Kind, Message
 
 
 def answer(request: int, kind: Kind = Kind.RESULT) -> Message:

@@ -16,7 +16,9 @@ import pytest
 import sharding
 from launcher import cache
 from launcher.errors import ConfigError
-from ranks import cache_folder, model_file, whole
+from ranks.cache import folder as cache_folder
+from ranks.cache import intact
+from ranks.models import model_file
 from sharding.demands.options import SliceOptions
 from sharding.errors import ModelError, ShardError, SliceError
 from sharding.slices.manifest import read_manifest
@@ -155,7 +157,7 @@ def test_bytes_that_changed_alone_are_made_again_by_the_next_run(
     model = save_mlp(folder / "m.onnx")
     place = cache.sliced(model, 2)
     flipped(place / "rank_1.onnx")
-    monkeypatch.setattr(whole, "is_known", lambda *_: True)
+    monkeypatch.setattr(intact, "is_known", lambda *_: True)
     assert cache.sliced(model, 2) == place and len(slicings) == 1
     with pytest.raises(ShardError, match=r"SHA-256 .* It lies in the cache: the next run makes it anew\."):
         model_file.find(place).verify(1, 2)

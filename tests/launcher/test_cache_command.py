@@ -14,10 +14,10 @@ import pytest
 
 from launcher import cache, cache_contents, cli
 from launcher.commands import cache as cache_command
-from ranks import pins
-from ranks.cache_place import FORMS, prepare
-from ranks.session import SessionConfig, create
-from ranks.weights.store import default_store
+from ranks.cache import locks
+from ranks.cache.place import FORMS, prepare
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared.store import default_store
 from tests.launcher.cli_tools import save_mlp
 
 
@@ -33,7 +33,7 @@ def fill(folder: Path) -> tuple[Path, object]:
     model = save_mlp(folder / "m.onnx", width=512)
     store = default_store()
     place = cache.sliced(model, 2)
-    pins._held.clear()  # as if the process that sliced it had ended
+    locks._held.clear()  # as if the process that sliced it had ended
     return place, create(model, SessionConfig(threads=1, store=store), str(model))
 
 
@@ -166,7 +166,7 @@ def test_what_examples_and_benchmarks_exported(folder: Path, capsys: pytest.Capt
         place.with_name(f"{key}.tmp123").mkdir()
     text = shown(capsys, "list")
     assert text.count(".onnx, exported") == 2 and text.count("not finished") == 2
-    pin = pins.pin(folder / "cache" / "minilm" / ("0" * 12))
+    pin = locks.pin(folder / "cache" / "minilm" / ("0" * 12))
     assert cli.main(["cache", "clear"]) == 0
     assert "minilm 000000000000 (minilm.onnx, exported) is in use and stays" in capsys.readouterr().err
     assert pin is not None

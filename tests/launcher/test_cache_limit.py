@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from launcher import cache, cli
-from ranks import imported, model_file, pins
-from ranks.cache_folder import locked
-from ranks.cache_limit import bound, occupied
-from ranks.cache_place import prepare
+from ranks.cache import locks
+from ranks.cache.folder import locked
+from ranks.cache.limit import bound, occupied
+from ranks.cache.place import prepare
 from ranks.errors import ShardrunError
-from ranks.session import SessionConfig, create
-from ranks.weights import on_device
-from ranks.weights.device_model import export_device_weights
-from ranks.weights.store import default_store
+from ranks.models import imported, model_file
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.device import on_device
+from ranks.weights.device.device_model import export_device_weights
+from ranks.weights.prepared.store import default_store
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.test_cache_command import fill, shown
 from tests.ranks.fake_cuda import CONFIG, FakeDriver
@@ -55,7 +56,7 @@ def fill_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     prepare(root, "device")
     weights = export_device_weights(folder / "m.onnx", CONFIG, root / "device" / DEVICE_KEY, driver)
     weights.close()
-    pins._held.clear()
+    locks._held.clear()
     there = {
         "device": root / "device" / DEVICE_KEY,
         "converted": converted,
@@ -78,7 +79,7 @@ def test_every_kind_is_listed_and_cleared(
     assert found["device"] == f"{folder / 'm.onnx'} for a GPU"
     size = sum(path.stat().st_blocks * 512 for path in (folder / "cache").rglob("*") if path.is_file())
     assert sum(data["bytes"].values()) == size
-    device = pins.pin(there["device"])
+    device = locks.pin(there["device"])
     assert device is not None
     imported.as_onnx(folder / "n.mindir")
     assert cli.main(["cache", "clear", "device", "converted"]) == 0
@@ -86,7 +87,7 @@ def test_every_kind_is_listed_and_cleared(
     assert f"device {DEVICE_KEY} ({folder / 'm.onnx'} for a GPU) is in use and stays" in said
     assert "(n.onnx, from another format) is in use and stays" in said
     device.close()
-    pins._held.clear()
+    locks._held.clear()
     shown(capsys, "clear")
     left = [path for path in (folder / "cache").rglob("*") if path.is_file()]
     assert all(path.parent.name == "locks" for path in left)
@@ -118,7 +119,7 @@ def test_what_is_in_use_or_being_made_stays_beyond_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = fill_all(folder, monkeypatch)
-    used = pins.pin(there["device"])
+    used = locks.pin(there["device"])
     assert used is not None
     with there["converted"].with_suffix(".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -165,7 +166,7 @@ def test_a_process_that_uses_slices_keeps_them(folder: Path, capsys: pytest.Capt
         bound(folder / "cache", 0)
         assert cli.main(["cache", "clear", "slices"]) == 0
         assert "is in use and stays" in capsys.readouterr().err and place.is_dir()
-        pins._held.clear()
+        locks._held.clear()
     bound(folder / "cache", 0)
     assert not place.exists()
     assert cache.sliced(folder / "m.onnx", 2) == place and place.is_dir()

@@ -18,10 +18,11 @@ import pytest
 
 import ranks
 from launcher import cache, cli
-from ranks import cache_limit, cache_place, pins
-from ranks.cache_folder import fingerprint
+from ranks.cache import limit, locks
+from ranks.cache import place as cache_place
+from ranks.cache.folder import fingerprint
 from ranks.errors import ShardrunError
-from ranks.weights.store import default_store
+from ranks.weights.prepared.store import default_store
 from sharding.slices.folder import new_folder
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.test_cache_command import shown
@@ -43,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SHARDRUN_CACHE_LIMIT", raising=False)
     yield tmp_path
-    pins._held.clear()
+    locks._held.clear()
 
 
 def put(root: Path, names: tuple[str, ...] = THEIRS) -> dict[Path, bytes]:
@@ -74,16 +75,16 @@ def test_a_folder_of_the_users_own(folder: Path, capsys: pytest.CaptureFixture[s
     share(model)
     place = cache.sliced(model, 2)
     check(theirs)
-    pins._held.clear()
-    cache_limit.bound(folder / "cache", 0)
+    locks._held.clear()
+    limit.bound(folder / "cache", 0)
     assert not place.exists()
     check(theirs)
     place = cache.sliced(model, 2)
     (place / "rank_0.data").write_bytes(b"")  # damaged, so that it is made again
-    pins._held.clear()
+    locks._held.clear()
     assert cache.sliced(model, 2) == place and (place / "rank_0.data").stat().st_size
     share(model)
-    pins._held.clear()
+    locks._held.clear()
     shown(capsys, "clear")
     left = json.loads(shown(capsys, "list", "--json"))
     assert left["items"] == [] and sum(left["bytes"].values()) == 0
@@ -96,8 +97,8 @@ def test_files_that_a_user_puts_into_our_folders(folder: Path, capsys: pytest.Ca
     place = cache.sliced(model, 2)
     theirs = put(folder / "cache", tuple(name for name in THEIRS if "ab" * 32 not in name))
     mine = put(place, ("notes.txt", "old/rank_0.data"))
-    pins._held.clear()
-    cache_limit.bound(folder / "cache", 0)
+    locks._held.clear()
+    limit.bound(folder / "cache", 0)
     assert not place.exists()
     share(model)
     shown(capsys, "clear")
@@ -113,7 +114,7 @@ def test_a_cache_of_an_earlier_version_is_known_by_its_names(
     model = save_mlp(folder / "m.onnx", width=512)
     share(model)
     cache.sliced(model, 2)
-    pins._held.clear()
+    locks._held.clear()
     marks = list((folder / "cache" / ".shardrun").iterdir())
     assert len(marks) == 3
     for mark in marks:
@@ -212,7 +213,7 @@ def test_one_check_for_every_kind(
         cache_place.ours(root, kind)
     assert cli.main(["cache", "clear", kind]) == 2
     assert said in capsys.readouterr().err
-    cache_limit.bound(root, 0)
+    limit.bound(root, 0)
     assert (place / "x").read_text() == "theirs"
 
 
@@ -253,7 +254,7 @@ def test_a_forged_slice_folder_is_made_again(folder: Path, how: str) -> None:
     """One that another user put there while he could."""
     model = save_mlp(folder / "m.onnx", width=512)
     place = cache.sliced(model, 2)
-    pins._held.clear()
+    locks._held.clear()
     right = (place / "rank_0.data").read_bytes()
     (place / "rank_0.data").chmod(0o600)
     (place / "rank_0.data").write_bytes(bytes(len(right)))  # as long as the right one

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 from launcher import inputs
 from launcher.cli import main
-from ranks import wire
-from ranks.tensors import element_dtype, is_extended
+from ranks.common.tensors import element_dtype, is_extended
+from ranks.talk import wire
 
 X = np.random.default_rng(4).standard_normal((20, 8))
 

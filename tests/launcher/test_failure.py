@@ -164,7 +164,7 @@ EXEC = """
 # Rank 1 does something; rank 0 waits for it in a collective, so that it can only end by being told.
 PROGRAM = """
 import os, signal, sys, time
-from ranks import group
+from ranks.run import group
 communicator = group.join()
 communicator.barrier()
 if communicator.rank == 1:

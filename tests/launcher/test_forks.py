@@ -13,7 +13,7 @@ from tests.launcher.processes import Runner
 # The child keeps open whatever its parent had open: the control socket, the pipes for output.
 WITH_A_CHILD = """
 import os, sys, time
-from ranks.identity import identify
+from ranks.identity.identity import identify
 
 if identify().rank == 1:
     if os.fork() == 0:

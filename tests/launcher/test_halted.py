@@ -15,8 +15,8 @@ import pytest
 from launcher import halted, start
 from launcher.errors import RankFailedError
 from launcher.group import run_program
-from ranks import progress as progress_module
-from ranks.waiting import is_stopped
+from ranks.common import progress as progress_module
+from ranks.common.waiting import is_stopped
 from tests.launcher import slices
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
@@ -130,7 +130,7 @@ def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
     """MPI does not tell a rank that another one has gone in order."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom ranks import group\nranks = group.join()\nranks.barrier()\n"
+        "import sys\nfrom ranks.run import group\nranks = group.join()\nranks.barrier()\n"
         "if ranks.rank == 1:\n    sys.exit(0)\nranks.barrier()\n"
     )
     with pytest.raises(RankFailedError) as caught:

@@ -17,9 +17,10 @@ import pytest
 
 import ranks
 from launcher import start
-from ranks import executor, model_file
-from ranks.cache_folder import fingerprint
+from ranks.cache.folder import fingerprint
 from ranks.errors import ModelError, ShardrunError
+from ranks.models import model_file
+from ranks.run import executor
 from sharding import plan_model, slice_model
 from sharding.reading.read import read_model
 from tests.launcher.cli_tools import save_mlp, shardrun

@@ -15,8 +15,8 @@ import sharding
 from launcher import start
 from launcher.errors import ConfigError, ShardrunError
 from launcher.inputs import make_inputs
-from ranks import executor
-from ranks.optional import take
+from ranks.models.optional import take
+from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import read_manifest
 from tests.launcher.cli_tools import shardrun

@@ -9,7 +9,7 @@ import pytest
 
 import launcher
 from launcher.errors import RankFailedError
-from ranks import cache_entries
+from ranks.cache import entries
 from tests.launcher.test_cache import save_mlp
 from tests.ranks.test_pins import is_held
 
@@ -19,8 +19,8 @@ def test_slices_are_held_by_the_group_that_runs_them(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
     model = save_mlp(tmp_path / "m.onnx")
     with launcher.start(model, ranks=2, launcher="local", threads=1) as group:
-        (folder,) = cache_entries.listing(tmp_path / "cache", "slices")
-        assert is_held(folder.path) and not cache_entries.remove(folder)
+        (folder,) = entries.listing(tmp_path / "cache", "slices")
+        assert is_held(folder.path) and not entries.remove(folder)
     assert group.kept == () and not is_held(folder.path)
     group = launcher.start(model, ranks=2, launcher="local", threads=1)
     assert is_held(folder.path)
@@ -30,4 +30,4 @@ def test_slices_are_held_by_the_group_that_runs_them(tmp_path: Path, monkeypatch
     with pytest.raises(RankFailedError, match="'ascend' cannot be served here"):
         launcher.start(model, ranks=2, launcher="local", target="ascend")
     gc.collect()
-    assert cache_entries.remove(folder) and not folder.path.exists()
+    assert entries.remove(folder) and not folder.path.exists()

@@ -167,7 +167,7 @@ def _built() -> None:
 
 
 def test_external_data_that_stand_for_others(tmp_path: Path) -> None:
-    from ranks import model_file
+    from ranks.models import model_file
     from sharding.reading.read import read_model
 
     model = save_mlp(tmp_path / "e.onnx", external=True)

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from launcher import group
-from ranks.weights import automatic, entries
+from ranks.cache import weight_entries
+from ranks.weights.shared import automatic
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh
 
@@ -68,9 +69,9 @@ def test_replicas_share_their_packed_weights(
 ) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path))
     own = run(model, SHARDRUN_WEIGHTS="off")
-    assert entries.listing(tmp_path / "weights") == []
+    assert weight_entries.listing(tmp_path / "weights") == []
     run(model)  # prepares
-    (entry,) = entries.listing(tmp_path / "weights")
+    (entry,) = weight_entries.listing(tmp_path / "weights")
     assert entry.bytes > 2 * WEIGHTS - (1 << 20)
     shared = run(model)
     for mine, ours in zip(own, shared, strict=True):
@@ -87,13 +88,13 @@ def test_ranks_that_hold_different_weights_prepare_nothing(
     assert not (tmp_path / "weights").exists()
     with group.start(model, ranks=2, timeout=60, environment={"SHARDRUN_WEIGHTS": "on"}):
         pass
-    assert entries.listing(tmp_path / "weights")
+    assert weight_entries.listing(tmp_path / "weights")
 
 
 def test_weights_that_are_read_as_they_are(model: Path) -> None:
     """Gather maps its table: that is one copy already."""
-    from ranks.session import SessionConfig
-    from ranks.weights.store import Store
+    from ranks.sessions.session import SessionConfig
+    from ranks.weights.prepared.store import Store
 
     table = numpy_helper.from_array(np.zeros((1024, 1024), np.float32), "t")
     onnx.external_data_helper.set_external_data(table, "shared.data", 0, 1 << 22)

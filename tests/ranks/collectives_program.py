@@ -23,12 +23,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ranks import group
-from ranks.collectives import shm_phases, shm_sync
 from ranks.collectives.base import Communicator
-from ranks.collectives.shm import ShmCommunicator
+from ranks.collectives.shm import phases, sync
+from ranks.collectives.shm.communicator import ShmCommunicator
 from ranks.errors import CollectiveError, PeerLostError, ShardrunError
-from ranks.identity import identify
+from ranks.identity.identity import identify
+from ranks.run import group
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -303,7 +303,7 @@ def part_late(world: Communicator, groups: list[list[int]], who: int, seconds: f
 
 def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
     """The suite in a new group whose memory is ordered by membarrier(2), as on processors that need it."""
-    real, calls = shm_sync.membarrier("x86_64"), [0]
+    real, calls = sync.membarrier("x86_64"), [0]
 
     def counted() -> None:
         calls[0] += 1
@@ -311,7 +311,7 @@ def fenced(world: Communicator, largest: int, light: bool) -> dict[str, Any]:
 
     world.barrier()
     group.leave()
-    shm_phases.fence = lambda: counted
+    phases.fence = lambda: counted
     return {**suite(group.join(), largest, light), "barriers": calls[0]}
 
 
@@ -336,8 +336,8 @@ def tensors(world: Communicator, over: str = "gloo") -> dict[str, Any]:
     """
     import torch
 
-    from ranks.collectives.torch_device import DeviceCommunicator
-    from ranks.collectives.torch_dist import Membership
+    from ranks.collectives.torch.device import DeviceCommunicator
+    from ranks.collectives.torch.distributed import Membership
 
     world.barrier()
     group.leave()
@@ -414,8 +414,8 @@ def device_killed(world: Communicator, who: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from ranks.collectives.torch_device import DeviceCommunicator
-    from ranks.collectives.torch_group import Membership
+    from ranks.collectives.torch.device import DeviceCommunicator
+    from ranks.collectives.torch.group import Membership
 
     world.barrier()
     group.leave()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks.api import notice
+from ranks.common import notice
 from tests.ranks import api_models
 from tests.ranks.weights_worker import Workers
 

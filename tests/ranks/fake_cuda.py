@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranks.session import SessionConfig
-from ranks.weights import device_model
-from ranks.weights.cuda_driver import Driver
+from ranks.devices.cuda_driver import Driver
+from ranks.sessions.session import SessionConfig
+from ranks.weights.device import device_model
 from tests.models import cache_folder
 
 SOURCE = Path(__file__).with_suffix(".c")

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from ranks.collectives import torch_group, torch_store
-from ranks.collectives.torch_device import DeviceCommunicator
-from ranks.identity import Identity
+from ranks.collectives.torch import group as torch_group
+from ranks.collectives.torch import store as torch_store
+from ranks.collectives.torch.device import DeviceCommunicator
+from ranks.identity.identity import Identity
 from sharding.importers import torch_import
 from tests.ranks.fake_communicator import FakeCommunicator
 

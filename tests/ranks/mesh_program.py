@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ranks import executor, group
 from ranks.collectives.base import Communicator
 from ranks.errors import PeerLostError, ShardrunError
+from ranks.run import executor, group
 from tests.ranks.mesh_models import feeds_of
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from ranks.linked import needed
+from ranks.devices.linked import needed
 from tests.models import cache_folder
 from tests.ranks import fake_cuda
 

@@ -21,12 +21,12 @@ import numpy as np
 import onnx
 
 import ranks
-from ranks import executor, group, target
-from ranks.api.targets import place
-from ranks.assigned import RECORD, nodes_of
 from ranks.errors import ShardrunError
-from ranks.identity import identify
-from ranks.session import SessionConfig, create, reason
+from ranks.identity.identity import identify
+from ranks.lite.options.targets import place
+from ranks.run import executor, group, target
+from ranks.sessions.assigned import RECORD, nodes_of
+from ranks.sessions.session import SessionConfig, create, reason
 from sharding.importers import torch_import
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
@@ -71,7 +71,7 @@ class Torch:
 
 def use_tensors() -> None:
     """From now on values that cross a cut are torch's tensors in host memory that count as CUDA's."""
-    from ranks.cuda import CudaMemory
+    from ranks.sessions.cuda import CudaMemory
 
     load, fetch = torch_import.load, CudaMemory.fetch
     torch = Torch(load())  # takes a second, and most scenarios do without

@@ -11,7 +11,7 @@ import pytest
 
 import ranks
 from ranks import errors
-from ranks.api.errors import runtime_error
+from ranks.lite.options.errors import runtime_error
 
 DATA = Path(__file__).parents[1] / "data"
 _spec = importlib.util.spec_from_file_location("mindspore_lite_answers", DATA / "mindspore_lite_answers.py")
@@ -50,7 +50,7 @@ NEWER: list[tuple[str, type[Exception], str]] = [
             ("None", "<class 'NoneType'>"),
             ("'a'", "<class 'str'>"),
             ("{}", "<class 'dict'>"),
-            ("mslite.Model()", "<class 'ranks.api.model.Model'>"),
+            ("mslite.Model()", "<class 'ranks.lite.model.Model'>"),
         )
     ),
     *(
@@ -66,7 +66,7 @@ NEWER: list[tuple[str, type[Exception], str]] = [
             ("['a', 1]", "got <class 'int'> at index 1."),
             ("('a', 'b', None)", "got <class 'NoneType'> at index 2."),
             ("[mslite.Model(), 'a']", "got <class 'str'> at index 1."),
-            ("['a', mslite.Model()]", "got <class 'ranks.api.model.Model'> at index 1."),
+            ("['a', mslite.Model()]", "got <class 'ranks.lite.model.Model'> at index 1."),
         )
     ),
     ("mslite.ModelGroup().add_model([])", RuntimeError, "models cannot be empty"),
@@ -111,9 +111,9 @@ NEWER: list[tuple[str, type[Exception], str]] = [
             ("1", "weights must be list, but got <class 'int'>"),
             ("'a'", "weights must be list, but got <class 'str'>"),
             ("{}", "weights must be list, but got <class 'dict'>"),
-            ("mslite.Tensor()", "weights must be list, but got <class 'ranks.api.tensor.Tensor'>"),
+            ("mslite.Tensor()", "weights must be list, but got <class 'ranks.lite.tensor.Tensor'>"),
             ("[1]", "weight must be list, but got <class 'int'>"),
-            ("[mslite.Tensor()]", "weight must be list, but got <class 'ranks.api.tensor.Tensor'>"),
+            ("[mslite.Tensor()]", "weight must be list, but got <class 'ranks.lite.tensor.Tensor'>"),
             ("[[1]]", "weights element must be Tensor, but got <class 'int'>"),
             ("[[mslite.Tensor(), None]]", "weights element must be Tensor, but got <class 'NoneType'>"),
             ("[[], ['a']]", "weights element must be Tensor, but got <class 'str'> as index 10."),

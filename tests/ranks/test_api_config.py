@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ranks import Context
-from ranks.api import config
 from ranks.errors import ShardrunError
-from ranks.weights.request import Attach, Share
+from ranks.lite.options import config
+from ranks.weights.shared.request import Attach, Share
 
 
 def write(folder: Path, text: str | bytes) -> str:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
-from ranks.api import targets
 from ranks.errors import DeviceError, IdentityError, ShardrunError
+from ranks.lite.options import targets
 
 pytestmark = pytest.mark.usefixtures("single")
 
@@ -237,7 +237,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, *, present: bool) -> list[tuple[str
         if not present:
             raise DeviceError(f"{provider} is missing.")
 
-    monkeypatch.setattr("ranks.devices.require", require)
+    monkeypatch.setattr("ranks.devices.devices.require", require)
     return asked
 
 

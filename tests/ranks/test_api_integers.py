@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ranks
-from ranks.api import config
-from ranks.weights.request import Attach, Share
+from ranks.lite.options import config
+from ranks.weights.shared.request import Attach, Share
 from tests.ranks.weights_worker import INPUT, oracle
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("single")]

@@ -320,7 +320,7 @@ def test_resize_of_a_fixed_dimension_that_the_graph_does_not_need(tmp_path: Path
 
 
 def test_resize_reloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ranks import executor
+    from ranks.run import executor
 
     loads = []
     load = executor.load
@@ -474,7 +474,7 @@ def test_missing_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def require(provider: str, device_id: int = 0) -> None:
         raise DeviceError(f"{provider} is not here.")
 
-    monkeypatch.setattr("ranks.devices.require", require)
+    monkeypatch.setattr("ranks.devices.devices.require", require)
     context = Context()
     context.target = ["gpu"]
     with pytest.raises(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks import DataType, Format, Tensor, TensorMeta
-from ranks.api import notice
-from ranks.api.tensor import OutputTensor, fill, input_tensor, misfit
+from ranks.common import notice
 from ranks.errors import DeviceError
+from ranks.lite.tensor import OutputTensor, fill, input_tensor, misfit
 
 
 def test_shares_the_array_it_is_given() -> None:

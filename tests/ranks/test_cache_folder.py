@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher import cache
-from ranks import cache_entries, cache_folder, pins, whole
-from ranks.cache_folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole
-from ranks.waiting import HeldError
+from ranks.cache import entries, intact, locks
+from ranks.cache import folder as cache_folder
+from ranks.cache.folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole
+from ranks.common.waiting import HeldError
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import FILE_NAME
 
@@ -63,7 +64,7 @@ def test_a_lock_that_was_removed_by_its_holder_is_not_the_lock(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waited for it holds a file that nobody else will find; it must take the one that is there."""
-    path, lock, removed = file.with_name("key.lock"), pins.lock, []
+    path, lock, removed = file.with_name("key.lock"), locks.lock, []
 
     def remove_once(descriptor: int, how: int, at: Path, seconds: float | None = None) -> bool:
         taken = lock(descriptor, how, at, seconds)
@@ -71,7 +72,7 @@ def test_a_lock_that_was_removed_by_its_holder_is_not_the_lock(
             removed.append(path.unlink())
         return taken
 
-    monkeypatch.setattr(pins, "lock", remove_once)
+    monkeypatch.setattr(locks, "lock", remove_once)
     with locked(path, 1):
         assert removed and path.exists()
         with pytest.raises(HeldError), locked(path, 0):
@@ -83,11 +84,11 @@ def test_a_lock_that_was_removed_by_its_holder_is_not_the_lock(
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:
     folder = file.parent / "folder"
     folder.mkdir()
-    (folder / whole.SEAL).write_text("{}")
-    assert not whole.is_sealed(folder)
+    (folder / intact.SEAL).write_text("{}")
+    assert not intact.is_sealed(folder)
     (folder / "a").write_bytes(b"a")
-    whole.seal(folder)
-    assert whole.is_sealed(folder)
+    intact.seal(folder)
+    assert intact.is_sealed(folder)
 
 
 def test_slices_of_another_slicer_are_made_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +103,9 @@ def test_what_a_process_has_mapped_is_not_removed(file: Path) -> None:
     place = file.parent / "cache" / "slices" / f"m-2-{'0' * 24}"
     place.mkdir(parents=True)
     (place / FILE_NAME).touch()
-    found = cache_entries.Folder("slices", place, 0, 0.0)
-    assert not cache_entries.remove(found, [str(place / "rank_0.data")]) and place.is_dir()
-    assert cache_entries.remove(found, [f"{place}-more/rank_0.data"]) and not place.exists()
+    found = entries.Folder("slices", place, 0, 0.0)
+    assert not entries.remove(found, [str(place / "rank_0.data")]) and place.is_dir()
+    assert entries.remove(found, [f"{place}-more/rank_0.data"]) and not place.exists()
 
 
 def test_new_slices_are_held_as_those_that_were_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +113,10 @@ def test_new_slices_are_held_as_those_that_were_there(file: Path, monkeypatch: p
         place.mkdir()
 
     monkeypatch.setattr(cache, "_slice_into", make)
-    with pins.collected() as kept:
+    with locks.collected() as kept:
         place = cache.sliced(file, 2)
     assert [pin.is_at(place) for pin in kept] == [True]
-    found = cache_entries.Folder("slices", place, 0, 0.0)
-    assert not cache_entries.remove(found)
+    found = entries.Folder("slices", place, 0, 0.0)
+    assert not entries.remove(found)
     kept[0].close()
-    assert cache_entries.remove(found)
+    assert entries.remove(found)

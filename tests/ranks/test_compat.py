@@ -206,7 +206,7 @@ def test_no_such_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import ranks", ["numpy", "onnx", "onnxruntime", "ranks.api"]),
+        ("import ranks", ["numpy", "onnx", "onnxruntime", "ranks.lite"]),
         ("import ranks.compat; ranks.compat.install()", ["numpy", "onnx", "onnxruntime"]),
         (
             "import ranks; ranks.Context; ranks.Model; ranks.Tensor",

@@ -22,18 +22,18 @@ import pytest
 
 from launcher.control import Listener, Peer
 from launcher.lobby import MOST, MOST_OF_ONE, Lobby
-from ranks import wire
-from ranks.control import EXIT_ORPHANED, Control, ControlError, open_socket
 from ranks.errors import PeerLostError
-from ranks.stream import Stream
-from ranks.wire import Kind, Message
+from ranks.talk import wire
+from ranks.talk.control import EXIT_ORPHANED, Control, ControlError, open_socket
+from ranks.talk.stream import Stream
+from ranks.talk.wire import Kind, Message
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 SILENT = """
 import socket, sys
-from ranks.control import open_socket
+from ranks.talk.control import open_socket
 held = [open_socket(sys.argv[1]) for _ in range(int(sys.argv[2]))]
 print("connected", flush=True)
 sys.stdin.read()

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks import assembly, executor
-from ranks.buffers import PLACE, HostMemory
 from ranks.collectives.base import Communicator
-from ranks.collectives.staged import HostStaged, on_device
-from ranks.collectives.torch_types import by_element
-from ranks.cuda import CudaMemory
+from ranks.collectives.buffers import PLACE, HostMemory
+from ranks.collectives.torch.staged import HostStaged, on_device
+from ranks.collectives.torch.types import by_element
+from ranks.common.tensors import ELEMENT_TYPES, element_dtype, element_number
 from ranks.errors import DeviceError
-from ranks.session import SessionConfig
-from ranks.tensors import ELEMENT_TYPES, element_dtype, element_number
+from ranks.run import assembly, executor
+from ranks.sessions.cuda import CudaMemory
+from ranks.sessions.session import SessionConfig
 from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.fake_nccl import on_threads

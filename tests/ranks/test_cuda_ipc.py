@@ -22,11 +22,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ranks import whole as whole_folder
+from ranks.cache import intact as whole_folder
+from ranks.devices import cuda_driver, dlpack
+from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import DeviceError, WeightsError
-from ranks.weights import cuda_driver, cuda_ipc, device_model, dlpack
-from ranks.weights.cuda_driver import CudaError, Driver
-from ranks.weights.device_model import DeviceWeights, export_device_weights, open_device_weights
+from ranks.weights.device import cuda_ipc, device_model
+from ranks.weights.device.device_model import DeviceWeights, export_device_weights, open_device_weights
 from tests.ranks.api_models import linear
 from tests.ranks.fake_cuda import CONFIG, FakeDriver, library
 
@@ -136,7 +137,7 @@ def test_processes_use_one_block(kind: str, path: Path, tmp_path: Path, guests: 
 OWNER = """
 import json, socket, sys
 from pathlib import Path
-from ranks.weights.device_model import export_device_weights
+from ranks.weights.device.device_model import export_device_weights
 from tests.ranks.fake_cuda import CONFIG, FakeDriver
 path, folder, number = sys.argv[1:]
 weights = export_device_weights(Path(path), CONFIG, Path(folder), FakeDriver())
@@ -187,7 +188,7 @@ def test_an_attached_process_cannot_write(path: Path, tmp_path: Path) -> None:
 import ctypes, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from ranks.weights.device_model import export_device_weights
+from ranks.weights.device.device_model import export_device_weights
 from tests.ranks.fake_cuda import CONFIG, FakeDriver
 weights = export_device_weights(Path({str(path)!r}), CONFIG, Path({str(tmp_path / "device")!r}), FakeDriver())
 assert weights.read_only

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from ranks.cut import Cut, cut
 from ranks.errors import ModelError
+from ranks.sessions.cut import Cut, cut
 from tests.ranks.rank_models import model, node, random_models, value
 
 X = value("x", ["n", 4])

@@ -17,12 +17,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from ranks import arena, assembly, executor, plans  # noqa: E402
 from ranks.collectives.base import Communicator  # noqa: E402
-from ranks.collectives.staged import on_device  # noqa: E402
-from ranks.cuda import CudaMemory, graphs_wanted  # noqa: E402
+from ranks.collectives.torch.staged import on_device  # noqa: E402
 from ranks.errors import ModelError, SettingError  # noqa: E402
-from ranks.session import SessionConfig  # noqa: E402
+from ranks.run import assembly, executor, plans  # noqa: E402
+from ranks.sessions import arena  # noqa: E402
+from ranks.sessions.cuda import CudaMemory, graphs_wanted  # noqa: E402
+from ranks.sessions.session import SessionConfig  # noqa: E402
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks  # noqa: E402
 from tests.ranks.rank_models import model, node, save, value  # noqa: E402
 from tests.ranks.test_cuda_buffers import CpuTensors  # noqa: E402

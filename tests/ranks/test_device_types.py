@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives import arrays  # noqa: E402
-from ranks.collectives.torch_types import by_element  # noqa: E402
+from ranks.collectives.torch.types import by_element  # noqa: E402
+from ranks.common.tensors import ELEMENT_TYPES, element_dtype  # noqa: E402
 from ranks.errors import CollectiveError  # noqa: E402
-from ranks.tensors import ELEMENT_TYPES, element_dtype  # noqa: E402
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks  # noqa: E402
 from tests.ranks.fake_nccl import on_threads  # noqa: E402
 

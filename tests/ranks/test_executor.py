@@ -14,9 +14,9 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from ranks import executor, plans, program
 from ranks.errors import ModelError, PeerLostError, ShardrunError
-from ranks.executor import RankModel
+from ranks.run import executor, plans, program
+from ranks.run.executor import RankModel
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import joined, model, node, random_models, save, value
 

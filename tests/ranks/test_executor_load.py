@@ -16,8 +16,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from ranks import executor, group
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
+from ranks.run import executor, group
 from sharding import slice_model
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import joined, model, node, save, value
@@ -329,7 +329,7 @@ def test_nothing_is_logged_and_torch_is_not_imported(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import numpy as np
-from ranks import executor
+from ranks.run import executor
 from ranks.collectives.single import SingleCommunicator
 for path in sys.argv[1:]:
     loaded = executor.load(path, communicator=SingleCommunicator(10))
@@ -353,9 +353,7 @@ def test_a_plain_model_is_loaded_without_onnx(tmp_path: Path) -> None:
     plain = joined([mlp(0, 1)])
     del plain.opset_import[1:]
     (path,) = save([plain], tmp_path)
-    code = (
-        "import sys; from ranks import executor; executor.load(sys.argv[1]); assert 'onnx' not in sys.modules"
-    )
+    code = "import sys; from ranks.run import executor; executor.load(sys.argv[1]); assert 'onnx' not in sys.modules"
     result = subprocess.run(
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

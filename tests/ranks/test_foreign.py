@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from ranks import executor
 from ranks.errors import ModelError, ShardError
+from ranks.run import executor
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.rank_models import joined, model, node, value
 

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ranks.session import SessionConfig, create
-from ranks.weights.gelu import fuse_gelu
-from ranks.weights.store import Store
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared.gelu import fuse_gelu
+from ranks.weights.prepared.store import Store
 
 X = np.random.default_rng(1).standard_normal((3, 256)).astype(np.float32) * 3
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from launcher.verify import run_reference
-from ranks import Context, Model, ModelType, executor, imported
+from ranks import Context, Model, ModelType
 from ranks.errors import ShardrunError
+from ranks.models import imported
+from ranks.run import executor
 from sharding.importers.mindir.encryption import Key
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"

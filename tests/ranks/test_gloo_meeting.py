@@ -15,7 +15,7 @@ from tests.ranks.test_collectives import need
 PROGRAM = """
 import sys, time
 import torch.distributed  # its import is no part of the time
-from ranks import group
+from ranks.run import group
 from ranks.errors import CollectiveTimeoutError
 began = time.monotonic()
 try:
@@ -56,10 +56,10 @@ SEVERAL = """
 import sys
 import numpy as np
 import torch.distributed as dist
-from ranks import group
-from ranks.collectives.torch_dist import GlooCommunicator
-from ranks.collectives.torch_group import Membership
-from ranks.identity import identify
+from ranks.run import group
+from ranks.collectives.torch.distributed import GlooCommunicator
+from ranks.collectives.torch.group import Membership
+from ranks.identity.identity import identify
 
 who = identify()
 if sys.argv[1] == "initialised":

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ranks.errors import IdentityError
-from ranks.identity import Identity, identify
-from ranks.rank_file import identity_from_table
+from ranks.identity.identity import Identity, identify
+from ranks.identity.rank_file import identity_from_table
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -181,7 +181,9 @@ def test_ranks_of_one_job_share_a_key_and_jobs_do_not() -> None:
 
 def test_start_is_quick_because_nothing_heavy_is_imported() -> None:
     heavy = "torch numpy mpi4py onnx onnxruntime pydantic rich yaml"
-    program = f"import sys, ranks.identity; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    program = (
+        f"import sys, ranks.identity.identity; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

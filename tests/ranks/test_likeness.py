@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from ranks import executor
 from ranks.errors import ShardError
+from ranks.run import executor
 from sharding import slice_model
 from tests.launcher.cli_tools import mpirun, run, save_mlp, shardrun
 from tests.ranks import api_models

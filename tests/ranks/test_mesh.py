@@ -10,9 +10,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from ranks import executor
 from ranks.errors import ModelError, ShardError, ShardrunError
-from ranks.schedule import shares
+from ranks.run import executor
+from ranks.run.schedule import shares
 from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.mesh_models import describe, feeds_of, save_mesh, stage_model, whole

@@ -10,17 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from ranks import (
-    Context,
-    Model,
-    ModelGroup,
-    ModelGroupFlag,
-    ModelParallelRunner,
-    ModelType,
-    executor,
-    imported,
-)
+from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelParallelRunner, ModelType
 from ranks.errors import ModelError, ShardError, WeightsError
+from ranks.models import imported
+from ranks.run import executor
 from sharding.importers import import_model
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ranks
 from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelType
-from ranks.api import membership, workspace
 from ranks.errors import ModelError, ShardrunError
+from ranks.lite import membership, workspace
 from tests.ranks.api_models import linear, linear_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -347,7 +347,7 @@ def test_models_run_in_one_arena(tmp_path: Path) -> None:
     paths = encoders(tmp_path, 256)
     program = """
     import gc
-    from ranks.api.workspace import _allocated
+    from ranks.lite.workspace import _allocated
     x = np.ones((8192, 256), np.float32)
     if GROUP:
         group = ModelGroup()
@@ -377,7 +377,7 @@ def test_models_run_in_one_arena(tmp_path: Path) -> None:
 def test_the_calculated_workspace_is_reserved_and_enough(tmp_path: Path) -> None:
     paths = encoders(tmp_path, 256)
     program = """
-    from ranks.api.workspace import _allocated
+    from ranks.lite.workspace import _allocated
     rows = {paths[0]: 512, paths[1]: 8192}
     group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT_WORKSPACE)
     group.add_model(paths)

@@ -19,7 +19,7 @@ from tests.ranks.test_collectives import need
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from ranks import group
+from ranks.run import group
 world = group.join()
 world.barrier()
 Path(sys.argv[1], f"ready{world.rank}").touch()

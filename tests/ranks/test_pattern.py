@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ranks import pattern
 from ranks.errors import ModelError, ShardError
+from ranks.models import pattern
 
 
 def make(folder: Path, *names: str) -> None:

@@ -15,9 +15,11 @@ import pytest
 
 import ranks
 import sharding
-from ranks import executor, imported, pins
-from ranks.cache_place import prepare
+from ranks.cache import locks
+from ranks.cache.place import prepare
 from ranks.errors import ShardrunError
+from ranks.models import imported
+from ranks.run import executor
 from tests.ranks import api_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
@@ -35,7 +37,7 @@ def is_held(folder: Path) -> bool:
     """Whether somebody holds a folder, so that it is not thrown out."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
+        return not locks.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
     finally:
         os.close(descriptor)
 
@@ -120,7 +122,7 @@ def test_outside_of_models_it_is_held_until_the_process_ends(cache: Path) -> Non
     file = imported.as_onnx(MINDIR / "model.mindir")
     gc.collect()
     assert is_held(file.parent)
-    pins._held.pop(file.parent).close()
+    locks._held.pop(file.parent).close()
     assert not is_held(file.parent)
     shutil.rmtree(file.parent)
-    assert not pins.hold(file.parent)
+    assert not locks.hold(file.parent)

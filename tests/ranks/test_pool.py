@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ranks.api.pool import Pool
+from ranks.common.pool import Pool
 from ranks.errors import QueueFullError, ShardrunError
 
 SECONDS = 30
@@ -337,7 +337,7 @@ def test_no_more_work_at_once_than_is_worth_it() -> None:
 
 def test_workers_in_reserve_take_over_from_work_that_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, one after the other; when work goes on, there are no more at once than before."""
-    monkeypatch.setattr("ranks.api.pool.PATIENCE", 0.05)
+    monkeypatch.setattr("ranks.common.pool.PATIENCE", 0.05)
     work = Work()
     pool = Pool(list("abcd"), work, 100, at_once=2)
     clients = []
@@ -351,7 +351,7 @@ def test_workers_in_reserve_take_over_from_work_that_is_long(monkeypatch: pytest
     until(lambda: len(work.begun) == 4)
     assert time.monotonic() - started >= 0.05
     assert pool.free == []
-    monkeypatch.setattr("ranks.api.pool.PATIENCE", float(SECONDS))
+    monkeypatch.setattr("ranks.common.pool.PATIENCE", float(SECONDS))
     time.sleep(0.06)  # those who wait look once more
     work.let(2)
     until(lambda: len(pool.free) == 2)

@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ranks
-from ranks import executor
-from ranks.api import config, precision_options, targets
-from ranks.api.targets import Placement
 from ranks.errors import ModelError, ShardrunError
+from ranks.lite.options import config, precision_options, targets
+from ranks.lite.options.targets import Placement
 from ranks.precision.convert import apply
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
+from ranks.run import executor
 from sharding import slice_model
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh
@@ -400,7 +400,7 @@ def contexts(target: str, mode: str = "", provider: str = "") -> ranks.Context:
 
 
 def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.devices.require", lambda provider, device: None)
+    monkeypatch.setattr("ranks.devices.devices.require", lambda provider, device: None)
 
     def told(context: ranks.Context, modes: precision_options.Modes = ()) -> dict[str, str]:
         options = targets.place(context, modes=modes).options[0]
@@ -450,7 +450,7 @@ def test_modes_in_configurations(tmp_path: Path) -> None:
 
 
 def test_modes_for_other_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.api.notice._warned", set())
+    monkeypatch.setattr("ranks.common.notice._warned", set())
     path = mlp(tmp_path / "h.onnx", TensorProto.FLOAT16)
     plain = predict(path)
     given = {"ascend_context": {"precision_mode": "enforce_fp32"}}

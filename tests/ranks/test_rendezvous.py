@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from ranks import meeting
+from ranks.collectives import meeting
+from ranks.collectives.meeting import meet
+from ranks.collectives.rendezvous import Rendezvous
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from ranks.identity import Identity
-from ranks.meeting import meet
-from ranks.rendezvous import Rendezvous
+from ranks.identity.identity import Identity
 
 PATIENCE = 30.0
 
@@ -258,8 +258,8 @@ def test_a_rank_that_ends_while_the_ranks_join(pool: ThreadPoolExecutor, job: st
 def other_process(job: str, rank: int, size: int, then: str) -> subprocess.Popen[str]:
     program = f"""if True:
         import os, signal, sys, time
-        from ranks.identity import Identity
-        from ranks.meeting import meet
+        from ranks.identity.identity import Identity
+        from ranks.collectives.meeting import meet
         member = meet(Identity({rank}, {size}, {rank}, {size}, key={job!r}), {PATIENCE})
         {then}
         """

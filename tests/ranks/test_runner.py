@@ -23,10 +23,10 @@ from onnx import TensorProto, helper
 import ranks
 import sharding
 from ranks import Context, Model, ModelParallelRunner, ModelType, RunnerConfig, Tensor
-from ranks.api import runner as runner_module
-from ranks.api.runner import sizes
 from ranks.errors import ModelError, QueueFullError, ShardrunError
-from ranks.executor import RankModel
+from ranks.lite import runner as runner_module
+from ranks.lite.runner import sizes
+from ranks.run.executor import RankModel
 from tests.launcher.cli_tools import run
 from tests.ranks import api_models
 

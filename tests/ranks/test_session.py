@@ -13,9 +13,11 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from ranks import devices, executor, session
+from ranks.devices import devices
 from ranks.errors import DeviceError, ModelError, ShardrunError
-from ranks.session import SessionConfig, create, default_threads, reason
+from ranks.run import executor
+from ranks.sessions import session
+from ranks.sessions.session import SessionConfig, create, default_threads, reason
 from sharding.common.limits import cores as available_cores
 from tests.sharding import graphs
 
@@ -107,7 +109,7 @@ def test_a_provider_that_falls_back_is_an_error(monkeypatch: pytest.MonkeyPatch)
         create(relu(), SessionConfig(providers=("CUDAExecutionProvider",), device_id=1), "it")
 
 
-@pytest.mark.parametrize("module", ["ranks.session", "launcher.verify"])
+@pytest.mark.parametrize("module", ["ranks.sessions.session", "launcher.verify"])
 def test_onnxruntime_leaves_no_id_of_this_user(module: str, tmp_path: Path) -> None:
     code = f"import {module}; import onnxruntime"
     if module == "launcher.verify":

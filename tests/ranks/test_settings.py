@@ -9,8 +9,8 @@ import pytest
 
 from launcher import group
 from launcher.cli import main
-from ranks import settings
-from ranks.cache_folder import cache_folder
+from ranks.cache.folder import cache_folder
+from ranks.common import settings
 from ranks.errors import SettingError
 
 NONSENSE = ["-1", "nan", "1\n2", "٣", "0x10", "../rel", "9" * 400, "x" * 5000, "two", "1_0"]

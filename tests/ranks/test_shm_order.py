@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks.collectives import shm, shm_sync
-from ranks.collectives.shm_area import MAIL, PLACES
-from ranks.collectives.shm_phases import DIRECT
-from ranks.collectives.shm_sync import STEP
+from ranks.collectives.shm import communicator, sync
+from ranks.collectives.shm.area import MAIL, PLACES
+from ranks.collectives.shm.phases import DIRECT
+from ranks.collectives.shm.sync import STEP
 from ranks.errors import CollectiveTimeoutError
-from ranks.identity import Identity
+from ranks.identity.identity import Identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Pair = tuple[shm.ShmCommunicator, shm.ShmCommunicator]
+Pair = tuple[communicator.ShmCommunicator, communicator.ShmCommunicator]
 PATIENCE = 60.0
 LARGE = 3 * DIRECT  # bytes: large for collectives and for mail
 
@@ -39,7 +39,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def pair(pool: ThreadPoolExecutor) -> Iterator[Pair]:
     job = secrets.token_hex(16)
     ranks = [
-        pool.submit(shm.connect, Identity(rank, 2, rank, 2, source="test", key=job), PATIENCE)
+        pool.submit(communicator.connect, Identity(rank, 2, rank, 2, source="test", key=job), PATIENCE)
         for rank in range(2)
     ]
     first, second = (rank.result(PATIENCE) for rank in ranks)
@@ -53,7 +53,7 @@ def numbered(number: int, count: int) -> Array:
     return np.arange(count, dtype=np.int32) * 1000 + number
 
 
-def got(rank: shm.ShmCommunicator, count: int, peer: int = 0) -> Array:
+def got(rank: communicator.ShmCommunicator, count: int, peer: int = 0) -> Array:
     buffer = np.full(count, -1, np.int32)
     rank.recv(buffer, peer)
     return buffer
@@ -111,7 +111,7 @@ def test_a_copy_is_not_used_again_before_all_its_receivers_have_read(pool: Threa
     """Rank 1 reads at once, rank 2 late: what the second is to get must not be overwritten meanwhile."""
     job = secrets.token_hex(16)
     joining = [
-        pool.submit(shm.connect, Identity(rank, 3, rank, 3, source="test", key=job), PATIENCE)
+        pool.submit(communicator.connect, Identity(rank, 3, rank, 3, source="test", key=job), PATIENCE)
         for rank in range(3)
     ]
     world = [rank.result(PATIENCE) for rank in joining]
@@ -147,7 +147,7 @@ def test_both_ranks_get_the_same_bits_of_two_nans(
     assert np.array_equal(found, second.result(PATIENCE))
 
 
-def slow_to_read(rank: shm.ShmCommunicator) -> None:
+def slow_to_read(rank: communicator.ShmCommunicator) -> None:
     """After each meeting the rank sleeps before it reads what its peers have put there."""
     meet = rank._phases.meet
 
@@ -158,24 +158,24 @@ def slow_to_read(rank: shm.ShmCommunicator) -> None:
     rank._phases.meet = late  # type: ignore[method-assign]
 
 
-def gather(rank: shm.ShmCommunicator, source: Array) -> Array:
+def gather(rank: communicator.ShmCommunicator, source: Array) -> Array:
     out = np.empty((2, *source.shape), source.dtype)
     rank.all_gather(source[None], out, 0)
     return out
 
 
-def exchange(rank: shm.ShmCommunicator, source: Array) -> Array:
+def exchange(rank: communicator.ShmCommunicator, source: Array) -> Array:
     out = np.empty_like(source)
     rank.all_to_all(source, out)
     return out
 
 
-def total(rank: shm.ShmCommunicator, source: Array) -> Array:
+def total(rank: communicator.ShmCommunicator, source: Array) -> Array:
     rank.all_reduce(source)
     return source.copy()
 
 
-def spread(rank: shm.ShmCommunicator, source: Array) -> Array:
+def spread(rank: communicator.ShmCommunicator, source: Array) -> Array:
     rank.broadcast(source, 0)
     return source.copy()
 
@@ -199,7 +199,7 @@ def test_a_source_may_be_rewritten_right_after(
     run, wanted = OPERATIONS[operation]
     kind = np.dtype(np.int32)
 
-    def work(rank: shm.ShmCommunicator) -> list[Array]:
+    def work(rank: communicator.ShmCommunicator) -> list[Array]:
         buffer = rank.allocate((count,), kind) if where == "allocated" else np.empty(count, kind)
         results = []
         for number in range(4):
@@ -252,7 +252,7 @@ class Clock:
         assert seconds >= 0
 
 
-WAITS: dict[str, Callable[[shm.ShmCommunicator], object]] = {
+WAITS: dict[str, Callable[[communicator.ShmCommunicator], object]] = {
     "barrier": lambda rank: rank.barrier(),
     "all_reduce": lambda rank: rank.all_reduce(np.ones(3, np.float32)),
     "all_gather": lambda rank: gather(rank, np.ones(3, np.float32)),
@@ -266,7 +266,7 @@ def test_waiting_ends_when_the_time_is_over_neither_sooner_nor_later(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(shm_sync, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
     pair[0]._phases.timeout = 2.0
     with pytest.raises(CollectiveTimeoutError, match="within 2 s"):
         WAITS[operation](pair[0])

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks import wire
-from ranks.buffers import HostMemory, Pool
-from ranks.spread import BLOCK, Spreader
-from ranks.wire import Kind, Message
+from ranks.collectives.broadcast import BLOCK, Spreader
+from ranks.collectives.buffers import HostMemory, Pool
+from ranks.talk import wire
+from ranks.talk.wire import Kind, Message
 
 
 class Recorded:

@@ -18,11 +18,12 @@ import numpy as np
 import onnx
 import pytest
 
-from ranks import devices, engines
-from ranks.api import targets
+from ranks.devices import devices
+from ranks.devices.linked import needed
 from ranks.errors import DeviceError
-from ranks.linked import needed
-from ranks.session import SessionConfig, provider_options
+from ranks.lite.options import targets
+from ranks.sessions import engines
+from ranks.sessions.session import SessionConfig, provider_options
 from sharding import slice_model
 from tests.ranks import stand_in
 from tests.ranks.rank_models import model, node, value
@@ -116,7 +117,7 @@ def refused(provider: str, **more: str) -> str:
     """What becomes of a provider in such an environment; a process for each: what is loaded stays so."""
     program = """
 import sys
-from ranks import devices
+from ranks.devices import devices
 from ranks.errors import DeviceError
 try:
     devices.require(sys.argv[1])

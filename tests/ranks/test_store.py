@@ -22,12 +22,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ranks import pins, regular
-from ranks.cache_limit import limit_of
+from ranks.cache import durable, locks, regular_files, weight_entries, weight_entry
+from ranks.cache.limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
-from ranks.session import SessionConfig, create
-from ranks.weights import durable, entries, entry_file, keys
-from ranks.weights.store import Store, default_store
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared import keys
+from ranks.weights.prepared.store import Store, default_store
 from sharding.slices.manifest import sha256_of
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def same(store: Store, model: Path | bytes, feeds: dict[str, Any], config: Sessi
 
 
 def made(store: Store) -> list[str]:
-    return sorted(entry.key for entry in entries.listing(store.folder) if not entry.refused)
+    return sorted(entry.key for entry in weight_entries.listing(store.folder) if not entry.refused)
 
 
 X = {"x": weight(9, 3, SIZE)}
@@ -280,8 +280,8 @@ import os, sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, onnx  # which preparing imports
-from ranks.session import SessionConfig, create
-from ranks.weights.store import default_store
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared.store import default_store
 def private():
     for line in open("/proc/self/smaps_rollup"):
         if line.startswith("Pss_Anon"):
@@ -324,12 +324,12 @@ def test_processes_hold_the_weights_once(store: Store, big: Path, tmp_path: Path
         assert max(private[:3]) < 6 << 10
         assert len({total for _, total, _ in said}) == 1
         # All are in use, and after the last one none is.
-        assert entries.throw_out(store.folder, 0) == ([], entries.listing(store.folder))
+        assert weight_entries.throw_out(store.folder, 0) == ([], weight_entries.listing(store.folder))
     finally:
         for process in [*running, alone]:
             process.communicate("", timeout=30)
     assert len(made(store)) == 1
-    removed, busy = entries.throw_out(store.folder, 0)
+    removed, busy = weight_entries.throw_out(store.folder, 0)
     assert len(removed) == 1 and not busy
     assert not [path for path in store.folder.rglob("*") if path.is_file() and path.parent.name != "locks"]
 
@@ -371,19 +371,19 @@ def test_killed_at_any_moment(store: Store, big: Path, tmp_path: Path) -> None:
     assert np.allclose(session.run(None, {"x": np.ones((1, 1024), np.float32)})[0], expected, atol=1e-4)
     assert len(store.opened) == 1
     assert not list((store.folder / "work").iterdir())
-    wanted = {blob.name for entry in entries.listing(store.folder) for blob in entry.blobs}
+    wanted = {blob.name for entry in weight_entries.listing(store.folder) for blob in entry.blobs}
     assert {path.name for path in (store.folder / "blobs").iterdir()} == wanted
 
 
 def test_threads_prepare_once(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = entries.publish
+    original = weight_entries.publish
 
     def counted(*arguments: Any) -> None:
         prepared.append(arguments)
         original(*arguments)
 
-    monkeypatch.setattr(entries, "publish", counted)
+    monkeypatch.setattr(weight_entries, "publish", counted)
     found: list[Any] = []
     threads = [
         threading.Thread(target=lambda: found.append(create(big, replace(CONFIG, store=store), "it")))
@@ -398,7 +398,7 @@ def test_threads_prepare_once(store: Store, big: Path, monkeypatch: pytest.Monke
 
 def test_a_process_does_not_wait_for_ever(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.1")
-    lock = store.folder / entries.LOCKS / store.key(big, CONFIG)[:2]
+    lock = store.folder / weight_entries.LOCKS / store.key(big, CONFIG)[:2]
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         create(big, replace(CONFIG, store=store), "it")
@@ -474,15 +474,15 @@ def test_what_is_damaged_is_made_again(
 def test_entries_that_are_none(store: Store, tmp_path: Path, text: str) -> None:
     key = "abc1" * 8
     (store.folder / f"{key}.json").write_text(text)
-    assert entries.take(store.folder, key) is None
-    assert [entry.what for entry in entries.listing(store.folder)] == ["damaged"]
-    entries.throw_out(store.folder, 0)
-    assert not entries.listing(store.folder)
+    assert weight_entries.take(store.folder, key) is None
+    assert [entry.what for entry in weight_entries.listing(store.folder)] == ["damaged"]
+    weight_entries.throw_out(store.folder, 0)
+    assert not weight_entries.listing(store.folder)
 
 
 def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) -> None:
     content = {
-        "format": entry_file.FORMAT,
+        "format": weight_entry.FORMAT,
         "what": "x",
         "graph": [0, ""],
         "blobs": [["../../secret", 0]],
@@ -491,7 +491,7 @@ def test_an_entry_names_only_files_of_the_store(store: Store, tmp_path: Path) ->
     content["boot"] = ""
     (store.folder / "abc.json").write_text(json.dumps(content))
     (tmp_path / "secret").write_text("")
-    assert entries.take(store.folder, "abc") is None
+    assert weight_entries.take(store.folder, "abc") is None
 
 
 def crash(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr(regular, "sha256_of", counted)
+    monkeypatch.setattr(regular_files, "sha256_of", counted)
     return names
 
 
@@ -528,7 +528,7 @@ def test_weights_are_read_once_after_a_crash(
     with Store(store.folder, read_only=True).pin(made(store)):
         pass
     assert len(hashed) == len(blobs)
-    entries.throw_out(store.folder, 0)
+    weight_entries.throw_out(store.folder, 0)
     assert not [path for path in store.folder.iterdir() if path.is_file()]
 
 
@@ -591,7 +591,9 @@ def test_a_file_that_cannot_be_written(store: Store, big: Path, most: int) -> No
 
 
 def test_a_disk_that_is_nearly_full(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.weights.store.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
+    monkeypatch.setattr(
+        "ranks.weights.prepared.store.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6})
+    )
     create(big, replace(CONFIG, store=store), "it")
     assert store.opened == () and not list((store.folder / "locks").iterdir())
 
@@ -631,13 +633,13 @@ def test_the_longest_unused_goes_first(store: Store, tmp_path: Path) -> None:
     held = create(models[0], replace(CONFIG, store=store), "again")  # so the second is unused for longest
     create(models[2], replace(CONFIG, store=store), "third")
     assert set(made(store)) == {names[0], names[2]}
-    assert entries.occupied(store.folder) <= store.limit
+    assert weight_entries.occupied(store.folder) <= store.limit
     # What is in use stays, even where the limit is less.
     os.utime(store.folder / f"{names[0]}.json", (1, 1))
-    removed, busy = entries.throw_out(store.folder, 1)
+    removed, busy = weight_entries.throw_out(store.folder, 1)
     assert [entry.key for entry in removed] == [names[2]] and [entry.key for entry in busy] == [names[0]]
     del held
-    assert [entry.key for entry in entries.throw_out(store.folder, 1)[0]] == [names[0]]
+    assert [entry.key for entry in weight_entries.throw_out(store.folder, 1)[0]] == [names[0]]
     assert not list((store.folder / "blobs").iterdir())
 
 
@@ -662,8 +664,8 @@ def test_read_only(store: Store, tmp_path: Path) -> None:
         assert np.allclose(session.run(None, X)[0], plain(model, X)[0], atol=1e-5)
         with store.pin(given.opened):
             del session
-            assert entries.throw_out(store.folder, 0)[0] == []
-        assert len(entries.throw_out(store.folder, 0)[0]) == 1
+            assert weight_entries.throw_out(store.folder, 0)[0] == []
+        assert len(weight_entries.throw_out(store.folder, 0)[0]) == 1
         with pytest.raises(WeightsError, match="are not in"), store.pin(given.opened):
             pass
     finally:
@@ -703,13 +705,13 @@ def test_what_cannot_be_prepared_is_tried_once(
         tried.append(arguments)
         raise WeightsError("no way")
 
-    monkeypatch.setattr("ranks.weights.store.prepare", refuses)
+    monkeypatch.setattr("ranks.weights.prepared.store.prepare", refuses)
     for _ in range(2):
         create(big, replace(CONFIG, store=store), "it")
     assert len(tried) == 1 and not store.opened
-    (entry,) = entries.listing(store.folder)
+    (entry,) = weight_entries.listing(store.folder)
     assert entry.refused == "no way"
-    old = time.time() - entries.REFUSED_SECONDS - 1
+    old = time.time() - weight_entries.REFUSED_SECONDS - 1
     os.utime(store.folder / f"{entry.key}.json", (old, old))
     monkeypatch.undo()
     store.folder.mkdir(exist_ok=True)
@@ -720,29 +722,29 @@ def test_what_cannot_be_prepared_is_tried_once(
 @pytest.mark.parametrize(("hours", "there"), [(23, True), (25, False)])
 def test_a_refusal_holds_for_a_day(store: Store, hours: int, there: bool) -> None:
     key = "0" * 32
-    entries.make_folders(store.folder)
-    with entries.workplace(store.folder) as work:
-        entries.refuse(store.folder, key, "it", "no way", work)
+    weight_entries.make_folders(store.folder)
+    with weight_entries.workplace(store.folder) as work:
+        weight_entries.refuse(store.folder, key, "it", "no way", work)
     then = time.time() - 3600 * hours
     os.utime(store.folder / f"{key}.json", (then, then))
-    assert (entries.take(store.folder, key) is not None) == there
+    assert (weight_entries.take(store.folder, key) is not None) == there
 
 
 def test_an_entry_that_was_thrown_out_before_it_was_held(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, lock = "0" * 32, pins.lock
-    entries.make_folders(store.folder)
-    with entries.workplace(store.folder) as work:
-        entries.refuse(store.folder, key, "it", "no way", work)
-    assert entries.take(store.folder, key) is not None
+    key, lock = "0" * 32, locks.lock
+    weight_entries.make_folders(store.folder)
+    with weight_entries.workplace(store.folder) as work:
+        weight_entries.refuse(store.folder, key, "it", "no way", work)
+    assert weight_entries.take(store.folder, key) is not None
 
     def thrown_out(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:
         path.unlink()
         return lock(descriptor, how, path, seconds)
 
-    monkeypatch.setattr(pins, "lock", thrown_out)
-    assert entries.take(store.folder, key) is None
+    monkeypatch.setattr(locks, "lock", thrown_out)
+    assert weight_entries.take(store.folder, key) is None
 
 
 def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path) -> None:

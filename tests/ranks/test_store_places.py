@@ -13,10 +13,10 @@ from types import FrameType
 import pytest
 
 from launcher import cache_contents
-from ranks.cache_folder import fingerprint, hashes_folder
-from ranks.session import create
-from ranks.weights import durable, entries
-from ranks.weights.store import Store
+from ranks.cache import durable, weight_entries
+from ranks.cache.folder import fingerprint, hashes_folder
+from ranks.sessions.session import create
+from ranks.weights.prepared.store import Store
 from tests.ranks.test_store import CONFIG, X, first_blob, made, mlp, replace, same, save, store
 
 __all__ = ["store"]
@@ -102,7 +102,7 @@ def test_it_is_cleared(store: Store, tmp_path: Path, what: str, kind: str) -> No
     create(model, replace(CONFIG, store=store), "it")
     put(kind, place_of(what, store))
     put(kind, store.folder / "blobs" / ("0" * 64))
-    listed = entries.listing(store.folder)
+    listed = weight_entries.listing(store.folder)
     assert len(listed) == 1 and (listed[0].what == "damaged") == (what == "json")
     removed, busy = cache_contents.clear()
     assert "weights" in [item.kind for item in removed] and not busy

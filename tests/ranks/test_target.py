@@ -1,4 +1,4 @@
-"""What a rank computes on: which group, provider and device `ranks.target.load` picks."""
+"""What a rank computes on: which group, provider and device `ranks.run.target.load` picks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ranks import executor, group, target
-from ranks.api import targets
 from ranks.errors import DeviceError
-from ranks.identity import Identity
+from ranks.identity.identity import Identity
+from ranks.lite.options import targets
 from ranks.precision.request import Asked, Precision
+from ranks.run import executor, group, target
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from ranks.collectives import torch_group  # noqa: E402
-from ranks.collectives.torch_error import translate  # noqa: E402
+from ranks.collectives.torch import group as torch_group  # noqa: E402
+from ranks.collectives.torch.error import translate  # noqa: E402
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
-from ranks.identity import Identity  # noqa: E402
+from ranks.identity.identity import Identity  # noqa: E402
 from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,7 +229,7 @@ def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveErro
 
 SCRIPT = """
 import sys, torch
-from ranks import group
+from ranks.run import group
 from ranks.errors import CollectiveError
 from tests.ranks import fake_nccl
 

@@ -18,7 +18,7 @@ RANK = """
 import os
 from ranks import collectives
 from ranks.errors import DeviceError
-from ranks.identity import Identity
+from ranks.identity.identity import Identity
 from sharding.importers import torch_import
 torch = torch_import.load()
 print(torch.ones(2).sum().item(), os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD"))

@@ -16,9 +16,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ranks
-from ranks import executor
 from ranks.errors import ModelError, ShardrunError, WeightsError
-from ranks.weights.variable_values import Pair
+from ranks.run import executor
+from ranks.weights.updated.values import Pair
 from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
 
 W = numbers(4, 5, seed=2)

@@ -14,9 +14,9 @@ import onnx
 import pytest
 
 import sharding
-from ranks import executor
 from ranks.errors import ModelError, WeightsError
-from ranks.weights.variable_values import Pair
+from ranks.run import executor
+from ranks.weights.updated.values import Pair
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import run
@@ -212,15 +212,15 @@ def test_a_rank_without_memory_lets_none_change(tmp_path: Path, monkeypatch: pyt
     path = save("columns and rows", tmp_path / "model.onnx")
     sharding.slice_model(path, 2, tmp_path / "slices")
     new = weights_of("columns and rows", 5)
-    from ranks.weights import variable_group
+    from ranks.weights.updated import group
 
     def scarce(array: Any, *part: Any) -> Array:
         if array is None:
             raise MemoryError
         return np.ascontiguousarray(array)
 
-    monkeypatch.setattr(variable_group, "_buffer", scarce)
-    monkeypatch.setattr(variable_group, "_CHUNK", 100)
+    monkeypatch.setattr(group, "_buffer", scarce)
+    monkeypatch.setattr(group, "_CHUNK", 100)
 
     def work(model: executor.RankModel, rank: int) -> tuple[str, list[Array]]:
         with pytest.raises(WeightsError) as caught:

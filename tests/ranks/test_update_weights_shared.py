@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import ranks
-from ranks import executor
 from ranks.errors import WeightsError
-from ranks.weights import client
-from ranks.weights.variable import VariableWeights
-from ranks.weights.variable_memory import MOST_FILES
+from ranks.run import executor
+from ranks.weights.shared import client
+from ranks.weights.updated.memory import MOST_FILES
+from ranks.weights.updated.variable import VariableWeights
 from tests.ranks.test_pool import until
 from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
 
@@ -312,7 +312,7 @@ def test_memory_that_is_not_sealed(path: Path, tmp_path: Path) -> None:
 GUEST = """
     import json, socket, sys
     import numpy as np
-    from ranks import executor
+    from ranks.run import executor
 
     path, variable, end = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
     peer = socket.socket(fileno=end)
@@ -637,7 +637,7 @@ def test_a_child_that_may_not_attach_keeps_its_values(path: Path, tmp_path: Path
         import numpy as np
         import ranks
         import ranks.errors
-        from ranks.weights import client, handle
+        from ranks.weights.shared import client, handle
 
         with ranks.share_weights(sys.argv[1], pids=[os.getpid()], family=0) as owner:
             held = client.connect(handle.address(owner.handle), 5.0)

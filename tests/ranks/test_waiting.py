@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from launcher import cache
-from ranks import imported, pins, waiting
-from ranks.cache_folder import locked
+from ranks.cache import locks, weight_entries
+from ranks.cache.folder import locked
+from ranks.common import waiting
+from ranks.common.waiting import HeldError
 from ranks.errors import ShardrunError
-from ranks.waiting import HeldError
-from ranks.weights import entries
+from ranks.models import imported
 from tests.launcher import cli_tools
 
 MINDIR = Path(__file__).parents[1] / "data" / "mindir" / "mlp" / "model.mindir"
@@ -82,15 +83,15 @@ def a_lock_file(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def pruning(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    entries.make_folders(folder / "weights")
-    return folder / "weights" / entries.BLOBS, lambda: entries.throw_out(folder / "weights", 0)
+    weight_entries.make_folders(folder / "weights")
+    return folder / "weights" / weight_entries.BLOBS, lambda: weight_entries.throw_out(folder / "weights", 0)
 
 
 def preparing(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    entries.make_folders(folder / "weights")
+    weight_entries.make_folders(folder / "weights")
     return (
-        folder / "weights" / entries.WORK,
-        lambda: entries.workplace(folder / "weights").__enter__(),
+        folder / "weights" / weight_entries.WORK,
+        lambda: weight_entries.workplace(folder / "weights").__enter__(),
     )
 
 
@@ -99,7 +100,7 @@ def test_a_stopped_holder_is_named(
     folder: Path, case: Callable[[Path], tuple[Path, Callable[[], Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, wait = case(folder)
-    pins._held.clear()  # what this process itself holds of it
+    locks._held.clear()  # what this process itself holds of it
     with held(path) as pid, caplog.at_level(logging.WARNING), pytest.raises(HeldError) as raised:
         wait()
     told = f"process {pid} ({sys.executable} -c"
@@ -114,9 +115,9 @@ def test_the_wait_goes_on_when_the_holder_does(folder: Path, monkeypatch: pytest
     (folder / "lock").touch()
     with held(folder / "lock") as pid:
         descriptor = os.open(folder / "lock", os.O_RDONLY)
-        assert not pins.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder / "lock")
+        assert not locks.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder / "lock")
         os.kill(pid, signal.SIGKILL)
-        assert pins.lock(descriptor, fcntl.LOCK_EX, folder / "lock")
+        assert locks.lock(descriptor, fcntl.LOCK_EX, folder / "lock")
         os.close(descriptor)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ranks
-from ranks.weights import alike, protocol
+from ranks.weights.shared import alike, protocol
 from tests.ranks.weights_worker import INPUT, Refused, Workers
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("single")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks.weights import handle
+from ranks.weights.shared import handle
 from tests.left_behind import in_shared_memory, left_in_shared_memory
 from tests.ranks.weights_worker import Refused, Worker, Workers, oracle
 

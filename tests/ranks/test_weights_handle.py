@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ranks
-from ranks.api import config
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights import handle, peers, protocol, server, sharing
+from ranks.lite.options import config
+from ranks.weights.shared import handle, peers, protocol, server, sharing
 from tests.ranks import api_models
 from tests.ranks.weights_worker import INPUT, Refused, Workers, oracle
 
@@ -359,7 +359,7 @@ def test_number_of_a_process_given_again(workers: Workers, shared_model: Path) -
     pid = listed.pid
     listed.kill()
     last = Path("/proc/sys/kernel/ns_last_pid")
-    program = "import sys\nfrom ranks.weights import client, handle\n"
+    program = "import sys\nfrom ranks.weights.shared import client, handle\n"
     program += "client.connect(handle.address(int(sys.argv[1])), 5)"
     for _ in range(50):
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks.weights import handle, peers, protocol, server
+from ranks.weights.shared import handle, peers, protocol, server
 from tests.ranks.weights_hostile import KINDS
 from tests.ranks.weights_worker import Refused, Workers, oracle
 
@@ -82,7 +82,7 @@ def test_limits_for_one_process_make_room_again(monkeypatch: pytest.MonkeyPatch)
             assert answer is not None and answer.data == {"refused": "the process has newer connections"}
         for peer in pending:
             peer.close()
-        from ranks.weights import client
+        from ranks.weights.shared import client
 
         attached = [client.connect(where, 10) for _ in range(3)]
         with pytest.raises(Exception, match="is attached 3 times already, which is the limit"):
@@ -123,7 +123,7 @@ def test_attached_process_that_asks_and_never_listens(monkeypatch: pytest.Monkey
 
     owner.serve(server.Offer({}, os.open("/", os.O_PATH), {"part": part}))
     try:
-        from ranks.weights import client
+        from ranks.weights.shared import client
 
         deaf, good = client.connect(where, 10), client.connect(where, 10)
         peer = deaf._peer
@@ -174,7 +174,7 @@ def test_a_part_that_fails_ends_that_connection_only() -> None:
 
     owner.serve(server.Offer({}, os.open("/", os.O_PATH), {"part": part}))
     try:
-        from ranks.weights import client
+        from ranks.weights.shared import client
 
         first = client.connect(where, 10)
         broken = True

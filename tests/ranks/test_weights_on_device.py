@@ -51,7 +51,7 @@ def test_cut_models_and_other_devices(workers: Workers, shared_model: Path, tmp_
 
 
 def test_machine_without_a_gpu(shared_model: Path) -> None:
-    from ranks import devices
+    from ranks.devices import devices
 
     context = ranks.Context()
     context.target = ["gpu"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ranks.errors import ModelError, WeightsError
-from ranks.weights import client, handle, peers, protocol, server, sharing
-from ranks.weights.peers import Guests, Status
-from ranks.weights.request import Attach
+from ranks.weights.shared import client, handle, peers, protocol, server, sharing
+from ranks.weights.shared.peers import Guests, Status
+from ranks.weights.shared.request import Attach
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import ranks
-from ranks import executor
 from ranks.errors import ModelError, WeightsError
-from ranks.session import SessionConfig, create
-from ranks.weights import store as stores
-from ranks.weights.store import Store, default_store
+from ranks.run import executor
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared import store as stores
+from ranks.weights.prepared.store import Store, default_store
 from tests.ranks.test_store import X, made, mlp, plain, same, save
 from tests.ranks.weights_worker import INPUT, oracle
 

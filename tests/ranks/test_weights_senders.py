@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ranks.weights import handle, peers, server
-from ranks.weights.protocol import has_ended, process_of
+from ranks.weights.shared import handle, peers, server
+from ranks.weights.shared.protocol import has_ended, process_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import json, os, socket, sys
-from ranks.weights import handle, protocol
+from ranks.weights.shared import handle, protocol
 
 given, how = int(sys.argv[1]), sys.argv[2]
 sys.stdin.readline()  # by then this process is listed

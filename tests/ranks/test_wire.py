@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ranks import area, wire
-from ranks.stream import Stream
-from ranks.wire import Kind, Message, WireError
+from ranks.talk import area, wire
+from ranks.talk.stream import Stream
+from ranks.talk.wire import Kind, Message, WireError
 
 NUMERIC = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -24,8 +24,8 @@ import onnxruntime as ort
 
 import ranks
 from ranks.errors import ShardrunError
-from ranks.weights import client, handle, protocol, server, sharing
-from ranks.weights.store import Store
+from ranks.weights.prepared.store import Store
+from ranks.weights.shared import client, handle, protocol, server, sharing
 
 LIMIT = 60.0
 INPUT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
@@ -197,7 +197,7 @@ class _Doer:
 
     def on_fake_gpu(self, path: str) -> str:
         """Takes the CPU for a GPU: its memory is that of a driver made for tests."""
-        from ranks.weights import on_device
+        from ranks.weights.device import on_device
         from tests.ranks.fake_cuda import FakeDriver
 
         on_device.driver = lambda: FakeDriver(path)
@@ -260,7 +260,7 @@ class _Doer:
             return "mapped"
 
     def store_folder(self) -> str:
-        from ranks.weights.store import default_store
+        from ranks.weights.prepared.store import default_store
 
         store = default_store()
         assert isinstance(store, Store)

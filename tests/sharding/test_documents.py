@@ -8,7 +8,7 @@ import pytest
 
 from launcher import cli
 from ranks.errors import IdentityError
-from ranks.rank_file import identity_from_table
+from ranks.identity.rank_file import identity_from_table
 from sharding.common.documents import DocumentError, parse, read_document
 
 VALUES = {

@@ -1,0 +1,1 @@
+"""What ranks compare before they run together: collectives, parts, devices."""

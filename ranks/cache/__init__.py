@@ -1,0 +1,1 @@
+"""The cache folder: its kinds, locks, limit, and whether what lies there is whole."""

@@ -1,0 +1,236 @@
+"""The cache folder: where it is, locks in it, and the hashes of model files that it remembers.
+
+    $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun
+        slices/    sliced models (`launcher.cache`)        weights/  prepared weights (`ranks.weights.prepared.store`)
+        converted/ models of other formats as ONNX (`ranks.models.imported`)
+        device/    models optimised for a GPU, whose weights processes share (`ranks.weights.device.on_device`)
+        hashes/NAME.json  the hash of a model file, good while the files' size, time and inode stay the same
+
+Everything of ours in it (`ranks.cache.place`) may be deleted at any time; `ranks.cache.limit` does so to keep
+it small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ranks.cache import locks, place, regular_files
+from ranks.errors import ModelError, ShardrunError
+from sharding.common.nearby import hint
+from sharding.onnx_files.external import locations, target_of
+from sharding.slices.manifest import sha256_of
+
+_MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
+
+ELSEWHERE = "set SHARDRUN_CACHE to a folder to which you and nobody else may write"
+"""What helps wherever the cache cannot be used."""
+
+log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where shardrun keeps what it can make again. Raises `ShardrunError` where nothing says where."""
+    own = os.environ.get("SHARDRUN_CACHE", "").strip()
+    # No shell has looked at what stands in a unit's or a container's file: a folder named ~ is never meant.
+    at_home = own == "~" or own.startswith("~/")
+    if own and not at_home:
+        return Path(own).absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    # The XDG base directory specification says that a relative path there is to be ignored.
+    if base and Path(base).is_absolute() and not own:
+        return Path(base) / "shardrun"
+    try:
+        return Path.home() / (own[2:] if own else ".cache/shardrun")
+    except RuntimeError:
+        raise ShardrunError(
+            "cannot tell the home folder; set SHARDRUN_CACHE to a folder for what is kept between runs"
+        ) from None
+
+
+def is_cached(path: Path, kind: str) -> bool:
+    """Whether a path lies in the cache as a thing of this kind, such as ``slices``."""
+    try:
+        return path.absolute().parent == place.place_of(cache_folder(), kind)
+    except ShardrunError:
+        return False
+
+
+@contextlib.contextmanager
+def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
+    """Holds the lock file ``path``, made if need be; waits aloud for who holds it, at most ``seconds``, by
+    default ``SHARDRUN_TIMEOUT`` (`ranks.common.waiting`).
+
+    Raises `OSError`, `HeldError` among them.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    descriptor = _open_lock(path)
+    try:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            locks.lock(descriptor, fcntl.LOCK_EX, path, left)  # without locks two may work at once
+            if locks.is_at(descriptor, path):
+                break
+            there = _open_lock(path)  # whoever held it has removed it
+            os.close(descriptor)
+            descriptor = there
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    # O_NONBLOCK: a pipe in its place fails at once, for nobody reads from it.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+
+
+def fingerprint(model: Path) -> str:
+    """SHA-256 over a model file and its external data files, remembered as long as they are unchanged.
+
+    Raises `ModelError` where the model cannot be read.
+    """
+    absolute = Path(os.path.abspath(model))  # noqa: PTH100 - a link stays a link: external data lie beside it
+    remembered = recall(absolute, "model")
+    if remembered is not None:
+        return remembered
+    names = [absolute.name, *_external_files(absolute)]
+    before = [_stamp(absolute.parent / name) for name in names]
+    digest = hashlib.sha256()
+    for name, found in zip(names, before, strict=True):
+        # What is missing is left to the reader, whose message says which weight needs it.
+        content = hash_file(absolute.parent / name) if found else "missing"
+        # The model may have any name; those of its external data stand in it.
+        shown = "" if name == absolute.name else name
+        digest.update(f"{content} {shown}\n".encode(errors="surrogateescape"))
+    remember(absolute, "model", names, digest.hexdigest(), before)
+    return digest.hexdigest()
+
+
+def remembered_hash(path: Path) -> str:
+    """SHA-256 of one file's bytes, remembered as long as it is unchanged. Raises `OSError`."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - as above
+    found = recall(absolute, "file")
+    if found is None:
+        before = [_stamp(absolute)]
+        found = hash_file(absolute)
+        remember(absolute, "file", [absolute.name], found, before)
+    return found
+
+
+def size_of_files(model: Path) -> int:
+    """Bytes of a model file, and of its external data if its `fingerprint` is remembered."""
+    absolute = Path(os.path.abspath(model))  # noqa: PTH100 - as above
+    try:
+        files = json.loads(regular_files.read(_memo(absolute, "model"), _MOST_MEMO))["files"]
+        return sum(int(found[0]) for _, found in files)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, ShardrunError):
+        found = _stamp(absolute)
+        return found[0] if found else 0
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes. Raises `OSError`."""
+    return sha256_of(path)
+
+
+def hashes_folder() -> Path:
+    """Where remembered hashes lie. Raises `OSError` where other users could have put them there."""
+    root = cache_folder()
+    return place.ours(root, "hashes") or place.place_of(root, "hashes")
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes a file by way of a temporary one beside it. Raises `OSError`."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _memo(path: Path, kind: str) -> Path:
+    text = os.fsencode(path) if kind == "model" else os.fsencode(path) + b"\0" + kind.encode()
+    return hashes_folder() / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
+
+
+def recall(path: Path, kind: str) -> str | None:
+    """What `remember` noted of a path; None where a file has changed since, or the note is damaged."""
+    try:
+        data: Any = json.loads(regular_files.read(_memo(path, kind), _MOST_MEMO))
+        if data["check"] != _check(data["files"], data["sha256"]) or not data["files"]:
+            return None
+        if all(_stamp(path.parent / name) == found for name, found in data["files"]):
+            return str(data["sha256"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, ShardrunError):
+        pass
+    return None
+
+
+def remember(
+    path: Path, kind: str, names: Sequence[str], found: str, before: Sequence[list[int] | None] | None = None
+) -> None:
+    """Notes ``found``, a hash of a path, for as long as the files ``names`` beside it stay unchanged.
+
+    ``before``: what they were before they were read; where one is not so any more, nothing is noted.
+    """
+    now = [_stamp(path.parent / name) for name in names]
+    if None in now or before not in (None, now):
+        return  # changed meanwhile: the hash may be of neither state
+    files = [list(item) for item in zip(names, now, strict=True)]
+    data = {"files": files, "sha256": found, "check": _check(files, found)}
+    with contextlib.suppress(OSError, ShardrunError):  # only a shortcut: without it the next run hashes again
+        place.prepare(cache_folder(), "hashes")
+        memo = _memo(path, kind)
+        write_whole(memo, json.dumps(data).encode())
+
+
+def _check(files: Any, found: Any) -> str:
+    return hashlib.sha256(json.dumps([files, found]).encode()).hexdigest()
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    # Who copies or unpacks a file may set the time of its last change, but not that of its status.
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
+
+
+def _external_files(model: Path) -> list[str]:
+    """The external data files that a model names, relative to its folder where they lie in it; none if it
+    cannot be parsed."""
+    from google.protobuf.message import DecodeError
+
+    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
+
+    try:
+        if not model.is_file():
+            raise ModelError(f"{model} does not exist or is not a file{hint(model)}; expected an ONNX file.")
+        proto = parse_without_weights(model)
+    except OSError as problem:
+        raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None
+    except (MalformedError, DecodeError, ValueError):
+        return []  # the reader says what is wrong with it
+    found = []
+    # A hostile model could name any file, even one without end; its reader refuses what is not in the folder.
+    for location in locations(proto):
+        beside = (model.parent / location).exists()
+        found.append(location if beside else str(target_of(model).parent / location))
+    return found

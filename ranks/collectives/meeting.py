@@ -1,0 +1,278 @@
+"""How the ranks of one host find each other without MPI: an abstract Unix socket named after the job.
+
+Rank 0 listens, the others connect; each side checks the user of the other as the kernel reports it
+(SO_PEERCRED). Abstract names leave nothing on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+
+from ranks.collectives.rendezvous import Rendezvous, close_all, read, readable
+from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
+from ranks.identity.identity import Identity
+
+_PROTOCOL = "shardrun-rendezvous-1"
+_MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they are
+_NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
+
+
+def meet(identity: Identity, timeout: float) -> Rendezvous:
+    """Connects this rank with all others of its job, which must be on this host.
+
+    Waits for late ranks up to ``timeout`` seconds. Raises `CollectiveTimeoutError` that names who is missing,
+    `PeerLostError` where a rank ended meanwhile, and `CollectiveError` where the ranks contradict each other
+    (another world size, the same rank twice, a second job of the same name).
+    """
+    if sys.platform != "linux":
+        raise CollectiveError(f"Ranks can meet without MPI on Linux only, but this is {sys.platform}.")
+    reading, writing = os.pipe()
+    try:
+        peers = _listen(identity, timeout) if identity.rank == 0 else {0: _connect(identity, timeout)}
+        rendezvous = Rendezvous(identity, peers, writing)
+    except BaseException:
+        close_all([reading, writing])
+        raise
+    try:
+        items = rendezvous.exchange({"pid": os.getpid()}, [reading], timeout)
+        others = {rank: item.descriptors for rank, item in enumerate(items) if rank != identity.rank}
+        rendezvous.life = {rank: found[0] for rank, found in others.items() if found}
+        for rank, found in others.items():
+            close_all(found[1:])
+            if len(found) != 1:
+                raise CollectiveError(f"Rank {rank} sent {len(found)} file descriptors instead of 1.")
+    except BaseException:
+        rendezvous.close()
+        raise
+    finally:
+        close_all([reading])
+    return rendezvous
+
+
+def _name(identity: Identity) -> bytes:
+    """The job's abstract socket name. It holds no secret: every user of the host can list the names."""
+    key = f"{_PROTOCOL}:{os.getuid()}:{identity.key or 'job'}"
+    return b"\0shardrun-" + hashlib.sha256(key.encode()).hexdigest()[:32].encode()
+
+
+class _Guest:
+    """A connection that has not said yet which rank it is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.pid, self.uid = _credentials(connection)
+
+
+def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
+    """Rank 0: waits until every other rank has said hello."""
+    deadline = time.monotonic() + timeout
+    size = identity.world_size
+    peers: dict[int, socket.socket] = {}
+    pids: dict[int, int] = {0: os.getpid()}
+    guests: dict[int, _Guest] = {}
+    listener = _bind(identity, deadline)
+    try:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while len(peers) < size - 1:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = [rank for rank in range(1, size) if rank not in peers]
+                raise CollectiveTimeoutError(
+                    f"{_ranks(missing)} of {size} did not join within {timeout:g} s: start all ranks of "
+                    f"the job, with "
+                    "the same job, rank table and world size, on this host."
+                )
+            for descriptor, _ in poll.poll(min(left, 1.0) * 1000):
+                if descriptor == listener.fileno():
+                    guest = _accept(listener)
+                    if guest is not None:
+                        guests[guest.socket.fileno()] = guest
+                        poll.register(guest.socket, select.POLLIN)
+                    if len(guests) > _MOST_SILENT + size:  # the first that came goes
+                        silent = guests.pop(next(iter(guests)))
+                        poll.unregister(silent.socket)
+                        silent.socket.close()
+                elif descriptor in guests:
+                    guest = guests.pop(descriptor)
+                    poll.unregister(descriptor)
+                    rank = _admit(guest, identity, pids)
+                    if rank is not None:
+                        peers[rank] = guest.socket
+                        pids[rank] = guest.pid
+                        poll.register(guest.socket, select.POLLIN)
+                else:  # a rank that has joined says nothing until all have: it ended
+                    rank = next((r for r, peer in peers.items() if peer.fileno() == descriptor), None)
+                    if rank is None:  # one that has just been dropped
+                        continue
+                    raise PeerLostError(
+                        f"Rank {rank} (pid {pids[rank]}) ended before all ranks had joined.", rank
+                    )
+        # The name is free again before anyone is told, so that the next group of this job can have it.
+        listener.close()
+        for peer in peers.values():
+            with contextlib.suppress(OSError):
+                peer.send(b'{"welcome": true}')
+        return peers
+    except CollectiveError as error:
+        # All that are connected learn the reason, also those whose hello has not been read yet.
+        while (late := _accept(listener)) is not None:
+            guests[late.socket.fileno()] = late
+        for peer in (*peers.values(), *(guest.socket for guest in guests.values())):
+            with contextlib.suppress(OSError):
+                peer.send(json.dumps({"refused": str(error)}).encode())
+            peer.close()
+        raise
+    finally:
+        listener.close()
+        for guest in guests.values():
+            guest.socket.close()
+
+
+def _bind(identity: Identity, deadline: float) -> socket.socket:
+    patience = min(deadline, time.monotonic() + _NAME_TAKEN_PATIENCE)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while True:
+        try:
+            listener.bind(_name(identity))
+            listener.listen(min(identity.world_size + 16, 4096))
+            listener.setblocking(False)
+            return listener
+        except OSError as error:
+            if time.monotonic() > patience:
+                listener.close()
+                raise CollectiveError(
+                    f"Rank 0 of this job is there already{_holder(identity)}: the job was started twice, "
+                    f"or two jobs "
+                    "have the same identity. Wait for the other one, or give each its own SHARDRUN_JOB "
+                    f"(32 hexadecimal digits). ({error.strerror})"
+                ) from error
+        time.sleep(0.05)
+
+
+def _accept(listener: socket.socket) -> _Guest | None:
+    """The next connection of this user; those of others are closed at once."""
+    try:
+        connection = listener.accept()[0]
+    except OSError:
+        return None
+    guest = _Guest(connection)
+    if guest.uid != os.getuid():
+        connection.close()
+        return None
+    return guest
+
+
+def _holder(identity: Identity) -> str:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(1.0)
+        probe.connect(_name(identity))
+        pid, uid = _credentials(probe)
+        return f" (process {pid} of user {uid})"
+    return ""
+
+
+def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | None:
+    """The rank that a guest says it is, or None for a stranger; raises where the job contradicts itself."""
+    item = read(guest.socket)
+    if item is None:
+        guest.socket.close()
+        return None
+    close_all(item.descriptors)
+    hello = item.data
+    if not isinstance(hello, dict) or hello.get("protocol") != _PROTOCOL:
+        guest.socket.close()
+        return None
+    rank, size = hello.get("rank"), hello.get("world_size")
+    wrong = None
+    if size != identity.world_size:
+        wrong = (
+            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank 0 (pid {os.getpid()}) for "
+            f"{identity.world_size}: start every rank with the same world size."
+        )
+    elif type(rank) is not int or not 0 <= rank < identity.world_size:
+        wrong = f"Process {guest.pid} says it is rank {rank!r} of {size}, which does not exist."
+    elif rank in pids:
+        wrong = f"Rank {rank} was started twice: processes {pids[rank]} and {guest.pid}."
+    if wrong:
+        with contextlib.suppress(OSError):
+            guest.socket.send(json.dumps({"refused": wrong}).encode())
+        guest.socket.close()
+        raise CollectiveError(wrong)
+    assert isinstance(rank, int)
+    return rank
+
+
+def _connect(identity: Identity, timeout: float) -> socket.socket:
+    """Another rank: connects to rank 0 and waits for its welcome."""
+    deadline = time.monotonic() + timeout
+    pause = 0.002
+    while True:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            peer.settimeout(max(0.001, deadline - time.monotonic()))
+            peer.connect(_name(identity))
+            break
+        except OSError:  # not there yet (ECONNREFUSED), or its queue is full
+            peer.close()
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"Rank {identity.rank} waited {timeout:g} s for rank 0, which did not appear on this host: "
+                f"start all "
+                f"ranks of the job, with the same job, rank table and world size ({identity.world_size})."
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+    try:
+        _, uid = _credentials(peer)
+        if uid != os.getuid():
+            raise CollectiveError(
+                f"The rendezvous of this job is held by a process of another user (uid {uid})."
+            )
+        hello = {"protocol": _PROTOCOL, "rank": identity.rank, "world_size": identity.world_size}
+        item = None
+        with contextlib.suppress(OSError):
+            peer.send(json.dumps(hello).encode())
+            # Rank 0 knows who is missing and says so at its own time-out, which may be a little later than
+            # ours.
+            if not readable(peer, deadline - time.monotonic() + 1.0):
+                raise CollectiveTimeoutError(
+                    f"Rank {identity.rank} reached rank 0, but not all {identity.world_size} ranks joined "
+                    f"within "
+                    f"{timeout:g} s: start the missing ones."
+                )
+            item = read(peer)
+        if item is None:
+            raise PeerLostError("Rank 0 ended before all ranks had joined.", 0)
+        close_all(item.descriptors)
+        answer = item.data if isinstance(item.data, dict) else {}
+        if "refused" in answer:
+            raise CollectiveError(str(answer["refused"]))
+        if "welcome" not in answer:
+            raise CollectiveError(f"Rank 0 answered {str(item.data)[:80]!r} instead of a welcome.")
+        peer.setblocking(True)
+        return peer
+    except BaseException:
+        peer.close()
+        raise
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process and user id of the other end, from the kernel: unix(7)."""
+    pid, uid, _ = struct.unpack(
+        "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return pid, uid

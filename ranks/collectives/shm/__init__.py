@@ -1,0 +1,1 @@
+"""Collectives over the shared memory of one host."""

@@ -1,0 +1,1 @@
+"""Collectives through torch.distributed: Gloo, NCCL and HCCL."""

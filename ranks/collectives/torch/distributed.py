@@ -1,0 +1,127 @@
+"""Collectives of torch.distributed: Gloo on numpy arrays, NCCL and HCCL on tensors of the rank's device.
+
+Ranks of one host find each other through `ranks.collectives.rendezvous`, exchange addresses through a file without a
+name, and connect over the loopback interface: torch's own store would listen on all interfaces, to whoever
+comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ranks.collectives.arrays import Array
+from ranks.collectives.base import Communicator, Groups
+from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.collectives.single import SingleCommunicator
+from ranks.collectives.torch.error import translate
+from ranks.collectives.torch.group import Membership
+from ranks.errors import CollectiveError, DeviceError
+from ranks.identity.identity import Identity
+from sharding.importers import torch_import
+
+
+class GlooCommunicator(HostCommunicator):
+    """Gloo over TCP. Buffers are numpy arrays."""
+
+    name = "gloo"
+    summed = frozenset(["float32", "float64", "int8", "uint8", "int32", "int64"])
+
+    def __init__(
+        self,
+        membership: Membership,
+        timeout: float,
+        whole: GlooCommunicator | None = None,
+        members: tuple[int, ...] = (),
+        group: Any = None,
+    ) -> None:
+        torch = torch_import.load()
+        rank, size = membership.identity.rank, membership.identity.world_size
+        if whole is None:
+            super().__init__(rank, size, timeout)
+        else:
+            super().__init__(members.index(rank), len(members), timeout, whole, members)
+        self._membership = membership
+        self._dist = membership.dist
+        self._group = membership.group if group is None else group
+        self._tensor = torch.from_numpy
+
+    def barrier(self) -> None:
+        self._run("barrier", self._begin("barrier"))
+
+    def close(self) -> None:
+        self._close_parts()
+        self._broken = self._broken or CLOSED
+        if self._whole is self:
+            self._membership.close()
+
+    def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
+        what = self._begin("split")
+        if self._whole is not self:
+            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        try:
+            group = self._membership.split(groups, mine)
+        except RuntimeError as error:
+            self._lose(error, what, None)
+        if len(mine) == 1:
+            return SingleCommunicator(self.timeout, self.members[mine[0]])
+        return GlooCommunicator(self._membership, self.timeout, self, mine, group)
+
+    def _sum(self, flat: Array, what: What) -> None:
+        self._run("all_reduce", what, self._tensor(flat))
+
+    def _gather(self, raw: Array, out: Array, what: What) -> None:
+        self._run(self._membership.gather, what, self._tensor(out), self._readable(raw))
+
+    def _exchange(self, raw: Array, out: Array, what: What) -> None:
+        self._run("all_to_all_single", what, self._tensor(out), self._readable(raw))
+
+    def _spread(self, raw: Array, root: int, what: What) -> None:
+        self._run("broadcast", what, self._readable(raw), src=self.members[root])
+
+    def _send(self, raw: Array, peer: int, what: What) -> None:
+        self._run("send", what, self._readable(raw), peer=peer, dst=self.members[peer])
+
+    def _receive(self, raw: Array, peer: int, what: What) -> None:
+        self._run("recv", what, self._tensor(raw), peer=peer, src=self.members[peer])
+
+    def _readable(self, raw: Array) -> Any:
+        """A tensor that is only read; torch warns about arrays that are read-only."""
+        return self._tensor(raw if raw.flags.writeable else raw.copy())
+
+    def _run(self, name: str, what: What, *tensors: Any, peer: int | None = None, **options: Any) -> None:
+        try:
+            getattr(self._dist, name)(*tensors, group=self._group, **options)
+        except RuntimeError as error:
+            self._lose(error, what, peer)
+
+    def _lose(self, error: Exception, what: What, peer: int | None) -> NoReturn:
+        # The kernel closes a dead rank's connections one by one, so that this may come a little later.
+        late = "imed out" in str(error)
+        lost = self._membership.lost(0.0 if late else 0.2, self.members if late else None)
+        if lost is None and (peer is not None or self.size == 2):
+            lost = self.members[1 - self.rank if peer is None else peer]
+        # Tells ranks that wait for us and not for the one that was lost.
+        self._membership.disband()
+        self._fail(translate(error, what(), self.members[self.rank], self.timeout, lost))
+
+
+def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
+    """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
+    try:
+        dist: Any = torch_import.load("torch.distributed")
+    except ImportError as error:
+        raise DeviceError(
+            f"The {backend} collectives need torch, which is not installed ({error}): pip install "
+            f"torch, in the build that fits this machine."
+        ) from error
+    if not dist.is_available():
+        raise DeviceError(
+            f"The {backend} collectives need a torch with torch.distributed, which this one lacks."
+        )
+    if backend == "gloo":
+        if not dist.is_gloo_available():
+            raise DeviceError("This torch was built without Gloo: install another build, or use mpi.")
+        return GlooCommunicator(Membership(identity, timeout, backend), timeout)
+    from ranks.collectives.torch.device import connect_device
+
+    return connect_device(identity, timeout, backend)

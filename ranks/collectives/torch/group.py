@@ -1,0 +1,299 @@
+"""This process in torch.distributed: how its groups are made, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from ranks.collectives.base import Groups
+from ranks.collectives.meeting import meet
+from ranks.collectives.rendezvous import Rendezvous, close_all
+from ranks.collectives.torch.error import translate
+from ranks.collectives.torch.store import News, remote_store
+from ranks.common import forks
+from ranks.errors import CollectiveError
+from ranks.identity.identity import Identity
+from sharding.importers import torch_import
+
+_LOOPBACK = "lo"
+_INTERFACES = {
+    "gloo": "GLOO_SOCKET_IFNAME",
+    "nccl": "NCCL_SOCKET_IFNAME",
+    "hccl": "HCCL_SOCKET_IFNAME",
+}  # each library's variable for the network interface that it listens on
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog would end the process where a rank is lost
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # so would what watches the watchdog
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog would sleep, and who leaves wait for it
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+"""How torch's NCCL group is told to leave errors to us. It takes these from the environment alone, when it is
+made."""
+_ORDERLY, _ABORT = 10.0, 20.0  # seconds to leave, and to end what a device does: a library may hang
+
+
+class TorchGroups:
+    """The groups of torch that one membership has made.
+
+    ``open``: none of them has been left yet. Leaving and aborting are safe to call twice.
+    """
+
+    def __init__(self, dist: Any, backend: str, timeout: float) -> None:
+        self.open = True
+        self.group: Any = None
+        self.parts: list[Any] = []
+        self._dist = dist
+        self._backend = backend
+        self._timeout = timeout
+        self._connected: Any = None  # the device for which groups connect when made, not when first used
+        self._whole = False  # whether the group is the process's first, on which all others depend
+
+    def make(self, store: Any, identity: Identity, device: Any) -> None:
+        """The group of all ranks; where it is the process's first one, its ranks meet over ``store``."""
+        dist = self._dist
+        if dist.is_initialized():
+            self._connected = None if getattr(dist.group.WORLD, "bound_device_id", None) else device
+            self.group = dist.new_group(**self._options())
+            return
+        dist.init_process_group(
+            self._backend,
+            store=dist.PrefixStore("shardrun", store),
+            rank=identity.rank,
+            world_size=identity.world_size,
+            timeout=self._patience,
+            device_id=device,
+        )
+        self.group, self._whole = dist.group.WORLD, True
+
+    def part(self, ranks: Sequence[int], *, mine: bool) -> Any:
+        """A group of some of the world's ranks; every rank must make it."""
+        made = self._dist.new_group(list(ranks), **self._options())
+        if mine:
+            self.parts.append(made)
+        return made
+
+    def leave(self) -> None:
+        """Leaves all groups once what is under way is done, which the others notice."""
+        if not self.open:
+            return
+        self.open = False
+        if self._backend == "gloo":
+            self._destroy()
+        elif not _within(_ORDERLY, self._destroy):
+            _within(_ABORT, partial(self._abort, None))
+
+    def abort(self, first: Any = None) -> None:
+        """Ends what the device still does for these groups, and leaves them.
+
+        A kernel that waits for a lost rank never ends by itself: whoever waits for the device, or frees
+        memory on it, would wait for ever. ``first``: the group that such a kernel may belong to. The library
+        frees memory too when it ends another group.
+        """
+        if not self.open:
+            return
+        self.open = False
+        _within(_ABORT, partial(self._abort, first))
+
+    def _destroy(self) -> None:
+        for group in [None] if self._whole else [*reversed(self.parts), self.group]:
+            with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
+                self._dist.destroy_process_group(group)
+
+    def _abort(self, first: Any) -> None:
+        c10d = torch_import.load("torch.distributed.distributed_c10d")
+        abort = getattr(c10d, "_abort_process_group", self._dist.destroy_process_group)
+        if first is not None:
+            with contextlib.suppress(RuntimeError, AttributeError):
+                first.abort()
+        for group in [None] if self._whole else [*reversed(self.parts), self.group]:
+            with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
+                abort(group)
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"backend": self._backend, "timeout": self._patience}
+        if self._connected is not None and "device_id" in signature(self._dist.new_group).parameters:
+            options["device_id"] = self._connected
+        return options
+
+    @property
+    def _patience(self) -> timedelta:
+        # Beyond our own time-out, so that ours speaks first where torch would end the process.
+        return timedelta(seconds=self._timeout if self._backend == "gloo" else self._timeout + 60)
+
+
+class Membership:
+    """This process's torch.distributed group, and what is needed to leave it.
+
+    Left at the latest when the interpreter ends.
+    """
+
+    def __init__(self, identity: Identity, timeout: float, backend: str, device: Any = None) -> None:
+        dist: Any = torch_import.load("torch.distributed")
+        self.dist = dist
+        self.identity = identity
+        # The older name is deprecated in newer versions.
+        self.gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        self.groups = TorchGroups(dist, backend, timeout)
+        self._backend = backend
+        self._rendezvous: Rendezvous | None = None
+        self._news: News | None = None
+        self._store: Any = None
+        self._file = -1
+        self._leave = weakref.finalize(self, self.groups.leave)
+        try:
+            _check_world(dist, identity)
+            if identity.shares_host:
+                self._rendezvous = meet(identity, timeout)
+            if not dist.is_initialized():  # else torch's first group has a store, and a port is served once
+                self._store = (
+                    self._local_store(self._rendezvous, timeout)
+                    if self._rendezvous is not None
+                    else remote_store(identity, timeout)
+                )
+            with self._settings():
+                self.groups.make(self._store, identity, device)
+            if self._rendezvous is None and backend != "gloo":
+                self._news = News(dist, self.group)
+        except (RuntimeError, ValueError, OSError) as error:
+            self.close()
+            raise translate(error, f"joining the {backend} group", identity.rank, timeout, None) from error
+        except BaseException:
+            self.close()
+            raise
+        forks.in_child(self, Membership._forked)
+        forks.never_freed(self, self.group, self._store)
+
+    @property
+    def group(self) -> Any:
+        """torch's group of all ranks."""
+        return self.groups.group
+
+    def _forked(self) -> None:
+        self.groups.open = False  # the connections are the parent's
+
+    def split(self, groups: Groups, mine: tuple[int, ...]) -> Any:
+        """torch's group of ``mine``, one of ``groups`` of the world's ranks. Every rank makes all of them in
+        the same order, as torch wants it."""
+        with self._settings():
+            made = {group: self.groups.part(group, mine=group == mine) for group in groups}
+        forks.never_freed(made[mine])
+        return made[mine]
+
+    def lost(self, patience: float = 0.0, among: Sequence[int] | None = None) -> int | None:
+        """The rank that is known to have ended first (or that one of ``among`` had lost); waits up to
+        ``patience`` seconds for one."""
+        if self._rendezvous is None:
+            return self._news.lost() if self._news is not None else None
+        deadline = time.monotonic() + patience
+        while not (found := self._gone(self._rendezvous, among)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self._rendezvous.lost(found[0]).peer if found else None
+
+    @staticmethod
+    def _gone(rendezvous: Rendezvous, among: Sequence[int] | None) -> list[int]:
+        return [rank for rank in rendezvous.gone() if among is None or rank in among]
+
+    def close(self) -> None:
+        """Leaves the group, which the others notice. Safe to call twice."""
+        self.groups.leave()
+        self._finish()
+
+    def abort(self, first: Any = None, lost: int | None = None) -> None:
+        """Leaves the group at once, whatever the device still does for it (see `TorchGroups.abort`); others
+        that wait for this rank learn that it, and before it ``lost``, is no longer there."""
+        if self._news is not None and self.groups.open:
+            self._news.tell(self.identity.rank if lost is None else lost)
+        self.groups.abort(first)
+
+    def disband(self) -> None:
+        """Closes the connections, which ends what others wait for; this process still counts as alive."""
+        self.groups.leave()
+
+    def _finish(self) -> None:
+        self._store = self._news = None
+        descriptor, self._file = self._file, -1
+        close_all([descriptor] if descriptor >= 0 else [])
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Any:
+        """A store in a memory file of rank 0, which the others get from it."""
+        file = os.memfd_create("shardrun-store", os.MFD_CLOEXEC) if rendezvous.rank == 0 else -1
+        try:
+            items = rendezvous.exchange({}, [file] if file >= 0 else [], timeout)
+        except BaseException:
+            close_all([file] if file >= 0 else [])
+            raise
+        self._file = items[0].descriptors[0]
+        for item in items[1:]:
+            close_all(item.descriptors)
+        # Not the size: with it the last one to leave would remove the file's name, and it has none.
+        store = self.dist.FileStore(f"/proc/self/fd/{self._file}", -1)
+        store.set_timeout(timedelta(seconds=timeout))
+        return store
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """What is made inside leaves errors to us and, where all ranks are on one host, listens on the
+        loopback interface alone, unless the user has chosen another one."""
+        wanted = dict(_NCCL) if self._backend == "nccl" else {}
+        interface = _INTERFACES[self._backend]
+        there = _LOOPBACK in (found for _, found in socket.if_nameindex())
+        if self._rendezvous is not None and interface not in os.environ and there:
+            wanted[interface] = _LOOPBACK
+        with _environment(wanted):
+            yield
+
+
+def _check_world(dist: Any, identity: Identity) -> None:
+    """Raises `CollectiveError` where the program has made torch's first group as another rank."""
+    if dist.is_initialized():
+        found = dist.get_rank(), dist.get_world_size()
+        if found != (identity.rank, identity.world_size):
+            raise CollectiveError(
+                f"This process is rank {identity.rank} of {identity.world_size}, but torch.distributed was "
+                f"initialised in it as rank {found[0]} of {found[1]}: initialise it as the same rank, or not "
+                "at all."
+            )
+
+
+@contextlib.contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for libraries that have no other way in, and puts back what was there."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _within(seconds: float, call: Callable[[], None]) -> bool:
+    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own."""
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            call()
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=work, name="shardrun-leave", daemon=True).start()
+    except RuntimeError:  # the interpreter is ending and starts no more threads
+        work()
+    return done.wait(seconds)

@@ -1,0 +1,121 @@
+"""Where ranks of several hosts meet: the store of torch at MASTER_ADDR and MASTER_PORT."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from ranks.errors import CollectiveError, CollectiveTimeoutError
+from ranks.identity.identity import Identity
+from sharding.importers import torch_import
+
+_AGAIN = 0.02  # seconds between two looks whether others have come
+_SHOWN = 8
+
+
+def remote_store(identity: Identity, timeout: float) -> Any:
+    """The store that rank 0 serves, once every rank of the job is connected to it.
+
+    Raises `CollectiveError` where the environment does not say where it is or the port is taken, and
+    `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
+    """
+    address, port = (os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT"))
+    dist: Any = torch_import.load("torch.distributed")
+    if not address or not port:
+        missing = " and ".join(
+            name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value
+        )
+        raise CollectiveError(
+            f"The {identity.world_size} ranks are not known to be on one host and {missing} is not set: set "
+            "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on every rank."
+        )
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise CollectiveError(f"MASTER_PORT must be a port number from 1 to 65535, but is {port[:40]!r}.")
+    # Under torchrun its agent listens there already.
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    serves = identity.rank == 0 and not agent
+    deadline = time.monotonic() + timeout
+    if not serves:
+        _until_listening(address, int(port), identity.rank, timeout, deadline)
+    # An elastic launcher's store outlives a restart of the ranks.
+    meeting = f"shardrun-meeting-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    size, patience = identity.world_size, timedelta(seconds=timeout)
+    try:
+        # torch's own waiting takes twice the time-out, and prints its C++ frames.
+        store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+        _until_all_came(dist.PrefixStore(meeting, store), identity, timeout, deadline)
+        return store
+    except (RuntimeError, OSError) as error:
+        first = str(error).strip().splitlines()[0][:200]
+        if "in use" in str(error):
+            raise CollectiveError(
+                f"Port {port} (MASTER_PORT) is in use on this host: choose another one."
+            ) from error
+        raise CollectiveTimeoutError(
+            f"Rank {identity.rank} did not reach all ranks through {address}:{port} (MASTER_ADDR, "
+            f"MASTER_PORT) within "
+            f"{timeout:g} s: {first}"
+        ) from error
+
+
+def _until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
+    """Waits until rank 0 can be connected to."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, left)).close()
+            return
+        except OSError as error:
+            if time.monotonic() + _AGAIN > deadline:
+                raise CollectiveTimeoutError(
+                    f"Rank {rank} did not reach rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "
+                    f"{timeout:g} s ({error.strerror or error}): see that rank 0 has started, that it is on "
+                    "that host, and that no firewall is between."
+                ) from error
+        time.sleep(_AGAIN)
+
+
+def _until_all_came(store: Any, identity: Identity, timeout: float, deadline: float) -> None:
+    """Waits until every rank is connected to the store."""
+    store.set(str(identity.rank), "here")
+    missing = list(range(identity.world_size))
+    while missing := [rank for rank in missing if not store.check([str(rank)])]:
+        if time.monotonic() > deadline:
+            who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:_SHOWN]))}"
+            raise CollectiveTimeoutError(
+                f"{who} of {identity.world_size} did not join within {timeout:g} s (rank {identity.rank} "
+                "waited): look at their hosts, or raise SHARDRUN_TIMEOUT."
+            )
+        time.sleep(_AGAIN)
+
+
+class News:
+    """Which rank was lost first, told through the store by whoever saw it.
+
+    Among ranks of several hosts only those that were connected to a lost rank notice; the others wait for
+    these.
+    """
+
+    def __init__(self, dist: Any, group: Any) -> None:
+        c10d: Any = torch_import.load("torch.distributed.distributed_c10d")
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._key = f"shardrun-lost-{restart}-{getattr(group, 'group_name', '')}"
+        self._store = c10d._get_default_store()
+        self._server = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True" else 0
+
+    def tell(self, rank: int) -> None:
+        """Says that ``rank`` was lost, unless another one was before."""
+        with contextlib.suppress(RuntimeError, OSError):
+            if not self._store.check([self._key]):
+                self._store.set(self._key, str(rank))
+
+    def lost(self) -> int | None:
+        """The rank that was lost first, as far as any has said; rank 0 where its store is gone."""
+        try:
+            return int(self._store.get(self._key)) if self._store.check([self._key]) else None
+        except (RuntimeError, OSError):
+            return self._server

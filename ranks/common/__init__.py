@@ -1,0 +1,1 @@
+"""What every part of a rank uses: tensors, processes, forks, progress."""

@@ -1,0 +1,239 @@
+"""Workers that threads use in turn: first come, first served, with a bound on how many may wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ranks.common import forks
+from ranks.errors import QueueFullError, ShardrunError
+
+Worker = TypeVar("Worker")
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
+PATIENCE = 1.0
+"""Seconds without a prediction begun, after which a worker in reserve takes one."""
+
+
+class Pool(Generic[Worker, Given, Result]):
+    """Runs ``work(worker, given)`` for any number of threads, each worker for one of them at a time.
+
+    Who comes while all workers are busy waits, at most ``queue_limit`` at once, and is served in the order of
+    coming. While a worker is free, a caller's work runs in the caller's own thread. What waits is run by
+    threads of the pool, so that a worker goes from one to the next without waiting until another thread wakes
+    up, gets a core and Python's global lock: with a processor per worker that would cost some percent, on a
+    busy machine a quarter of the work done.
+
+    Of the workers, ``at_once`` are used (all, unless given). The others are in reserve, for work so long that
+    none has ended for `PATIENCE`: more at once than there are processors end no sooner, but each takes
+    memory, and what the processor has cached, from the others.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        work: Callable[[Worker, Given], Result],
+        queue_limit: int,
+        at_once: int | None = None,
+    ) -> None:
+        self.size = len(workers)
+        self.queue_limit = queue_limit
+        reserve = 0 if at_once is None else max(0, self.size - max(1, at_once))
+        self._queue: _Queue[Worker, Given, Result] = _Queue(workers, work, reserve)
+        weakref.finalize(self, self._queue.close)  # the pool's threads know the queue only
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait for a worker now."""
+        return len(self._queue.waiting)
+
+    @property
+    def free(self) -> list[Worker]:
+        """The workers that do nothing now."""
+        return list(self._queue.free)
+
+    def run(self, given: Given) -> Result:
+        """The result of the work on ``given``, or what the work raises.
+
+        Raises `QueueFullError` where too many wait already, `ShardrunError` where the pool is closed, also
+        while this thread waits. A thread that is interrupted while it waits (Ctrl-C) leaves the queue.
+        """
+        queue = self._queue
+        with queue.lock:
+            if queue.closed:
+                raise _closed()
+            worker = queue.free.pop() if len(queue.free) > queue.reserve else None
+            if worker is None:
+                beyond = len(queue.waiting) - len(queue.free)  # those in reserve will take as many
+                if beyond >= self.queue_limit:
+                    raise QueueFullError(
+                        f"all workers ({self.size}) are busy and {beyond} predictions wait "
+                        "already, which is the limit: predict again later, or raise [parallel_runner] "
+                        "queue_limit in context.parallel.config_info."
+                    )
+                turn: _Turn[Given, Result] = _Turn(given)
+                queue.waiting.append(turn)
+        if worker is None:
+            return queue.wait(turn)
+        try:
+            return queue.work(worker, given)
+        finally:
+            queue.give_back(worker)
+
+    def close(self) -> None:
+        """Who waits gets an error, as who comes later; work that runs is done to its end."""
+        self._queue.close()
+
+
+class _Turn(Generic[Given, Result]):
+    """A caller's place in the queue; ``done`` opens when there is a result or an error."""
+
+    __slots__ = ("done", "error", "given", "results")
+
+    def __init__(self, given: Given) -> None:
+        self.given: list[Given] = [given]
+        self.results: list[Result] = []
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class _Helper(Generic[Worker]):
+    """A thread of the pool; ``wake`` opens when it has a worker to use, or None to end."""
+
+    __slots__ = ("wake", "worker")
+
+    def __init__(self, worker: Worker | None) -> None:
+        self.worker = worker
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class _Queue(Generic[Worker, Given, Result]):
+    """What a pool and its threads have in common. More than ``reserve`` are free only while nobody waits."""
+
+    def __init__(
+        self, workers: Sequence[Worker], work: Callable[[Worker, Given], Result], reserve: int
+    ) -> None:
+        self.work = work
+        self.reserve = reserve
+        self.begun = time.monotonic()  # when one of those who waited was served last
+        self.closed = False
+        self._workers = list(workers)
+        self._nobody_is_here()
+        forks.in_child(self, _Queue._nobody_is_here)
+
+    def _nobody_is_here(self) -> None:
+        """All workers are free. So they are in a forked child too: its parent's threads are not in it."""
+        self.lock = threading.Lock()
+        self.free = list(self._workers)
+        self.waiting: deque[_Turn[Given, Result]] = deque()
+        self._helpers: list[_Helper[Worker]] = []  # those that sleep
+
+    def wait(self, turn: _Turn[Given, Result]) -> Result:
+        """Waits until another thread has done this turn's work."""
+        try:
+            while not turn.done.acquire(timeout=PATIENCE if self.reserve else -1):
+                self._help_out()
+        except BaseException:
+            with self.lock:
+                if turn in self.waiting:
+                    self.waiting.remove(turn)
+            raise
+        if turn.error is None:
+            return turn.results.pop()
+        error, turn.error = turn.error, None
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def give_back(self, worker: Worker) -> None:
+        """A worker is done with its caller's work: it is free, or goes to a thread for those who wait."""
+        with self.lock:
+            if not self.waiting or len(self.free) < self.reserve:
+                if not self.closed:
+                    self.free.append(worker)
+                return
+        self._lend(worker)
+
+    def _help_out(self) -> None:
+        """A worker in reserve takes a turn, where nobody has been served for long."""
+        with self.lock:
+            now = time.monotonic()
+            if not self.free or not self.waiting or now - self.begun < PATIENCE:
+                return
+            worker = self.free.pop()
+            self.begun = now
+        self._lend(worker)
+
+    def _lend(self, worker: Worker) -> None:
+        """The worker goes to a thread for those who wait."""
+        with self.lock:
+            if self._helpers:
+                helper = self._helpers.pop()
+                helper.worker = worker
+                helper.wake.release()
+                return
+        new = _Helper(worker)
+        try:
+            threading.Thread(target=self._help, args=(new,), name="shardrun-runner", daemon=True).start()
+        except RuntimeError:  # the system allows no more threads: this one works for the others first
+            self._serve(worker, None)
+
+    def close(self) -> None:
+        """Ends all waiting, and the threads that sleep."""
+        with self.lock:
+            self.closed = True
+            self.free.clear()
+            self._workers.clear()
+            while self.waiting:
+                turn = self.waiting.popleft()
+                turn.error = _closed()
+                turn.done.release()
+            while self._helpers:
+                self._helpers.pop().wake.release()
+
+    def _help(self, helper: _Helper[Worker]) -> None:
+        """The pool's threads: serve with the worker they are given, then sleep until there is another."""
+        while helper.worker is not None:
+            worker, helper.worker = helper.worker, None
+            if not self._serve(worker, helper):
+                return
+            del worker
+            helper.wake.acquire()
+
+    def _serve(self, worker: Worker, helper: _Helper[Worker] | None) -> bool:
+        """Does the work of all who wait, in order; then the worker is free and ``helper`` counts as asleep.
+
+        Also free is a worker that has done its turn while another should be in reserve. False where the pool
+        was closed meanwhile.
+        """
+        served = False
+        while True:
+            with self.lock:
+                if self.closed:
+                    return False
+                if not self.waiting or (served and len(self.free) < self.reserve):
+                    self.free.append(worker)
+                    if helper is not None:
+                        self._helpers.append(helper)
+                    return True
+                turn = self.waiting.popleft()
+                self.begun = time.monotonic()
+            try:
+                turn.results.append(self.work(worker, turn.given.pop()))
+            except BaseException as error:
+                turn.error = error
+            turn.done.release()
+            del turn
+            served = True
+
+
+def _closed() -> ShardrunError:
+    return ShardrunError("the runner was closed.")

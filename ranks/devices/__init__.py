@@ -1,0 +1,1 @@
+"""What GPUs and NPUs this machine has, and the calls of their drivers."""

@@ -1,0 +1,1 @@
+"""Who a process is: its rank, the number of ranks, its host."""

@@ -1,0 +1,1 @@
+"""What a context and a configuration ask for."""

@@ -1,0 +1,247 @@
+"""The devices of a `Context`: `context.cpu`, `context.gpu`, `context.ascend`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ranks.common.notice import warn_user
+from ranks.lite.options.check import check_choice, check_isinstance, count, integer, list_of_integers
+from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
+
+GPU_PROVIDERS = ("", "tensorrt")
+ASCEND_PROVIDERS = ("", "ge")
+
+
+@dataclass
+class Threads:
+    """CPU threads of a context; 0 leaves the number to the runtime."""
+
+    thread_num: int = 0
+    inter_op_parallel_num: int = 0
+    thread_affinity_mode: int = 0
+    thread_affinity_core_list: list[int] = field(default_factory=list)
+
+    def set_affinity_mode(self, mode: int) -> None:
+        """Sets the mode; like the original, takes an unknown one for "no binding", with a warning."""
+        if mode not in {0, 1, 2}:
+            warn_user(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.")
+            mode = 0
+        self.thread_affinity_mode = mode
+
+
+class Device:
+    """Base of the three devices."""
+
+
+class CPU(Device):
+    """CPU options.
+
+    - ``precision_mode``: "enforce_fp32" (once set, float16 nodes compute in float32, too) or
+      "preferred_fp16", a preference that ONNX Runtime does not follow on the CPU.
+    - ``thread_num``: threads per inference, 0 for as many as this rank has cores.
+    - ``inter_op_parallel_num``: operators run at once, 0 for the runtime's choice.
+    - ``thread_affinity_mode``: 0 no binding, 1 big cores first, 2 middle cores first.
+    - ``thread_affinity_core_list``: the cores that the threads may use.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._precision = "enforce_fp32"
+        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
+
+    def __str__(self) -> str:
+        return (
+            f"device_type: DeviceType.kCPU,\n"
+            f"precision_mode: {self.precision_mode},\n"
+            f"thread_num: {self.thread_num},\n"
+            f"inter_op_parallel_num: {self.inter_op_parallel_num},\n"
+            f"thread_affinity_mode: {self.thread_affinity_mode},\n"
+            f"thread_affinity_core_list: {self.thread_affinity_core_list}."
+        )
+
+    @property
+    def precision_mode(self) -> str:
+        return self._precision
+
+    @precision_mode.setter
+    def precision_mode(self, mode: str) -> None:
+        check_choice("cpu_precision_mode", mode, CPU_GPU_MODES)
+        self._precision = self.precision_chosen = mode
+
+    def prefer_fp16(self, preferred: bool) -> None:
+        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
+        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
+        self.precision_chosen = self._precision if preferred else ""
+
+    @property
+    def thread_num(self) -> int:
+        return self._threads.thread_num
+
+    @thread_num.setter
+    def thread_num(self, number: int) -> None:
+        self._threads.thread_num = count("cpu_thread_num", number)
+
+    @property
+    def inter_op_parallel_num(self) -> int:
+        return self._threads.inter_op_parallel_num
+
+    @inter_op_parallel_num.setter
+    def inter_op_parallel_num(self, number: int) -> None:
+        self._threads.inter_op_parallel_num = count("cpu_inter_op_parallel_num", number)
+
+    @property
+    def thread_affinity_mode(self) -> int:
+        return self._threads.thread_affinity_mode
+
+    @thread_affinity_mode.setter
+    def thread_affinity_mode(self, mode: int) -> None:
+        self._threads.set_affinity_mode(integer("cpu_thread_affinity_mode", mode))
+
+    @property
+    def thread_affinity_core_list(self) -> list[int]:
+        return list(self._threads.thread_affinity_core_list)
+
+    @thread_affinity_core_list.setter
+    def thread_affinity_core_list(self, cores: list[int]) -> None:
+        self._threads.thread_affinity_core_list = list_of_integers("cpu_thread_affinity_core_list", cores)
+
+
+class GPU(Device):
+    """GPU options; ``rank_id`` and ``group_size`` are this process's, from the launcher's environment.
+
+    ``precision_mode`` is "enforce_fp32" (once set, all nodes compute in float32, and not in TF32) or
+    "preferred_fp16" (nodes compute in float16 where they can; inputs and outputs keep their types).
+
+    ``provider`` is "" for CUDA or "tensorrt".
+    """
+
+    def __init__(self) -> None:
+        self._precision = "enforce_fp32"
+        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
+        self._device_id = 0
+        self._provider = ""
+
+    def __str__(self) -> str:
+        return (
+            f"device_type: DeviceType.kGPU,\n"
+            f"precision_mode: {self.precision_mode},\n"
+            f"device_id: {self.device_id},\n"
+            f"rank_id: {self.rank_id},\n"
+            f"group_size: {self.group_size}."
+        )
+
+    @property
+    def precision_mode(self) -> str:
+        return self._precision
+
+    @precision_mode.setter
+    def precision_mode(self, mode: str) -> None:
+        check_choice("gpu_precision_mode", mode, CPU_GPU_MODES)
+        self._precision = self.precision_chosen = mode
+
+    def prefer_fp16(self, preferred: bool) -> None:
+        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
+        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
+        self.precision_chosen = self._precision if preferred else ""
+
+    @property
+    def device_id(self) -> int:
+        return self._device_id
+
+    @device_id.setter
+    def device_id(self, number: int) -> None:
+        self._device_id = count("gpu_device_id", number)
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    @provider.setter
+    def provider(self, provider: str) -> None:
+        check_isinstance("gpu_provider", provider, str)
+        if provider not in GPU_PROVIDERS:
+            raise ValueError(f"gpu_provider must be in {list(GPU_PROVIDERS)}, but got {provider}.")
+        self._provider = provider
+
+    @property
+    def rank_id(self) -> int:
+        """Rank of this process, from 0. Raises `ranks.errors.IdentityError` for a half-set environment."""
+        return environment_rank()
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks. Raises `ranks.errors.IdentityError` for a half-set environment."""
+        from ranks.identity.identity import identify
+
+        return identify().world_size
+
+
+class Ascend(Device):
+    """Ascend options. ``rank_id`` is the environment's unless set; ``provider`` is "" or "ge"."""
+
+    def __init__(self) -> None:
+        self._precision = ""
+        self.legacy_precision_mode = ""  # CANN's own name for it, from `AscendDeviceInfo`
+        self._device_id: int | None = None
+        self._rank_id: int | None = None
+        self._provider = ""
+
+    def __str__(self) -> str:
+        return (
+            f"device_type: DeviceType.kAscend,\n"
+            f"precision_mode: {self.precision_mode},\n"
+            f"device_id: {self.device_id}."
+            f"provider: {self.provider}."
+            f"rank_id: {self.rank_id}."
+        )
+
+    @property
+    def precision_mode(self) -> str:
+        return self._precision
+
+    @precision_mode.setter
+    def precision_mode(self, mode: str) -> None:
+        check_choice("ascend_precision_mode", mode, ASCEND_MODES)
+        self._precision = mode
+
+    @property
+    def device_id(self) -> int:
+        return self._device_id or 0
+
+    @device_id.setter
+    def device_id(self, number: int) -> None:
+        self._device_id = count("ascend_device_id", number)
+
+    @property
+    def rank_id(self) -> int:
+        return environment_rank() if self._rank_id is None else self._rank_id
+
+    @rank_id.setter
+    def rank_id(self, rank: int) -> None:
+        self._rank_id = count("ascend_rank_id", rank)
+
+    @property
+    def chosen(self) -> tuple[int | None, int | None]:
+        """Rank and device that the script set, None where it set none."""
+        return self._rank_id, self._device_id
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    @provider.setter
+    def provider(self, provider: str) -> None:
+        check_isinstance("ascend_provider", provider, str)
+        if provider not in ASCEND_PROVIDERS:
+            raise ValueError(f"ascend_provider must be in {list(ASCEND_PROVIDERS)}, but got {provider}.")
+        self._provider = provider
+
+
+def environment_rank() -> int:
+    """This process's rank as its environment says; 0 where nothing started it as one of several."""
+    from ranks.identity.identity import identify
+
+    return identify().rank
+
+
+__all__ = ["CPU", "GPU", "Ascend", "Device", "Threads", "environment_rank"]

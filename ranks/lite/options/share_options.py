@@ -1,0 +1,98 @@
+"""The options of `Model.build_from_file` that share weights between processes.
+
+The keys are those of mindspore_lite: ``shareable_weight_pid_list`` makes the model the owner of its weights,
+``shareable_weight_mem_handle`` attaches it to an owner's. They stand in the section of any device, or alone
+in a dictionary as ``pids`` and ``shared_mem_handle``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ranks.common.quotes import unquoted
+from ranks.errors import WeightsError
+from ranks.lite.options.check import identifier
+from ranks.lite.options.errors import as_runtime_error, runtime_error
+from ranks.weights.shared.handle import parse_handle
+from ranks.weights.shared.peers import parse_pids
+from ranks.weights.shared.request import Attach, Share
+
+SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
+PIDS, HANDLE = "shareable_weight_pid_list", "shareable_weight_mem_handle"
+SHORT = {"pids": PIDS, "shared_mem_handle": HANDLE}
+KEYS = {**{key: key for key in (PIDS, HANDLE)}, **SHORT}
+
+Given = list[tuple[str, str, str]]
+"""The key, its value, and where it stands, of each that is given."""
+
+
+def take_short(config_dict: dict[Any, Any]) -> tuple[dict[Any, Any], Given]:
+    """A ``config_dict`` without the short forms, and those. Raises `TypeError` for values of other types."""
+    given: Given = []
+    rest = {}
+    for key, value in config_dict.items():
+        if key not in SHORT or isinstance(value, dict):
+            rest[key] = value
+        else:
+            given.append((SHORT[key], unquoted(_text(key, value)), f"config_dict[{key!r}]"))
+    return rest, given
+
+
+def _text(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if key == "pids" and isinstance(value, (list, tuple)):
+        return ",".join(map(str, process_ids("config_dict['pids']", value)))
+    try:
+        return str(identifier(key, value))
+    except TypeError:
+        raise TypeError(f"config_dict[{key!r}] must be str, but got {type(value)}.") from None
+
+
+def process_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Process ids as ints. Raises `TypeError` naming the index of the first that is no whole number."""
+    found = []
+    for index, value in enumerate(values):
+        try:
+            found.append(identifier(name, value))
+        except TypeError:
+            raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None
+    return tuple(found)
+
+
+def in_sections(sections: Mapping[str, Mapping[str, str]], where: str) -> Given:
+    """The keys in the sections of a configuration, whose keys are in lower case."""
+    return [
+        (KEYS[key], value, f"[{section}] {key} in {where}")
+        for section in SECTIONS
+        for key, value in sections.get(section, {}).items()
+        if key in KEYS
+    ]
+
+
+def choose(given: Given) -> Share | Attach | None:
+    """What the options ask for.
+
+    Raises a `RuntimeError` (that is a `WeightsError` too) where they are malformed or contradict each other.
+    """
+    try:
+        pids = {parse_pids(text, where): where for key, text, where in given if key == PIDS}
+        handles = {parse_handle(text, where): where for key, text, where in given if key == HANDLE}
+    except WeightsError as error:
+        raise as_runtime_error("load configuration failed!", error) from None
+    places = [*pids.values(), *handles.values()]
+    if len(places) > 1:
+        both = " and ".join(places[:2])
+        reason = (
+            "a model either shares its weights or attaches to another's"
+            if pids and handles
+            else "they say different things: give one"
+        )
+        raise runtime_error(
+            f"load configuration failed! Error is both {both} are given, but {reason}.", WeightsError
+        )
+    if pids:
+        ((listed, where),) = pids.items()
+        return Share(listed, where)
+    return Attach(next(iter(handles))) if handles else None

@@ -1,0 +1,1 @@
+"""Model files as a rank finds and reads them."""

@@ -1,0 +1,1 @@
+"""One rank's model as it runs: segments, collectives between them, requests."""

@@ -1,0 +1,309 @@
+"""From a rank model that is cut at its collectives to what runs it: sessions, groups, buffers, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from ranks.agreement import handshake, likeness
+from ranks.collectives.base import Communicator
+from ranks.collectives.buffers import HostMemory, Memory
+from ranks.common.tensors import Dim, TensorSpec, element_dtype
+from ranks.devices import devices
+from ranks.errors import ModelError, ShardError
+from ranks.models import model_file
+from ranks.run.point_to_point import Mail
+from ranks.run.program import Program
+from ranks.sessions.cut import POINT_TO_POINT, Cut, cut
+from ranks.sessions.segment import SegmentBuilder
+from ranks.sessions.session import SessionConfig, at, create
+from ranks.weights.shared import automatic
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.models.part import Part
+    from ranks.run.schedule import Schedule
+    from ranks.weights.updated.variable import VariableWeights
+    from sharding.slices.manifest import Manifest
+
+_SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A rank model, ready to run; inputs and outputs are those of the whole model."""
+
+    program: Program | Schedule
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    segments: int
+    collectives: int
+    memory: Memory
+    exchange: Communicator | None
+    """All ranks, as a communicator of the memory's buffers."""
+    model: onnx.ModelProto
+    weights: VariableWeights | None
+
+
+def assemble(
+    file: Path,
+    model: onnx.ModelProto,
+    world: Communicator | None,
+    config: SessionConfig,
+    part: Part | None = None,
+    *,
+    whole: Mapping[str, Sequence[Dim]] | None = None,
+    weights: VariableWeights | None = None,
+    fits: Mapping[str, bool] | None = None,
+    manifest: Manifest | None = None,
+) -> Assembly:
+    """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
+
+    A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
+    whole model's inputs and outputs, where something knows them better than the rank model does.
+    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
+    ``manifest``: of the slice folder that the file lies in.
+
+    Raises `ModelError`, `ShardError` and the communicator's errors.
+    """
+    config = at(config, world)
+    memory = _memory(world, config)
+    variable = frozenset(weights.feeds) if weights is not None else frozenset()
+    plan, group, mail = cut(model, weights=variable), world, None
+    exchange = _on_memory(world, memory) if world is not None else None
+    if world is not None and exchange is not None:
+        _check_group(plan, world, part, file)
+        odd = likeness.compare(exchange, memory, likeness.Loaded(file, model, part, manifest))
+        if odd is not None:
+            from ranks.common.notice import warn_user
+
+            warn_user(odd)
+        plan = _agreed(plan, exchange, memory, part, file, fits)
+        group = exchange if part is None else exchange.split(part.groups("tensor"))
+        if isinstance(memory, HostMemory):
+            memory = HostMemory(group)
+        if plan.point_to_point:
+            peers = handshake.peers(part, world.rank, world.size)
+            mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
+    builder, sessions = _sessions(plan, file, config, memory, group.size if group is not None else 1)
+    types = {name: builder.type_of(name) for name in _names(plan)}
+    elements = {name: _element(value) for name, value in types.items()}
+    for c in plan.mail:
+        if elements[c.input or c.output or ""] is None:
+            raise ModelError(
+                f"{c.op} of {c.input or c.output!r} in {file}: only tensors of numbers are sent."
+            )
+    bound = None
+    if weights is not None:
+        from ranks.weights.updated.bound import BoundWeights
+
+        bound = BoundWeights(weights)
+    program = Program(
+        plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail, weights=bound
+    )
+    inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
+    outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
+    for spec in inputs + outputs:
+        if not spec.is_tensor:
+            raise ModelError(
+                f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
+            )
+    runner: Program | Schedule = program
+    if world is not None and exchange is not None and part is not None and part.scheduled:
+        from ranks.run.schedule import Schedule
+
+        runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
+        inputs = [_whole(spec, part.batch_inputs, whole) for spec in inputs]
+        everyone = handshake.gather_json(
+            [_described(name, builder.named(name)) for name in plan.outputs], exchange, memory
+        )
+        outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
+    count = sum(map(len, plan.collectives))
+    used = sum(session is not None for session in sessions)
+    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights)
+
+
+def _agreed(  # noqa: PLR0917 - what `assemble` was given
+    plan: Cut,
+    world: Communicator,
+    memory: Memory,
+    part: Part | None,
+    file: Path,
+    fits: Mapping[str, bool] | None,
+) -> Cut:
+    """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
+    if handshake.agree(plan, world, memory, part, fits) is None:
+        return plan
+    plan = cut(plan.model, keep_order=True, weights=plan.weights)
+    why = handshake.agree(plan, world, memory, part, final=True)
+    if why is not None:
+        raise ModelError(f"{file}: {why}")
+    return plan
+
+
+def whole_shapes(
+    manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None
+) -> dict[str, Sequence[Dim]]:
+    """The shapes of the whole model's inputs and outputs, as far as they are known besides the rank model."""
+    known: dict[str, Sequence[Dim]] = {}
+    if manifest is not None:
+        known = {entry.name: entry.shape for entry in (*manifest.inputs, *([] if dims else manifest.outputs))}
+    return {**known, **(dims or {})}
+
+
+def _sessions(
+    plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
+) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
+    config = replace(
+        config,
+        folder=file.parent,
+        many=len(plan.segments) > 1,
+        memory_options=memory.provider_options(),
+        entries={**memory.session_entries(), **config.entries},
+    )
+    builder = SegmentBuilder(plan, size)
+    sessions: list[ort.InferenceSession | None] = []
+    for index, segment in enumerate(plan.segments):
+        session = None
+        if segment.outputs:
+            what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
+            part = builder.model(segment)
+            chosen = automatic.for_segment(config, part)
+            session = _session(model_file.serialized(part, file), chosen, what)
+        builder.learn(session.get_outputs() if session else (), plan.collectives[index])
+        sessions.append(session)
+    return builder, sessions
+
+
+def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
+    """The session, with its work captured as a graph only where ONNX Runtime can capture it: not what has
+    control flow, or nodes on the CPU."""
+    try:
+        return create(model, config, what)
+    except ModelError as error:
+        if "graph capture feature" not in str(error):
+            raise
+    from ranks.sessions.cuda import GRAPHS
+
+    memory, *given = (
+        {key: value for key, value in options.items() if key != GRAPHS}
+        for options in (config.memory_options, *config.provider_options)
+    )
+    return create(model, replace(config, memory_options=memory, provider_options=tuple(given)), what)
+
+
+def _names(plan: Cut) -> set[str]:
+    names = {*plan.inputs, *plan.outputs}
+    for segment in plan.segments:
+        names.update(segment.inputs, segment.outputs)
+    names.update(n for level in plan.collectives for c in level for n in (c.input, c.output) if n)
+    return names
+
+
+def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
+    """Values that stay on the host even where the others lie on a GPU."""
+    exchanged = {n for level in plan.collectives for c in level for n in (c.input, c.output)}
+    return frozenset(
+        name
+        for name, value in types.items()
+        if name not in exchanged
+        and value.tensor_type.elem_type in _SMALL_TYPES
+        and value.tensor_type.HasField("shape")
+        and len(value.tensor_type.shape.dim) <= 1
+    )
+
+
+def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
+    device = devices.DEVICES.get(config.providers[0])
+    if device is not None and device.buffers == "cuda":
+        from ranks.sessions.cuda import CudaMemory, graphs_wanted
+
+        return CudaMemory(config.device_id, graphs=graphs_wanted(config.provider_options))
+    return HostMemory(communicator)
+
+
+def _on_memory(world: Communicator, memory: Memory) -> Communicator:
+    if memory.device != "cuda":
+        return world
+    from ranks.collectives.torch.staged import on_device
+
+    return on_device(world, memory)
+
+
+def _check_group(plan: Cut, world: Communicator, part: Part | None, file: Path) -> None:
+    """Checks what collectives say of their group. Raises `ModelError`."""
+    size, length, here = world.size, world.size, world.rank
+    if part is not None:
+        size, length = part.mesh.length("tensor"), part.mesh.length("pipeline")
+        here = part.place["pipeline"]
+    for c in (c for level in plan.collectives for c in level):
+        name = c.input or c.output
+        found = c.attributes.get("group_size")
+        if found is not None and found != size:
+            raise ModelError(
+                f"{c.op} of {name!r} in {file} is for a group of {found}, but this group has {size} ranks."
+            )
+        key, most = ("peer", length) if c.op in POINT_TO_POINT else ("root", size)
+        other = c.attributes.get(key)
+        if other is not None and not 0 <= other < most:
+            what = "stages" if part is not None and key == "peer" else "ranks"
+            raise ModelError(
+                f"{c.op} of {name!r} in {file} has {key} {other}, but this group's {what} are 0..{most - 1}."
+            )
+        if c.attributes.get("peer") == here:
+            what = "stage" if part is not None else "rank"
+            raise ModelError(f"{c.op} of {name!r} in {file} has this {what} itself as its peer.")
+
+
+def _of_all(part: Part, everyone: Sequence[Sequence[tuple[str, int, list[Dim]]]]) -> list[TensorSpec]:
+    """The whole model's outputs, each as a rank that makes it describes it."""
+    place = {**part.place, "data": 0}
+    specs = []
+    for name, stage in part.outputs:
+        owner = part.mesh.rank(**{**place, "pipeline": stage})
+        found = next((item for item in everyone[owner] if item[0] == name), None)
+        if found is None:
+            raise ShardError(f"Rank {owner} does not give the output {name!r}: slice the model again.")
+        specs.append(TensorSpec(name, element_dtype(found[1]), tuple(found[2])))
+    return specs
+
+
+def _whole(
+    spec: TensorSpec, axes: Mapping[str, int], whole: Mapping[str, Sequence[Dim]] | None
+) -> TensorSpec:
+    """A rank model's input or output as the whole model has it: its batch is longer than a micro-batch."""
+    shape = list(spec.shape)
+    axis = axes.get(spec.name)
+    if axis is not None and axis < len(shape) and isinstance(shape[axis], int):
+        shape[axis] = None
+    known = (whole or {}).get(spec.name)
+    if known is not None and len(known) == len(shape):
+        shape = list(known)
+    return replace(spec, shape=tuple(shape))
+
+
+def _element(value: onnx.TypeProto) -> int | None:
+    """The element type's number, or None where values do not lie in a plain block of memory."""
+    if not value.HasField("tensor_type"):
+        return None
+    number: int = value.tensor_type.elem_type
+    return None if element_dtype(number).hasobject else number
+
+
+def _described(name: str, value: onnx.TypeProto) -> tuple[str, int, list[Dim]]:
+    return name, value.tensor_type.elem_type, list(_spec(name, value).shape)
+
+
+def _spec(name: str, value: onnx.TypeProto) -> TensorSpec:
+    tensor = value.tensor_type
+    shape: tuple[Dim, ...] = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+    )
+    is_tensor = value.HasField("tensor_type")
+    is_open = is_tensor and not tensor.HasField("shape")
+    return TensorSpec(name, element_dtype(tensor.elem_type), shape, is_tensor, is_open)

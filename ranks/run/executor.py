@@ -1,0 +1,264 @@
+"""Loads what a rank runs, as a `RankModel`: a slice folder, a rank model, or a plain ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ranks.cache import locks
+from ranks.collectives.base import Communicator
+from ranks.common.tensors import Dim, spec_of
+from ranks.devices import devices
+from ranks.errors import ModelError, ShardError
+from ranks.identity.identity import identify
+from ranks.models import imported, model_file, optional, pattern
+from ranks.run import group
+from ranks.run.rank_model import RankModel, Stats
+from ranks.sessions.session import SessionConfig, at, create, default_threads
+from ranks.weights.shared import automatic
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.models.part import Part
+    from ranks.precision.request import Precision
+    from ranks.run.assembly import Assembly
+    from ranks.weights.prepared.store import Store
+    from ranks.weights.updated.parts import Whole
+    from ranks.weights.updated.variable import VariableWeights
+    from sharding.slices.manifest import Manifest
+
+__all__ = ["RankModel", "Stats", "load"]
+
+
+@locks.keeping
+def load(
+    path: str | Path,
+    *,
+    communicator: Communicator | None = None,
+    threads: int | None = None,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    provider_options: Sequence[Mapping[str, str]] | None = None,
+    device_id: int = 0,
+    dims: Mapping[str, Sequence[Dim]] | None = None,
+    check: bool = True,
+    entries: Mapping[str, str] | None = None,
+    store: Store | None = None,
+    variable_weights: Sequence[str] = (),
+    precision: Precision | None = None,
+    given: Path | None = None,
+) -> RankModel:
+    """Loads a slice folder, a rank model or a plain ONNX model.
+
+    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own file.
+
+    Of a slice folder each rank takes its own shard, which is verified against the manifest (with
+    ``check=False`` without reading it all for its hash), and so is a rank model that lies in one. Any other
+    file runs as it is. Without ``communicator``, a model with collectives joins this process's group
+    (`ranks.run.group.join`).
+
+    ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
+    one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
+    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys; ``store`` is where
+    they take their weights from, on the CPU, to share them with other processes; ``variable_weights`` names
+    those that `RankModel.update_weights` may replace; ``precision`` says which nodes compute in other types
+    than the model's; ``given`` is the file that ``path`` was made of, which errors name.
+
+    Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
+    """
+    devices.require(providers[0], device_id)
+    if pattern.is_pattern(path):
+        communicator = communicator or group.join_for(providers[0])
+        path, given = pattern.resolve(path, communicator.rank, communicator.size), None
+    given, path = given or Path(path), imported.as_onnx(path)
+    shard = model_file.find(path)
+    if communicator is None and shard.manifest is not None:
+        communicator = group.join_for(providers[0])
+    rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
+    file = shard.verify(rank, size, hashes=check)
+    local_size = group.local_size(communicator)
+    config = SessionConfig(
+        threads=threads if threads is not None else default_threads(local_size),
+        providers=tuple(providers),
+        provider_options=tuple(provider_options or ()),
+        device_id=device_id,
+        entries=entries or {},
+        store=store,
+        hashes=shard.hashes(rank) if check else {},
+        rank=_rank(communicator),
+    )
+    # Before anything is put on a device: variable weights are, too.
+    config = automatic.choose(at(config, communicator), shard.manifest, local_size)
+    given = given if file == path else file
+    try:
+        with imported.naming(file, given):
+            found = _load(file, communicator, config, dims, shard.manifest, variable_weights, precision)
+            found.path = file
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
+    found.given = given
+    return found
+
+
+def _rank(communicator: Communicator | None) -> int | None:
+    """Which of several ranks this process is, also where its model needs no other; None: it is alone."""
+    who = communicator.rank if communicator is not None else identify().rank
+    size = communicator.size if communicator is not None else identify().world_size
+    return who if size > 1 else None
+
+
+def _load(  # noqa: PLR0917 - what `load` was given
+    file: Path,
+    communicator: Communicator | None,
+    config: SessionConfig,
+    dims: Mapping[str, Sequence[Dim]] | None,
+    manifest: Manifest | None,
+    variable: Sequence[str],
+    precision: Precision | None,
+) -> RankModel:
+    model = weights = fits = None
+    if dims or variable or precision or model_file.may_have_collectives(file):
+        from ranks.models.part import is_part, read_part
+        from ranks.sessions.cut import has_collectives
+
+        model, placed = model_file.read_placed(file)
+        if placed != file:  # the manifest's hashes are of the links' names
+            file, config = placed, replace(config, hashes={})
+        model_file.check_operators(model, file)
+        exchanges = has_collectives(model)
+        together = exchanges or is_part(model)
+        if together and communicator is None:
+            communicator = group.join_for(config.providers[0])
+            config = at(config, communicator)
+            if communicator.size == 1 and exchanges:
+                raise ShardError(
+                    f"{file} has collectives, so it is one rank's part of a model, but this process runs "
+                    "alone: start one process per rank."
+                )
+        if precision:
+            from ranks.precision.convert import apply
+
+            fits = apply(model, precision, file, part=together)
+        part = read_part(model, file, communicator.rank, communicator.size) if communicator else None
+        if dims:
+            # What a rank model runs on is a micro-batch, however long the whole batch is.
+            axes = part.batch_inputs if part is not None and part.scheduled else {}
+            own = {
+                name: [None if axis == axes.get(name) else dim for axis, dim in enumerate(shape)]
+                for name, shape in dims.items()
+            }
+            model_file.resize(model, own, file)
+        if together and communicator is not None:
+            return _load_group(file, model, communicator, config, part, dims, manifest, variable, fits)
+        if variable:
+            weights = _marked(model, variable, file, config)
+    return _load_plain(file, model if dims or variable or precision else None, config, weights)
+
+
+def _load_plain(
+    file: Path, model: onnx.ModelProto | None, config: SessionConfig, weights: VariableWeights | None
+) -> RankModel:
+    source: bytes | Path = file
+    if model is not None:
+        source = model_file.serialized(model, file)
+        config = replace(config, folder=file.parent)
+    feeds = weights.feeds if weights is not None else {}
+    try:
+        session = create(source, config, str(file))
+    except ModelError as error:
+        if weights is None or model is None:
+            raise
+        raise ModelError(weights.blamed(model, str(error))) from None
+    inputs = [spec_of(argument) for argument in session.get_inputs() if argument.name not in feeds]
+    if any(spec.is_tensor and not spec.shape for spec in inputs):  # a session does not tell these two apart
+        free = model_file.of_any_rank(model or model_file.read(file))
+        inputs = [replace(spec, open_rank=spec.name in free) for spec in inputs]
+    outputs = [spec_of(argument) for argument in session.get_outputs()]
+    fed = [spec_of(argument) for argument in session.get_overridable_initializers()]
+    if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs + fed):
+        # ONNX Runtime takes such arrays (bfloat16, float8) by address only.
+        from ranks.run.assembly import assemble
+
+        if model is None:
+            model, file = model_file.read_placed(file)
+        defaults = optional.take(model, file)
+        return _cut_model(file, assemble(file, model, None, config, weights=weights), defaults=defaults)
+    stats = None
+    if weights is not None and model is not None:
+        stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
+    return RankModel(file, inputs, outputs, session=session, stats=stats, weights=weights, optional=fed)
+
+
+def _load_group(  # noqa: PLR0917 - what `_load` was given
+    file: Path,
+    model: onnx.ModelProto,
+    communicator: Communicator,
+    config: SessionConfig,
+    part: Part | None,
+    dims: Mapping[str, Sequence[Dim]] | None,
+    manifest: Manifest | None,
+    variable: Sequence[str],
+    fits: Mapping[str, bool] | None,
+) -> RankModel:
+    from ranks.run.assembly import assemble, whole_shapes
+
+    weights, wholes = None, {}
+    defaults = optional.take(model, file)
+    if variable:
+        from ranks.weights.updated.parts import wholes as find
+
+        wholes = find(variable, model, manifest, part, (communicator.rank, communicator.size), file)
+        held = [share.held for whole in wholes.values() for share in whole.shares]
+        weights = _marked(model, held, file, config)
+    whole = whole_shapes(manifest, dims)
+    made = assemble(
+        file, model, communicator, config, part, whole=whole, weights=weights, fits=fits, manifest=manifest
+    )
+    return _cut_model(file, made, communicator, wholes, defaults)
+
+
+def _cut_model(
+    file: Path,
+    made: Assembly,
+    communicator: Communicator | None = None,
+    wholes: Mapping[str, Whole] | None = None,
+    defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> RankModel:
+    weights, together = made.weights, None
+    if communicator is not None and made.exchange is not None:
+        from ranks.weights.updated.group import Together
+
+        together = Together(communicator, made.memory, made.exchange, weights, wholes or {})
+    stats = Stats(
+        segments=made.segments,
+        collectives=made.collectives,
+        weight_bytes=model_file.weight_bytes(made.model) + (weights.nbytes if weights is not None else 0),
+        communication_seconds=0.0,
+    )
+    defaults = defaults or {}
+    return RankModel(
+        file,
+        [spec for spec in made.inputs if spec.name not in defaults],
+        made.outputs,
+        optional=[spec for spec in made.inputs if spec.name in defaults],
+        defaults=defaults,
+        program=made.program,
+        stats=stats,
+        weights=weights,
+        together=together,
+    )
+
+
+def _marked(
+    model: onnx.ModelProto, names: Sequence[str], file: Path, config: SessionConfig
+) -> VariableWeights:
+    """Makes weights of the model inputs of it."""
+    from ranks.weights.updated.variable import mark
+
+    device = devices.DEVICES.get(config.providers[0])
+    on_gpu = device is not None and device.buffers == "cuda"
+    return mark(model, names, file, config, ("cuda", config.device_id) if on_gpu else ("cpu", 0))

@@ -1,0 +1,90 @@
+"""This process's group: made once, from the environment, when something first needs it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from ranks.collectives import connect
+from ranks.collectives.base import Communicator
+from ranks.common import settings
+from ranks.devices import devices
+from ranks.errors import CollectiveError
+from ranks.identity.identity import Identity, identify
+from ranks.talk.orphan import end_with_launcher
+
+_HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
+_joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
+
+
+def join(
+    identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
+) -> Communicator:
+    """The communicator of this process's group for buffers on ``device``, connected on the first call.
+
+    ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
+    must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
+    raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
+    """
+    name = collectives or settings.collectives()
+    known = _joined.get(device)
+    if known is not None:
+        was, used, communicator = known
+        if identity is not None and (identity.rank, identity.world_size) != (was.rank, was.world_size):
+            raise CollectiveError(
+                f"This process is rank {was.rank} of {was.world_size} already and cannot also be rank "
+                f"{identity.rank} "
+                f"of {identity.world_size}: leave the group first."
+            )
+        if collectives not in {None, "auto", used}:
+            raise CollectiveError(
+                f"This process's group uses the {used} collectives already, not {collectives}."
+            )
+        return communicator
+    who = identify(identity)
+    if who.world_size > 1:
+        end_with_launcher()
+        if device == "cuda":
+            _demand_own_gpu(who)
+    communicator = connect(who, name, device=device)
+    _joined[device] = who, communicator.name, communicator
+    return communicator
+
+
+def _demand_own_gpu(identity: Identity) -> None:
+    """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
+    Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
+    from ranks.run import gpus
+
+    known = _joined.get("cpu")
+    host = known[2] if known is not None else join(identity, "auto") if identity.shares_host else None
+    visible = devices.visible()
+    if host is not None and host.size == identity.world_size and visible:
+        gpus.demand_own(host, devices.number_of(identity, visible))
+
+
+def join_for(provider: str) -> Communicator:
+    """`join` for buffers where ONNX Runtime's ``provider`` keeps its values, or on the host where the
+    collectives that were asked for know no others."""
+    device = devices.DEVICES.get(provider)
+    if device is None or settings.collectives() in _HOST_COLLECTIVES:
+        return join()
+    return join(device=device.buffers)
+
+
+def local_size(communicator: Communicator | None) -> int:
+    """Ranks on this host; where the launcher does not say how many, all of them."""
+    identity = identify()
+    if identity.local_size is not None and identity.world_size > 1:
+        return identity.local_size
+    return communicator.size if communicator is not None else identity.world_size
+
+
+def leave() -> None:
+    """Closes this process's groups; the next `join` connects anew. Safe to call without a group."""
+    while _joined:
+        _joined.popitem()[1][2].close()
+
+
+atexit.register(leave)
+os.register_at_fork(after_in_child=_joined.clear)

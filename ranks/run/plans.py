@@ -1,0 +1,126 @@
+"""Sessions bound to buffers that stay where they are, and how they are run.
+
+Where values lie on a device, a session need not wait for it when a collective follows that does: both are in
+order on the device's stream. And with fixed buffers the device can be given a session's whole work at once,
+as a CUDA graph, captured in the third run of a plan (`ranks.sessions.cuda.graphs_wanted`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+
+from ranks.collectives.buffers import Memory, Shape
+
+if TYPE_CHECKING:
+    from ranks.weights.updated.bound import Bindings
+
+MAX_PLANS = 8
+"""Sets of input shapes whose buffers are kept; the longest unused goes first."""
+
+_NO_WAIT = ("disable_synchronize_execution_providers", "1")
+_GRAPH, _NO_GRAPH = "gpu_graph_id", "-1"
+
+Call = Callable[[], Any]
+
+
+@dataclass
+class Plan:
+    """Sessions bound to buffers, for one set of input shapes."""
+
+    number: int
+    values: dict[str, Any]
+    steps: list[tuple[Call | None, list[Call]]] = field(default_factory=list)
+    levels: int = 0
+    """How many levels, from the first, run as planned; the others run with shapes unknown."""
+    bound: list[Bindings] = field(default_factory=list)
+    """The variable weights that the sessions read."""
+
+
+class Plans:
+    """The plans of a program, by the shapes of its inputs, and its sessions' run options."""
+
+    def __init__(self, sessions: Sequence[ort.InferenceSession | None], memory: Memory) -> None:
+        self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
+        self._numbers = itertools.count(1)  # 0 is ONNX Runtime's own
+        there = [session for session in sessions if session is not None]
+        self._ordered = {session for session in there if memory.orders(session)}
+        self._captured = {session for session in there if memory.captures(session)}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __iter__(self) -> Iterator[tuple[Shape, ...]]:
+        return iter(self._plans)
+
+    def values(self) -> list[Plan]:
+        """The plans, the longest unused first."""
+        return list(self._plans.values())
+
+    def get(self, key: tuple[Shape, ...]) -> Plan | None:
+        """The plan for inputs of these shapes, if there is one; it is then the last to go."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def new(self, key: tuple[Shape, ...], values: dict[str, Any]) -> Plan:
+        """An empty plan over buffers, in place of the longest unused one where there are many."""
+        while len(self._plans) >= MAX_PLANS:
+            self._forget(self._plans.popitem(last=False)[1])
+        self._plans[key] = Plan(next(self._numbers), values)
+        return self._plans[key]
+
+    def clear(self) -> None:
+        """Drops all plans."""
+        while self._plans:
+            self._forget(self._plans.popitem()[1])
+
+    def call(
+        self,
+        plan: Plan,
+        session: ort.InferenceSession,
+        binding: ort.IOBinding,
+        before: Sequence[Call],
+        *,
+        awaited: bool,
+        fixed: bool,
+    ) -> Call:
+        """The call that runs a session in a plan.
+
+        ``before``: calls that bind what does not lie on the device: ONNX Runtime copies such a value to the
+        device when it is bound. ``awaited``: something that waits for the device comes next, and nothing
+        that is read on the host comes out. ``fixed``: what the session reads and writes stays where it is.
+        """
+        options = None
+        if awaited and session in self._ordered:
+            options = _with(options, *_NO_WAIT)
+        if session in self._captured:
+            options = _with(options, _GRAPH, str(plan.number) if fixed else _NO_GRAPH)
+
+        def run() -> None:
+            for bind in before:
+                bind()
+            session.run_with_iobinding(binding, options)
+
+        return run
+
+    def free(self, session: ort.InferenceSession) -> ort.RunOptions | None:
+        """The options of a run with buffers that ONNX Runtime allocates."""
+        return _with(None, _GRAPH, _NO_GRAPH) if session in self._captured else None
+
+    def _forget(self, plan: Plan) -> None:
+        for session in self._captured:
+            if hasattr(session, "release_captured_graph"):  # ONNX Runtime before 1.31 keeps what it captured
+                session.release_captured_graph(plan.number)
+
+
+def _with(options: ort.RunOptions | None, key: str, value: str) -> ort.RunOptions:
+    options = options or ort.RunOptions()
+    options.add_run_config_entry(key, value)
+    return options

@@ -1,0 +1,390 @@
+"""Runs the segments of a cut model and the collectives between them.
+
+The first run with some input shapes lets ONNX Runtime allocate every value and so learns their shapes. From
+the second run on, the values lie in buffers that stay where they are: each session is bound once to the
+buffers it reads and writes, collectives work in place on them, and a run is nothing but "run session, run
+collectives" in turn. Buffers are used again within a run when their value has been read for the last time.
+
+Where a segment's output shapes depend on its input's values (as those of NonZero do), the plan ends before
+that segment, and ONNX Runtime allocates from there on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ranks.collectives.base import Communicator
+from ranks.collectives.buffers import HostMemory, Memory, Pool, Shape, nbytes
+from ranks.errors import ModelError
+from ranks.run.exchange import Exchanges
+from ranks.run.plans import Plan, Plans
+from ranks.run.point_to_point import Mail, ReshapedError
+from ranks.sessions.cut import Collective, Cut, Segment
+from ranks.sessions.lifetimes import Lifetimes
+from ranks.sessions.session import reason
+
+if TYPE_CHECKING:
+    from ranks.weights.updated.bound import Bindings, BoundWeights
+
+MAX_KNOWN_SHAPES = 256
+"""Sets of input shapes whose values' shapes are remembered."""
+
+Values = dict[str, Any]
+
+
+class Program:
+    """A cut model's sessions, ready to run; not safe for calls from several threads at once."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sessions: Sequence[ort.InferenceSession | None],
+        elements: Mapping[str, int | None],
+        memory: Memory,
+        communicator: Communicator | None,
+        *,
+        small: frozenset[str] = frozenset(),
+        mail: Mail | None = None,
+        weights: BoundWeights | None = None,
+    ) -> None:
+        """``elements``: each value's ONNX element type, None where its size is not fixed.
+
+        ``mail``: sends and receives; without it, between the ranks of ``communicator``.
+        ``small``: values that stay on the host even where ``memory`` is a GPU's.
+        ``weights``: the variable weights, which the sessions have as inputs.
+        """
+        self.weights = weights
+        self._cut = cut
+        self._sessions = sessions
+        self._elements = elements
+        self._communicator = communicator
+        if mail is None and communicator is not None and cut.point_to_point:
+            mail = Mail(communicator, memory, range(communicator.size), cut.mail)
+        self._mail = mail
+        self._exchanges = Exchanges(communicator, mail, memory, elements)
+        self._host: Memory = memory if isinstance(memory, HostMemory) else HostMemory(None)
+        self._memory = memory
+        self._small = small
+        self._life = Lifetimes(cut)
+        self._read = {*cut.outputs, *(name for segment in cut.segments for name in segment.inputs)}
+        self._read.update(c.input for level in cut.collectives for c in level if c.input)
+        self._plans = Plans(sessions, memory)
+        self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
+        self._planned_levels = self._fixed_levels()
+        self.communication_seconds = 0.0
+
+    @property
+    def collectives(self) -> str:
+        """The name of the backend in use; empty without one."""
+        return self._communicator.name if self._communicator is not None else ""
+
+    def run(self, feeds: Sequence[Any]) -> list[Any]:
+        """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
+        with self._memory.active():
+            results = self._run(feeds)
+            if self._mail is not None:
+                self._mail.begin()
+            return results
+
+    def fail(self, reason: str) -> None:
+        """Instead of a run, or after one that failed: does what is left of its sends and receives without
+        values, which tells peers why."""
+        if self._mail is not None:
+            with self._memory.active():
+                self._mail.fail(reason)
+
+    def _run(self, feeds: Sequence[Any]) -> list[Any]:
+        if self.weights is not None and self.weights.renew():
+            self._bind_weights(self.weights)
+        key = tuple([array.shape for array in feeds])
+        plan = self._plans.get(key)
+        if plan is None:
+            if key not in self._shapes or not self._planned_levels:
+                return self._first_run(key, feeds)
+            plan = self._add_plan(key)
+        values = plan.values
+        for name, array in zip(self._cut.inputs, feeds, strict=True):
+            if name in self._read:
+                self._place(name).load(values[name], array)
+        level = 0
+        seconds = 0.0
+        clock = time.perf_counter
+        for run, exchanges in plan.steps:
+            if run is not None:
+                try:
+                    run()
+                except Exception as error:
+                    return self._leave_plan(plan, level, error)
+            if exchanges:
+                start = clock()
+                try:
+                    for exchange in exchanges:
+                        exchange()
+                except ReshapedError as found:
+                    return self._leave_at_recv(plan, level, found)
+                seconds += clock() - start
+            level += 1
+        self.communication_seconds += seconds
+        if level < len(self._sessions):
+            values = dict(values)
+            self._run_free(values, level, {})
+        return self._results(values)
+
+    def _bind_weights(self, weights: BoundWeights) -> None:
+        """Binds a new version in every plan. Values of another shape end what was known of shapes."""
+        if weights.reshaped:
+            self._plans.clear()
+            self._shapes.clear()
+        for plan in self._plans.values():
+            for bound in plan.bound:
+                weights.update(bound)
+
+    # shapes unknown
+
+    def _first_run(self, key: tuple[Shape, ...], feeds: Sequence[Any]) -> list[Any]:
+        values: Values = {}
+        for name, array in zip(self._cut.inputs, feeds, strict=True):
+            memory = self._place(name)
+            if self._elements[name] is None:
+                values[name] = np.asarray(array, dtype=object)
+                continue
+            values[name] = memory.allocate(array.shape, self._elements[name] or 0)
+            memory.load(values[name], array)
+        shapes: dict[str, Shape] = {}
+        self._run_free(values, 0, shapes)
+        self._shapes[key] = shapes
+        if len(self._shapes) > MAX_KNOWN_SHAPES:
+            self._shapes.popitem(last=False)
+        return self._results(values)
+
+    def _run_free(self, values: Values, start: int, shapes: dict[str, Shape]) -> None:
+        """Runs from level ``start`` on with buffers that ONNX Runtime allocates; notes the shapes found."""
+        for level in range(start, len(self._sessions)):
+            session = self._sessions[level]
+            if session is not None:
+                self._run_segment(session, level, values)
+            self._note_shapes(self._life.produced[level], values, shapes)
+            for name in self._life.dead_before_exchange[level]:
+                values.pop(name, None)
+            began = time.perf_counter()
+            for collective in self._cut.collectives[level]:
+                self._exchange_free(collective, values)
+            self.communication_seconds += time.perf_counter() - began
+            self._note_shapes(self._life.received[level], values, shapes)
+            for name in self._life.dead_after[level]:
+                values.pop(name, None)
+
+    def _note_shapes(self, names: Sequence[str], values: Values, shapes: dict[str, Shape]) -> None:
+        for name in names:
+            if self._elements[name] is not None:
+                shapes[name] = self._place(name).shape(values[name])
+
+    def _run_segment(self, session: ort.InferenceSession, level: int, values: Values) -> None:
+        segment = self._cut.segments[level]
+        if any(self._elements[n] is None and isinstance(values[n], np.ndarray) for n in segment.inputs):
+            self._run_on_strings(session, level, values)
+            return
+        binding = session.io_binding()
+        self._bind_inputs(binding, segment, values)
+        for name in segment.outputs:
+            memory = self._place(name)
+            binding.bind_output(name, memory.device, memory.device_id)
+        try:
+            session.run_with_iobinding(binding, self._plans.free(session))
+        except Exception as error:
+            raise _run_error(error) from None
+        for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
+            values[name] = value if self._elements[name] is None else self._place(name).adopt(value)
+
+    def _run_on_strings(self, session: ort.InferenceSession, level: int, values: Values) -> None:
+        """A segment that reads an input of strings, which ONNX Runtime takes in no other way than this."""
+        segment = self._cut.segments[level]
+        feeds: dict[str, Any] = {}
+        for name in segment.inputs:
+            if self.weights is not None and name in self._cut.weights:
+                feeds[name] = self.weights.value(name)
+                continue
+            value = values[name]
+            if self._elements[name] is not None:
+                value = self._place(name).fetch(value)
+            feeds[name] = value if isinstance(value, np.ndarray) else value.numpy()
+        try:
+            results = session.run(segment.outputs, feeds, self._plans.free(session))
+        except Exception as error:
+            raise _run_error(error) from None
+        for name, result in zip(segment.outputs, results, strict=True):
+            element = self._elements[name]
+            if element is None:
+                values[name] = result
+                continue
+            values[name] = self._place(name).allocate(result.shape, element)
+            self._place(name).load(values[name], result)
+
+    def _exchange_free(self, collective: Collective, values: Values) -> None:
+        source = values[collective.input] if collective.input else None
+        target = self._exchanges.free(collective, source)
+        if collective.output:
+            values[collective.output] = target
+
+    # shapes known
+
+    def _add_plan(self, key: tuple[Shape, ...]) -> Plan:
+        shapes = dict(self._shapes[key])
+        shapes.update(zip(self._cut.inputs, key, strict=True))
+        values = self._allocate(shapes, self._planned_levels)
+        plan = self._plans.new(key, values)
+        plan.levels = self._planned_levels
+        for level in range(plan.levels):
+            session = self._sessions[level]
+            run = self._planned_run(plan, session, level, shapes) if session is not None else None
+            exchanges: list[Callable[[], Any]] = []
+            for c in self._cut.collectives[level]:
+                source = values[c.input] if c.input else None
+                target = values[c.output] if c.output else None
+                in_place = c.output in self._life.in_place
+                exchanges += self._exchanges.calls(c, source, target, in_place=in_place)
+            plan.steps.append((run, exchanges))
+        return plan
+
+    def _planned_run(
+        self, plan: Plan, session: ort.InferenceSession, level: int, shapes: Mapping[str, Shape]
+    ) -> Callable[[], Any]:
+        segment, values, binding = self._cut.segments[level], plan.values, session.io_binding()
+        weights = self._bind_inputs(binding, segment, values)
+        plan.bound += weights
+        for name in segment.outputs:
+            self._bind(binding.bind_output, name, values[name])
+        away = [n for n in (*segment.inputs, *segment.outputs) if self._place_apart(n)]
+        before = [
+            partial(self._bind, binding.bind_input, name, values[name])
+            for name in segment.inputs
+            if name in away
+        ]
+        moved = {n for c in self._cut.collectives[level] for n in (c.input, c.output) if n}
+        waits = any(nbytes(shapes[name], self._elements[name] or 0) for name in moved)
+        awaited = waits and not any(name in away for name in segment.outputs)
+        return self._plans.call(
+            plan, session, binding, before, awaited=awaited, fixed=not away and not weights
+        )
+
+    def _allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
+        """Buffers for all values of the first ``levels`` levels; values that do not live together share
+        memory."""
+        life = self._life
+        pools: dict[tuple[bool, bool], Pool] = {}
+        values: Values = {}
+        taken: dict[str, tuple[Pool, tuple[int, Any]]] = {}
+
+        def add(name: str, *, keep: bool = False) -> None:
+            memory, exchanged, element = self._place(name), name in life.exchanged, self._elements[name] or 0
+            pool = pools.setdefault((memory is self._memory, exchanged), Pool(memory, exchanged=exchanged))
+            taken[name] = pool, pool.take(nbytes(shapes[name], element))
+            values[name] = memory.view(taken[name][1][1], shapes[name], element)
+            if keep:
+                del taken[name]
+
+        for name in self._cut.inputs:
+            add(name, keep=True)
+        for level in range(levels):
+            for name in life.produced[level]:
+                add(name)
+            for name in life.dead_before_exchange[level]:
+                self._release(taken, name)
+            for c in self._cut.collectives[level]:
+                if c.output in life.in_place:
+                    assert c.input and c.output
+                    values[c.output] = values[c.input]
+                    taken[c.output] = taken.pop(c.input)
+                elif c.output:
+                    add(c.output)
+            for name in life.dead_after[level]:
+                self._release(taken, name)
+        return values
+
+    @staticmethod
+    def _release(taken: dict[str, tuple[Pool, tuple[int, Any]]], name: str) -> None:
+        if name in taken:
+            pool, block = taken.pop(name)
+            pool.give(block)
+
+    def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Any]:
+        """A segment failed in its plan: if its output shapes are others this time, no plan can hold them."""
+        values = dict(plan.values)
+        shapes: dict[str, Shape] = {}
+        self._run_free(values, level, shapes)  # raises what is not about shapes
+        if all(plan_shape == shapes.get(name) for name, plan_shape in self._planned_shapes(plan, level)):
+            raise _run_error(error)
+        self._planned_levels = min(self._planned_levels, level)
+        self._plans.clear()
+        return self._results(values)
+
+    def _leave_at_recv(self, plan: Plan, level: int, found: ReshapedError) -> list[Any]:
+        """A value of another shape than planned has been announced: no plan can hold what depends on it."""
+        values, collectives = dict(plan.values), self._cut.collectives[level]
+        c = found.collective
+        values[c.output or ""] = self._exchanges.finish(c, found.shape)
+        for after in collectives[collectives.index(c) + 1 :]:
+            self._exchange_free(after, values)
+        self._run_free(values, level + 1, {})
+        self._planned_levels = min(self._planned_levels, level)
+        self._plans.clear()
+        return self._results(values)
+
+    def _planned_shapes(self, plan: Plan, level: int) -> list[tuple[str, Shape]]:
+        return [(name, self._place(name).shape(plan.values[name])) for name in self._life.produced[level]]
+
+    # both
+
+    def _place_apart(self, name: str) -> bool:
+        """Whether a value lies on the host while others lie on a device."""
+        return name not in self._cut.weights and self._place(name) is not self._memory
+
+    def _place(self, name: str) -> Memory:
+        return self._host if name in self._small or self._elements[name] is None else self._memory
+
+    def _bind(self, bind: Callable[..., None], name: str, buffer: Any) -> None:
+        memory = self._place(name)
+        shape = list(memory.shape(buffer))
+        bind(name, memory.device, memory.device_id, self._elements[name], shape, memory.address(buffer))
+
+    def _bind_inputs(self, binding: ort.IOBinding, segment: Segment, values: Values) -> list[Bindings]:
+        weights = []
+        for name in segment.inputs:
+            if name in self._cut.weights:
+                weights.append(name)
+            elif self._elements[name] is None:
+                binding.bind_ortvalue_input(name, values[name])
+            else:
+                self._bind(binding.bind_input, name, values[name])
+        return [self.weights.bind(binding, weights)] if self.weights is not None and weights else []
+
+    def _results(self, values: Values) -> list[Any]:
+        results = []
+        for name in self._cut.outputs:
+            value = values[name]
+            if self._elements[name] is not None:
+                value = self._place(name).fetch(value)
+            elif isinstance(value, ort.OrtValue):
+                value = value.numpy()
+            results.append(value)
+        return results
+
+    def _fixed_levels(self) -> int:
+        """The levels, from the first, in which every value lies in a plain block of memory."""
+        if any(self._elements[name] is None for name in self._cut.inputs):
+            return 0
+        for level, names in enumerate(self._life.produced):
+            if any(self._elements[name] is None for name in names):
+                return level
+        return len(self._sessions)
+
+
+def _run_error(error: Exception) -> ModelError:
+    return ModelError(f"ONNX Runtime could not run the model: {reason(error)}")

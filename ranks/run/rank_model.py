@@ -1,0 +1,178 @@
+"""A model as one rank has loaded it: run, its variable weights replaced, closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ranks.cache import locks
+from ranks.common import forks
+from ranks.common.tensors import TensorSpec, order_feeds
+from ranks.errors import ModelError, ShardrunError, WeightsError
+from ranks.models import model_file
+from ranks.sessions.session import reason
+
+if TYPE_CHECKING:
+    from ranks.run.program import Program
+    from ranks.run.schedule import Schedule
+    from ranks.weights.updated.group import Together
+    from ranks.weights.updated.values import Given
+    from ranks.weights.updated.variable import VariableWeights
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of one loaded model; ``communication_seconds`` is the time spent in collectives so far."""
+
+    segments: int
+    collectives: int
+    weight_bytes: int
+    communication_seconds: float
+
+
+class RankModel:
+    """One rank's model, loaded."""
+
+    kept: Sequence[locks.Pin] = ()
+
+    def __init__(
+        self,
+        path: Path,
+        inputs: list[TensorSpec],
+        outputs: list[TensorSpec],
+        *,
+        session: ort.InferenceSession | None = None,
+        program: Program | Schedule | None = None,
+        stats: Stats | None = None,
+        weights: VariableWeights | None = None,
+        together: Together | None = None,
+        optional: Sequence[TensorSpec] = (),
+        defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> None:
+        """``weights``: the variable weights; ``together``: those of a model that several ranks run;
+        ``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
+        self.path = path
+        self.given = path  # or the file that it was made of, which errors name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.optional_inputs = list(optional)
+        self._defaults = defaults or {}
+        self._session = session
+        self._program = program
+        self._stats = stats
+        self._weights = weights
+        self._together = together
+        self._lock = threading.Lock()
+        forks.in_child(self, RankModel._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """Runs the model once; in a group every rank must call it, with the same feeds.
+
+        ``feeds`` holds an array per input, and may hold one for each of ``optional_inputs``. Returns the
+        outputs in the model's order, which the caller owns.
+        Plain models may be run by several threads at once; others wait for one another.
+
+        Raises `ShardrunError` for feeds that do not fit the inputs, `ModelError` where ONNX Runtime cannot
+        compute, and the communicator's errors.
+        """
+        arrays = self._ordered(feeds)
+        session = self._session  # another thread may close the model meanwhile
+        if session is not None:
+            names = [spec.name for spec in self._fed(feeds)]
+            given: dict[str, Any] = dict(zip(names, arrays, strict=True))
+            if self._weights is not None:
+                given.update(self._weights.snapshot().feeds)
+            try:
+                return list(session.run(None, given))
+            except Exception as error:
+                raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
+        with self._lock:
+            if self._program is None:
+                raise ShardrunError(f"The model {self.given} is closed.")
+            return self._program.run(arrays)
+
+    def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if self.optional_inputs:
+            feeds = {**self._defaults, **feeds}
+        return order_feeds(self._fed(feeds), feeds)
+
+    def _fed(self, feeds: Mapping[str, Any]) -> list[TensorSpec]:
+        """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""
+        if not self.optional_inputs:
+            return self.inputs
+        return self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
+
+    @property
+    def weights(self) -> VariableWeights | None:
+        """The variable weights of this rank's model; None where it was loaded without."""
+        return self._weights
+
+    @property
+    def variable_names(self) -> frozenset[str]:
+        """The variable weights by the names that `update_weights` takes."""
+        if self._together is not None:
+            return self._together.names
+        return frozenset(self._weights.names) if self._weights is not None else frozenset()
+
+    def update_weights(self, given: Given | Exception) -> int:
+        """Replaces variable weights between two runs, all at once; returns the new version.
+
+        ``given``: whole values by the names of the source model; an exception where the caller refuses them
+        already, which is raised. In a group every rank must call it, and either rank 0 or every rank gives
+        the values; where one rank refuses, all do. Raises `WeightsError`; nothing has changed then.
+        """
+        if self._together is not None:
+            with self._lock:
+                return self._together.update(given)
+        if self._weights is None and not isinstance(given, TypeError):
+            from ranks.weights.updated.values import NONE_MARKED
+
+            raise WeightsError(NONE_MARKED)
+        if isinstance(given, Exception):
+            raise given
+        assert self._weights is not None
+        return self._weights.update(given)
+
+    def share_weights_of(self, other: RankModel) -> None:
+        """Uses the variable weights of another load of the same model from now on, with their values."""
+        if other._weights is None or self._weights is None:
+            return
+        with self._lock:
+            self._weights, self._together = other._weights, other._together
+            if self._program is not None and self._program.weights is not None:
+                self._program.weights.weights = self._weights
+
+    @property
+    def stats(self) -> Stats:
+        """Segments, collectives per inference, bytes of weights, seconds of communication."""
+        if self._stats is None:
+            self._stats = Stats(1, 0, model_file.weight_bytes(model_file.read(self.path)), 0.0)
+        if self._program is None:
+            return self._stats
+        return replace(self._stats, communication_seconds=self._program.communication_seconds)
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether threads run the model at once, and do not wait for one another."""
+        return self._session is not None
+
+    @property
+    def collectives(self) -> str:
+        """The name of the backend that joins the segments; empty where nothing is exchanged."""
+        return self._program.collectives if self._program is not None else ""
+
+    def close(self) -> None:
+        """Frees sessions and buffers; the communicator stays open. Safe to call twice."""
+        with self._lock:
+            self._session = None
+            self._program = None
+        self.kept = ()

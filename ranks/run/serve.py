@@ -1,0 +1,86 @@
+"""A rank that stays up: loads its shard once, then answers its launcher's requests until told to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from ranks.errors import CollectiveError, ShardrunError
+from ranks.talk.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from ranks.collectives.broadcast import Spreader
+    from ranks.identity.identity import Identity
+    from ranks.run.rank_model import RankModel
+    from ranks.talk.control import Control
+
+
+def serve(
+    identity: Identity, control: Control | None, path: str, target: str = "cpu", precision: str = ""
+) -> None:
+    """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
+
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none.
+    """
+    if control is None:
+        raise ShardrunError(
+            "`ranks.boot serve` is started by shardrun's launchers only (SHARDRUN_CONTROL is not set): "
+            "use `shardrun run`, or launcher.start() from Python."
+        )
+    from ranks.collectives.broadcast import Spreader
+    from ranks.precision.request import Asked
+    from ranks.run.target import load
+
+    began = time.perf_counter()
+    asked = Asked.from_text(precision) if precision else None
+    communicator, model = load(path, identity, target, asked=asked)
+    control.send(
+        Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
+    )
+    spreader = Spreader(communicator)
+    try:
+        while True:
+            # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
+            # peer between requests either, since the launcher wakes each of them.
+            message = control.requests.get()
+            if message.kind is Kind.STOP:
+                break
+            if message.kind is Kind.PREDICT:
+                _predict(message, identity.rank, model, spreader, control)
+    finally:
+        model.close()
+        communicator.close()
+
+
+def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
+    request = message.fields.get("request")
+    feeds = spreader.spread(message if rank == 0 else None).tensors
+    try:
+        outputs = model.run(feeds)
+        if rank == 0:
+            tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
+            fields = {"request": request, "stats": dataclasses.asdict(model.stats)}
+            control.send(Kind.RESULT, fields, tensors)
+    except CollectiveError:
+        raise
+    except Exception as error:
+        # Often the input's fault (an index out of range), and then every rank stops at the same place: the
+        # launcher lets the group live if all of them report it, and ends it otherwise.
+        control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+
+
+def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, Any]:
+    return {
+        "inputs": [_spec(item) for item in model.inputs],
+        "optional_inputs": [_spec(item) for item in model.optional_inputs],
+        "outputs": [_spec(item) for item in model.outputs],
+        "stats": dataclasses.asdict(model.stats),
+        "collectives": collectives,
+        "load_seconds": seconds,
+    }
+
+
+def _spec(spec: Any) -> dict[str, Any]:
+    dtype = "string" if spec.dtype.kind in "OUS" else spec.dtype.name
+    return {"name": spec.name, "dtype": dtype, "shape": list(spec.shape), "open_rank": spec.open_rank}

@@ -1,0 +1,1 @@
+"""Messages between a rank and its launcher."""

@@ -1,0 +1,173 @@
+"""A rank's connection to its launcher: requests come in, results and errors go out, and its end ends the
+rank."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import weakref
+from typing import Any
+
+from ranks.errors import PeerLostError, ShardrunError, is_usage
+from ranks.talk import wire
+from ranks.talk.stream import Stream
+from sharding.common.limits import shortage
+
+CONTROL = "SHARDRUN_CONTROL"
+JOB = "SHARDRUN_JOB"
+SCRATCH = "SHARDRUN_SCRATCH"
+SCRATCH_PREFIX = "shardrun-"
+EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
+_CONNECT_SECONDS = 30
+_STOP_SECONDS = 4
+_MAX_TEXT = 64 << 10
+_PR_SET_PDEATHSIG = 1
+
+
+class ControlError(ShardrunError):
+    """The launcher's control socket is named wrongly or cannot be reached."""
+
+
+def open_socket(address: str) -> socket.socket:
+    """A socket connected to ``unix:PATH``, ``unix:@ABSTRACT`` or ``tcp:HOST:PORT``; raises `ControlError`."""
+    scheme, _, place = address.partition(":")
+    host, _, port = place.rpartition(":")
+    try:
+        if scheme == "unix" and place:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect("\0" + place[1:] if place.startswith("@") else place)
+            return sock
+        if scheme == "tcp" and host and port.isdecimal():
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
+            sock.settimeout(None)
+            tune_tcp(sock)
+            return sock
+    except OSError as error:
+        raise ControlError(
+            f"The launcher cannot be reached at {CONTROL}={address} ({error.strerror or error}): "
+            "it has ended, or "
+            "a firewall is between; start the job anew, or unset this variable to run without a launcher."
+        ) from None
+    raise ControlError(
+        f"The environment variable {CONTROL} must be unix:PATH or tcp:HOST:PORT, but is {address[:200]!r}."
+    )
+
+
+def tune_tcp(sock: socket.socket) -> None:
+    """No delay for small messages; a cut cable or a dead host is noticed within about 11 s."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 11000),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent dies: prctl(2), PR_SET_PDEATHSIG. Linux only."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+class Control:
+    """The connection. ``requests`` holds the launcher's messages, in order.
+
+    A thread of its own waits for them, so that the launcher's death is noticed even while the main thread
+    is inside a collective: the process then ends at once.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._stream = Stream(sock)
+        self._sending = threading.Lock()
+        self._stopping = False
+        # A forked child that kept the socket open would hide this rank's death.
+        os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
+
+    @classmethod
+    def connect(cls, address: str, job: str, rank: int, world_size: int, host: str) -> Control:
+        """Connects, says hello and starts to listen; raises `ControlError`."""
+        control = cls(open_socket(address))
+        control.send(
+            wire.Kind.HELLO,
+            {"job": job, "rank": rank, "world_size": world_size, "pid": os.getpid(), "host": host},
+        )
+        control._stream.share_memory(borrow=True)
+        threading.Thread(target=control._listen, name="shardrun control", daemon=True).start()
+        return control
+
+    def send(
+        self, kind: wire.Kind, fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Sends one message; a launcher that is gone ends this process."""
+        try:
+            with self._sending:
+                self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
+        except OSError:
+            self._end()
+
+    def report(self, error: BaseException, trace: str) -> None:
+        """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
+        text = str(error) or type(error).__name__
+        advice = shortage(error)
+        short = bool(advice) and advice not in text
+        if short:
+            text = f"{text.rstrip('.')}: {advice}."
+        self.send(
+            wire.Kind.ERROR,
+            {
+                "type": type(error).__name__,
+                "message": text[:_MAX_TEXT],
+                "traceback": trace[-_MAX_TEXT:],
+                "expected": short or isinstance(error, ShardrunError),
+                "secondary": isinstance(error, PeerLostError),
+                "usage": is_usage(error),
+            },
+        )
+
+    def bye(self, code: int = 0) -> None:
+        """Tells the launcher that this rank ends because it is done, and with which exit code."""
+        self._stopping = True
+        self.send(wire.Kind.BYE, {"code": code})
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._stream.receive()
+                if message.kind is wire.Kind.STOP:
+                    self._stopping = True
+                    timer = threading.Timer(_STOP_SECONDS, self._end)
+                    timer.daemon = True
+                    timer.start()
+                self.requests.put(message)
+        except (OSError, wire.WireError) as error:
+            if not self._stopping:
+                if shortage(error):  # the launcher is still there
+                    self.report(error, "")
+                self._end()
+
+    def _end(self) -> None:
+        """Ends the process from whichever thread notices; nobody is left to tell."""
+        scratch = os.environ.get(SCRATCH, "")
+        if os.path.basename(scratch).startswith(SCRATCH_PREFIX):  # noqa: PTH119 - an import less on the way out
+            import shutil
+
+            shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(EXIT_ORPHANED)
+
+
+def _drop_in_child(control: weakref.ref[Control]) -> None:
+    if (parents := control()) is not None:
+        parents._stream.socket.close()  # not shut down: the connection is the parent's

@@ -1,0 +1,113 @@
+"""Messages over a connected stream socket."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from array import array
+
+from ranks.talk import area, wire
+
+_BUFFERED = 64 << 10
+_IOV = 64
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
+_DESCRIPTOR_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Stream:
+    """Messages over one connected stream socket. One thread may send while another receives; no more than
+    that."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._buffer = bytearray(_BUFFERED)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self.deadline: float | None = None  # time.monotonic() by which a message must have come
+        self._writer: area.Writer | None = None
+        self._reader: area.Reader | None = None
+        self._borrow = False
+
+    def share_memory(self, *, borrow: bool) -> None:
+        """Lets large tensors go through shared memory, if this is a connection on one host; both sides must.
+
+        With ``borrow``, received tensors hold good only until the next message.
+        """
+        if self.socket.family == socket.AF_UNIX and area.available():
+            self._writer, self._reader, self._borrow = area.Writer(), area.Reader(), borrow
+
+    def send(self, message: wire.Message) -> None:
+        """Sends one message; raises `OSError` when the peer is gone and `WireError` for what cannot
+        travel."""
+        frame, descriptor = wire.encode(message, self._writer)
+        pending = [memoryview(data).cast("B") for data in frame]
+        while pending:
+            if descriptor is None:
+                sent = self.socket.sendmsg(pending[:_IOV])
+            else:
+                try:
+                    sent = socket.send_fds(self.socket, pending[:_IOV], [descriptor])
+                finally:
+                    os.close(descriptor)
+                descriptor = None
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.pop(0))
+            if sent:
+                pending[0] = pending[0][sent:]
+
+    def receive(self, *, max_header: int = wire.MAX_HEADER, max_payload: int = 1 << 62) -> wire.Message:
+        """The next message; raises `PeerClosed` at the end of the stream and `WireError` for a malformed
+        frame."""
+        return wire.read_frame(self._fill, max_header, max_payload, self._reader, self._borrow)
+
+    def _fill(self, target: memoryview, first: bool = False) -> None:
+        """Fills ``target``, large ones straight from the socket, small ones through one buffer to save
+        calls."""
+        at = 0
+        while at < len(target):
+            if self._start == self._end and len(target) - at >= _BUFFERED:
+                count = self._receive_into(target[at:])
+                if not count:
+                    raise wire.WireError("the connection ended in the middle of a message")
+                at += count
+                continue
+            if self._start == self._end:
+                self._start, self._end = 0, self._receive_into(self._view)
+                if not self._end:
+                    if first and at == 0:
+                        raise wire.PeerClosed("the other side closed the connection")
+                    raise wire.WireError("the connection ended in the middle of a message")
+            count = min(len(target) - at, self._end - self._start)
+            target[at : at + count] = self._view[self._start : self._start + count]
+            self._start += count
+            at += count
+
+    def _receive_into(self, target: memoryview) -> int:
+        if self.deadline is not None:
+            self.socket.settimeout(max(self.deadline - time.monotonic(), 1e-3))
+        try:
+            if self._reader is None:
+                return self.socket.recv_into(target)
+            count, extra, flags, _ = self.socket.recvmsg_into([target], _DESCRIPTOR_SPACE, _DESCRIPTOR_FLAGS)
+            if flags & socket.MSG_CTRUNC:  # a descriptor came for which there is no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            for level, kind, data in extra:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._reader.take(array("i", data[: len(data) - len(data) % 4]))
+            return count
+        except TimeoutError:
+            raise wire.WireError("no message came in time") from None
+        finally:
+            if self.deadline is not None:
+                self.socket.settimeout(None)
+
+    def close(self) -> None:
+        """Ends both directions, so that a thread blocked in `receive` wakes; safe to call twice."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        if self._reader is not None:
+            self._reader.close()

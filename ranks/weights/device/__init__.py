@@ -1,0 +1,1 @@
+"""Weights that lie on a GPU once for several processes."""

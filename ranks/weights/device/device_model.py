@@ -1,0 +1,369 @@
+"""A model whose weights lie on a GPU once, for all sessions of all processes that use it there.
+
+ONNX Runtime optimises the model once, for the GPU, and writes the result: a graph and a file of its weights,
+in a folder that all processes can read. Weights of some size are copied into one block of device memory
+(`ranks.weights.device.cuda_ipc`). A session of the graph, in the owner as in every other process, gets them as
+device values by name (``SessionOptions.add_initializer``) and uses them in place. The graph is not optimised
+again, so that it asks for the very weights that the block holds; a weight that ONNX Runtime wants elsewhere
+than on the device, it takes from the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ranks.cache.durable import flush
+from ranks.cache.folder import locked
+from ranks.cache.intact import is_sealed, say_damaged, seal
+from ranks.cache.locks import Pin, pin
+from ranks.cache.place import FORMS, discard, make_private
+from ranks.common.notice import warn_once
+from ranks.devices import dlpack
+from ranks.devices.cuda_driver import Driver
+from ranks.errors import WeightsError
+from ranks.sessions import session
+from ranks.sessions.assigned import RECORD, name_all, used_elsewhere
+from ranks.weights.device import cuda_ipc
+from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
+from ranks.weights.prepared.prepare import without_doubles
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.sessions.session import SessionConfig
+
+GRAPH, DATA = "graph.onnx", "weights.data"
+SOURCE = "model.txt"
+"""Says what the folder was made from, for `shardrun cache list`."""
+LARGE_BYTES = 4096
+"""Weights of this many bytes and more are shared."""
+FORMAT = 1
+
+
+class DeviceWeights:
+    """A model's weights in device memory, as sessions of this process use them.
+
+    ``description`` and ``descriptors`` are for another process's `open_device_weights`: send both, and keep
+    this object, whose descriptors they are.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        folder: Path,
+        description: dict[str, Any],
+        descriptors: list[int],
+        used: Pin | None = None,
+    ) -> None:
+        """``used`` holds the folder in the cache."""
+        self.description, self.descriptors = description, descriptors
+        self.device = block.device
+        self._block = block
+        self._folder = folder
+        self._used = used
+        self._values = {
+            tensor["name"]: dlpack.value_at(
+                block.address + tensor["offset"],
+                tensor["type"],
+                tensor["shape"],
+                (block.driver.dlpack_device, block.device),
+            )
+            for tensor in description["tensors"]
+        }
+
+    @property
+    def values(self) -> Mapping[str, ort.OrtValue]:
+        """The shared weights by name, as values at their place in the block."""
+        return self._values
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of device memory that are shared."""
+        return self._block.size
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the device itself keeps this process from writing to the weights."""
+        return self._block.read_only
+
+    @property
+    def outlives_owner(self) -> bool:
+        """Whether the memory stays valid for the others when its owner ends; see `ranks.weights.device.cuda_ipc`."""
+        return self._block.kind == "descriptor"
+
+    def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:
+        """A session of the model over these weights. Raises `ModelError` and `DeviceError`."""
+        config = replace(config, folder=self._folder, device_id=self.device)
+        options = session.options_for(replace(config, entries={**config.entries, **RECORD}))
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        for name, value in self._values.items():
+            options.add_initializer(name, value)
+        try:
+            graph = (self._folder / GRAPH).read_bytes()
+        except OSError as error:
+            raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
+        made = session.create_plain(graph, config, what, options)
+        _say_copies(graph, made, config.providers[0], self.description["tensors"], what)
+        return made
+
+    def close(self) -> None:
+        """Lets go of the memory, which no session may use any more. Safe to call twice."""
+        self._values = {}
+        self._block.close()
+        if self._used is not None:
+            self._used.close()
+
+
+def _say_copies(
+    text: bytes, made: ort.InferenceSession, provider: str, tensors: Sequence[Mapping[str, Any]], what: str
+) -> None:
+    """Warns of weights that a session cannot use in place: ONNX Runtime only logs it, and copies them."""
+    import onnx
+
+    sizes = {tensor["name"]: math.prod(tensor["shape"]) * dlpack.width(tensor["type"]) for tensor in tensors}
+    elsewhere = used_elsewhere(onnx.load_from_string(text).graph, made, provider, sizes)
+    if not elsewhere:
+        return
+    copied, kinds = sum(sizes[name] for name in elsewhere), ", ".join(sorted(set(elsewhere.values())))
+    warn_once(
+        f"copies:{what}",
+        f"{len(elsewhere)} of the {len(sizes)} weights of {what} on the GPU, {copied} of "
+        f"{sum(sizes.values())} bytes, are not shared: ONNX Runtime runs nodes that read them on the CPU "
+        f"({kinds}), so each process holds a copy of its own. To share these, too, share the model on the "
+        "CPU.",
+    )
+
+
+def export_device_weights(
+    model: Path, config: SessionConfig, folder: Path, driver: Driver | None = None
+) -> DeviceWeights:
+    """Puts a model's weights on the device ``config.device_id``, to be shared from there.
+
+    ``folder``: where the optimised model lies or is put, which the other processes must be able to read; one
+    folder is for one model and one set of options. Raises `ModelError`, `DeviceError` ("no CUDA device" where
+    there is none) and `WeightsError`.
+    """
+    driver = driver or Driver()
+    make_private(folder.parent, shared=True)
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if not is_sealed(folder):
+            if folder.exists():
+                say_damaged(folder)
+            _prepare(model, config, folder)
+        used = pin(folder)
+    try:
+        return _export(config, folder, driver, used)
+    except BaseException:
+        if used is not None:
+            used.close()
+        raise
+
+
+def _export(config: SessionConfig, folder: Path, driver: Driver, used: Pin | None) -> DeviceWeights:
+    tensors, size = _layout(folder)
+    block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
+    try:
+        data = np.memmap(folder / DATA, np.uint8, "r") if tensors else np.empty(0, np.uint8)
+        for tensor in tensors:
+            block.write(tensor["offset"], data.ctypes.data + tensor.pop("source"), tensor["bytes"])
+        block.seal()
+        told, descriptors = block.export()
+        description = {"format": FORMAT, "runtime": _runtime(), "memory": told, "tensors": tensors}
+        return DeviceWeights(block, folder, description, descriptors, used)
+    except BaseException:
+        block.close()
+        raise
+
+
+def open_device_weights(
+    description: Mapping[str, Any], descriptors: Sequence[int], folder: Path, driver: Driver | None = None
+) -> DeviceWeights:
+    """Uses the weights that another process exported. The descriptors stay the caller's, to close.
+
+    Raises `WeightsError` for a description that is damaged, of another release or of a device that this
+    process does not see; `DeviceError` where there is no CUDA device or the memory is gone.
+    """
+    tensors, memory = description.get("tensors"), description.get("memory")
+    if description.get("format") != FORMAT or description.get("runtime") != _runtime():
+        raise WeightsError(
+            f"the weights on the GPU are of format {description.get('format')} for ONNX Runtime "
+            f"{description.get('runtime')}, but this process has format {FORMAT} and {_runtime()}: use the "
+            "same releases in both."
+        )
+    if not (isinstance(memory, dict) and isinstance(tensors, list)):
+        raise WeightsError("what the owner says of its GPU memory is damaged: build the model again.")
+    for tensor in tensors:
+        _check(tensor, memory.get("size"))
+    block = cuda_ipc.attach(driver or Driver(), memory, list(descriptors))
+    try:
+        return DeviceWeights(block, folder, dict(description), list(descriptors))
+    except BaseException:
+        block.close()
+        raise
+
+
+def _runtime() -> str:
+    return f"{ort.__version__} {ort.get_build_info()}"
+
+
+def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
+    """Writes the optimised model into ``folder``, which appears whole or not at all."""
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp", dir=folder.parent) as work_name:
+        work = Path(work_name)
+        options = session.options_for(replace(config, many=False))
+        options.optimized_model_filepath = str(work / GRAPH)
+        for key, value in (
+            ("session.optimized_model_external_initializers_file_name", DATA),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE_BYTES)),
+        ):
+            options.add_session_config_entry(key, value)
+        made = session.create_plain(model, config, str(model), options)
+        del made
+        gc.collect()  # its device memory is free again before the block is made
+        graph = onnx.load(str(work / GRAPH), load_external_data=False)
+        without_doubles(graph.graph)
+        without_copies(graph.graph)
+        name_all(graph.graph)  # who has taken a node is told by its name
+        (work / GRAPH).write_bytes(graph.SerializeToString())
+        (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
+        for file in (work / GRAPH, work / DATA):
+            if file.is_file():
+                flush(file)  # a crash of the machine must not leave the folder without its bytes
+        seal(work)
+        if not is_sealed(folder):
+            with contextlib.suppress(OSError):
+                discard(folder, FORMS["device"])  # damaged, it is of no use
+        try:
+            work.chmod(0o700)
+            work.rename(folder)
+        except OSError:
+            if not is_sealed(folder):  # else another process was quicker, with the same
+                raise
+        else:
+            work.mkdir()  # for the end of the temporary folder
+
+
+def without_copies(graph: onnx.GraphProto) -> None:
+    """Removes the copies between host and device that ONNX Runtime put in: loading puts them in anew, and
+    stumbles over names that are there already."""
+    outputs = {value.name for value in graph.output}
+    names: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        if node.op_type not in {"MemcpyFromHost", "MemcpyToHost"} or node.domain not in {"", "ai.onnx"}:
+            kept.append(node)
+            continue
+        source, target = names.get(node.input[0], node.input[0]), node.output[0]
+        if target in outputs and source not in outputs and _is_made_here(graph, source):
+            names[source] = target
+            names = {old: target if new == source else new for old, new in names.items()}
+        elif target in outputs:
+            node.op_type = "Identity"
+            kept.append(node)
+        else:
+            names[target] = source
+    del graph.node[:]
+    graph.node.extend(kept)
+    _rename(graph, names)
+    for node in graph.node:
+        for inner in _subgraphs(node):
+            without_copies(inner)
+
+
+def _is_made_here(graph: onnx.GraphProto, name: str) -> bool:
+    return any(name in node.output for node in graph.node if not node.op_type.startswith("Memcpy"))
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    if not names:
+        return
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for inner in _subgraphs(node):
+            _rename(inner, names)
+    for value in graph.value_info:
+        value.name = names.get(value.name, value.name)
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    found = []
+    for attribute in node.attribute:
+        found.extend([attribute.g] if attribute.HasField("g") else [])
+        found.extend(attribute.graphs)
+    return found
+
+
+def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """The weights to share, each with its place in the block and in the file (``source``), and the block's
+    size."""
+    import onnx
+
+    graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
+    inner: set[str] = set()
+    waiting = [inside for node in graph.node for inside in _subgraphs(node)]
+    while waiting:
+        inside = waiting.pop()
+        inner.update(tensor.name for tensor in inside.initializer)
+        waiting.extend(deeper for node in inside.node for deeper in _subgraphs(node))
+    limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
+    tensors, size = [], 0
+    for tensor in graph.initializer:
+        # Sessions find shared weights by name, in subgraphs too, where another weight may have the name.
+        if tensor.data_location != tensor.EXTERNAL or tensor.name in inner:
+            continue
+        if tensor.data_type not in dlpack.TYPES:
+            continue
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        source = int(fields.get("offset") or 0)
+        count = math.prod(tensor.dims) * dlpack.width(tensor.data_type)
+        if fields.get("location") != DATA or source + count > limit:
+            raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
+        tensors.append(
+            {
+                "name": tensor.name,
+                "type": tensor.data_type,
+                "shape": list(tensor.dims),
+                "offset": size,
+                "bytes": count,
+                "source": source,
+            }
+        )
+        size += -(-count // ALIGNMENT) * ALIGNMENT
+    return tensors, size
+
+
+def _check(tensor: object, size: object) -> None:
+    """Raises `WeightsError` unless a tensor of a description lies within the block."""
+    right = (
+        isinstance(tensor, dict)
+        and type(size) is int
+        and isinstance(tensor.get("name"), str)
+        and type(tensor.get("type")) is int
+        and tensor["type"] in dlpack.TYPES
+        and isinstance(tensor.get("shape"), list)
+        and len(tensor["shape"]) <= dlpack.MOST_AXES
+        and all(type(length) is int and 0 <= length < 1 << 48 for length in tensor["shape"])
+        and type(tensor.get("offset")) is int
+        and tensor["offset"] >= 0
+        and tensor["offset"] % ALIGNMENT == 0
+        and tensor["offset"] + math.prod(tensor["shape"]) * dlpack.width(tensor["type"]) <= size
+    )
+    if not right:
+        text = json.dumps(tensor, default=str)[:200]
+        raise WeightsError(
+            f"what the owner says of its GPU memory is damaged ({text}): build the model again."
+        )

@@ -1,0 +1,1 @@
+"""Weights in the form that ONNX Runtime computes with, on disk, mapped by all who use them."""

@@ -1,0 +1,1 @@
+"""One copy of the weights for several processes: owners, and those that attach."""

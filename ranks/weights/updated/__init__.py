@@ -1,0 +1,1 @@
+"""Weights that can be replaced between two predictions."""
