@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    from launcher import cache, mpirun
+    from launcher.job import cache
+    from launcher.starters import mpirun
 
     model = options.model
     if model is None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launcher.errors import RankFailedError as RankFailedError
     from launcher.errors import ShardrunError as ShardrunError
-    from launcher.group import Group as Group
-    from launcher.group import PredictError as PredictError
-    from launcher.group import start as start
+    from launcher.group.group import Group as Group
+    from launcher.group.group import PredictError as PredictError
+    from launcher.group.group import start as start
 
     __version__: str
 
@@ -23,11 +23,11 @@ def __getattr__(name: str) -> Any:
 
         return getattr(errors, name)
     if name in __all__:
-        from launcher import group
+        from launcher.group import group
 
         return getattr(group, name)
     if name == "__version__":
-        from launcher.version import version
+        from launcher.common.version import version
 
         return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.exits import (
+from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USAGE,
@@ -177,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from launcher.version import version
+        from launcher.common.version import version
 
         print(f"shardrun {version()}")
         parser.exit()
@@ -211,7 +211,7 @@ def _name_kind(record: Any) -> bool:
 
 
 def _terminate_like_interrupt() -> Any:
-    """Makes SIGTERM raise `launcher.exits.Terminated`.
+    """Makes SIGTERM raise `launcher.common.exits.Terminated`.
 
     Returns the handler that was there, None outside the main thread.
     """

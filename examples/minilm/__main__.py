@@ -14,10 +14,10 @@ from examples.minilm.measure import alternate, plain_session
 from examples.minilm.text import SENTENCES, tokenize
 from examples.minilm.weights import exported_model, weights_folder
 from launcher import start
-from launcher.cache import sliced
+from launcher.common.report import human_bytes, human_seconds, print_outputs, print_table, progress
 from launcher.errors import ShardrunError
-from launcher.report import human_bytes, human_seconds, print_outputs, print_table, progress
-from launcher.verify import Comparison, check, compare_outputs
+from launcher.job.cache import sliced
+from launcher.job.verify import Comparison, check, compare_outputs
 from sharding.slices.manifest import Manifest, read_manifest
 
 RANKS = 2

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.cache_contents import Item
+    from launcher.job.cache_contents import Item
 
 HELP = "list or clear what is kept between runs"
 DESCRIPTION = """\
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from launcher.cache_contents import contents
-    from launcher.report import human_bytes, print_table, say
+    from launcher.common.report import human_bytes, print_table, say
+    from launcher.job.cache_contents import contents
 
     found = contents(args.kinds or _KINDS)
     if args.json:
@@ -81,8 +81,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _clear(args: argparse.Namespace) -> int:
-    from launcher.cache_contents import clear
-    from launcher.report import human_bytes
+    from launcher.common.report import human_bytes
+    from launcher.job.cache_contents import clear
     from sharding.common.text import one_line
 
     removed, busy = clear(args.kinds or _KINDS)

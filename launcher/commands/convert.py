@@ -10,7 +10,7 @@ from launcher.commands.options import add_decryption, key_of, whole
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.conversion import Converted
+    from launcher.tasks.conversion import Converted
 
 HELP = "turn a MindIR model, a network with a checkpoint, or an exported program into ONNX"
 DESCRIPTION = """\
@@ -98,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
     """Converts, writes, compares, prints."""
     from contextlib import ExitStack
 
-    from launcher import conversion, expectations
-    from launcher.files import check_folder
-    from launcher.report import counted, human_bytes, progress
+    from launcher.common.files import check_folder
+    from launcher.common.report import counted, human_bytes, progress
+    from launcher.tasks import conversion, expectations
     from sharding.common.text import one_line
     from sharding.importers.opset import opset_of
     from sharding.importers.value_names import inputs_of
@@ -168,7 +168,7 @@ def _paths(args: argparse.Namespace) -> tuple[Path | None, Path]:
 
 
 def _report(made: Converted, args: argparse.Namespace) -> None:
-    from launcher.report import counted, say
+    from launcher.common.report import counted, say
 
     if made.match is None:
         return

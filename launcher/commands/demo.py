@@ -23,8 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the two files."""
-    from launcher.demo import write_demo
-    from launcher.report import human_bytes, say
+    from launcher.common.report import human_bytes, say
+    from launcher.tasks.demo import write_demo
 
     model, arrays = write_demo(args.folder)
     say(f"wrote {model} ({human_bytes(model.stat().st_size)}) and {arrays}")

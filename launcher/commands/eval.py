@@ -103,9 +103,9 @@ def _integer(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Evaluates as this process's place in the job demands."""
     from launcher.errors import ConfigError
-    from launcher.evaluation import Task, eval_group, eval_rank
-    from launcher.job import merge
-    from launcher.run import external_identity, leave_now
+    from launcher.job.job import merge
+    from launcher.tasks.evaluation import Task, eval_group, eval_rank
+    from launcher.tasks.run import external_identity, leave_now
     from ranks.evaluation.evaluate import Options
 
     rename = {}

@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
+    from launcher.common.exits import report
     from launcher.errors import RankFailedError
-    from launcher.exits import report
-    from launcher.group import run_program
+    from launcher.group.group import run_program
 
     given = vars(args)
     names = ("ranks", "rank_table", "launcher", "collectives", "threads", "timeout")
@@ -84,7 +84,7 @@ def _here(args: argparse.Namespace) -> int:
     import os
     import signal
 
-    from launcher.exits import report
+    from launcher.common.exits import report
     from ranks.compat import format_error, run_script
     from ranks.errors import ShardrunError
 

@@ -17,17 +17,17 @@ from launcher.commands.options import (
     key_of,
     whole,
 )
-from launcher.decryption import check_key
 from launcher.errors import ConfigError
-from launcher.job import MAX_RANKS
-from launcher.model_kinds import check_sliceable
-from launcher.rank_models import is_rank_models
-from launcher.slicing import Slicing, parse_dims, slicing_of
+from launcher.inspection.model_kinds import check_sliceable
+from launcher.inspection.rank_models import is_rank_models
+from launcher.job.decryption import check_key
+from launcher.job.job import MAX_RANKS
+from launcher.job.slicing import Slicing, parse_dims, slicing_of
 
 if TYPE_CHECKING:
-    from launcher.forecast import Forecast
-    from launcher.inspection import Inspection, Tensor
-    from launcher.model_summary import ModelSummary
+    from launcher.inspection.forecast import Forecast
+    from launcher.inspection.inspection import Inspection, Tensor
+    from launcher.inspection.model_summary import ModelSummary
     from sharding.importers.mindir.encryption import Key
 
 HELP = "show a model, a plan or a slice folder"
@@ -98,11 +98,11 @@ def run(args: argparse.Namespace) -> int:
     if not planned:
         return _print_model(args, key)
     if args.html is not None:
-        from launcher.files import check_target
+        from launcher.common.files import check_target
 
         check_target("--html", args.html, "page")
     inspection = _inspection(args, dims, key)
-    from launcher.report import warn_of
+    from launcher.common.report import warn_of
 
     warn_of(inspection.warning, args.model)
     if args.html is not None:
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_inspection(inspection, weights=args.verbose > 0)
     if args.html is not None and not args.json:
-        from launcher.report import say
+        from launcher.common.report import say
 
         say(f"wrote {args.html}")
     return 0
@@ -121,10 +121,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_dims(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> None:
     """Refuses dimensions that the model does not have, before it is planned."""
-    from launcher.signature import check_dims, declared_by, manifest_symbols
+    from launcher.inspection.signature import check_dims, declared_by, manifest_symbols
 
     if args.model.is_dir():
-        from launcher.model import open_slices
+        from launcher.job.model import open_slices
 
         check_dims(dims, manifest_symbols(open_slices(args.model, getattr(args, "ranks", None))))
     elif (found := declared_by(args.model, key, runs=False)) is not None:
@@ -132,10 +132,10 @@ def _check_dims(args: argparse.Namespace, dims: dict[str, int], key: Key | None)
 
 
 def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> Inspection:
-    from launcher.inspection import of_plan, of_slices
+    from launcher.inspection.inspection import of_plan, of_slices
 
     if args.model.is_dir():
-        from launcher.model import open_slices
+        from launcher.job.model import open_slices
 
         return of_slices(args.model, open_slices(args.model, getattr(args, "ranks", None)), dims)
     from sharding.planning.plan import plan_model
@@ -147,14 +147,14 @@ def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None)
 
 
 def _write_page(path: Path, inspection: Inspection) -> None:
-    from launcher.files import write_file
-    from launcher.page import render
+    from launcher.common.files import write_file
+    from launcher.inspection.page import render
 
     write_file(path, render(inspection).encode(), "plan")
 
 
 def _print_model(args: argparse.Namespace, key: Key | None) -> int:
-    from launcher.model_summary import summarize
+    from launcher.inspection.model_summary import summarize
 
     summary = summarize(args.model, key)
     if args.json:
@@ -167,7 +167,7 @@ def _print_model(args: argparse.Namespace, key: Key | None) -> int:
 
 def print_model(summary: ModelSummary, limit: int | None) -> None:
     """Prints a model's summary; ``limit``: how many weights and operators are listed."""
-    from launcher.report import counted, human_bytes, print_table
+    from launcher.common.report import counted, human_bytes, print_table
 
     opsets = ", ".join(f"{domain} {version}" for domain, version in summary.opsets.items())
     facts = [
@@ -199,8 +199,8 @@ def print_model(summary: ModelSummary, limit: int | None) -> None:
 
 def print_signature(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
     """Prints inputs and outputs."""
-    from launcher.inspection import shape_text
-    from launcher.report import print_table
+    from launcher.common.report import print_table
+    from launcher.inspection.inspection import shape_text
 
     rows = [
         [kind, name, dtype, shape_text(shape)]
@@ -214,8 +214,8 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     """Prints a plan by layer and, if wanted, every weight's placement."""
     from collections import Counter
 
-    from launcher.page import describe_mesh
-    from launcher.report import human_bytes, print_table, say
+    from launcher.common.report import human_bytes, print_table, say
+    from launcher.inspection.page import describe_mesh
     from sharding.common.text import shortened
 
     say(f"{x.title}: {describe_mesh(x)}")
@@ -257,8 +257,8 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
 
 def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:
     """Rank models made elsewhere: nobody knows how they were cut, so each is shown as it is."""
-    from launcher.rank_inspection import look
-    from launcher.report import human_bytes, print_table, say
+    from launcher.common.report import human_bytes, print_table, say
+    from launcher.inspection.rank_inspection import look
     from sharding.common.text import counted, shortened
 
     given = [
@@ -296,8 +296,8 @@ def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | No
 
 
 def _print_forecasts(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> int:
-    from launcher.forecast import forecast
-    from launcher.report import human_bytes, print_table
+    from launcher.common.report import human_bytes, print_table
+    from launcher.inspection.forecast import forecast
 
     options = slicing_of(vars(args)).options()
     found: list[Forecast] = [forecast(args.model, ranks, options, dims, key) for ranks in args.world]

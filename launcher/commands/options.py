@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.job import LAUNCHERS, MAX_RANKS, TARGETS
-from launcher.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
+from launcher.job.job import LAUNCHERS, MAX_RANKS, TARGETS
+from launcher.job.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
 from ranks.common.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
 from ranks.precision.request import MODES
 from sharding.demands.options import STRATEGIES
@@ -174,7 +174,7 @@ def add_decryption(parser: argparse.ArgumentParser) -> None:
 
 def key_of(args: argparse.Namespace) -> Key | None:
     """The key that `add_decryption`'s options name; raises `ConfigError`."""
-    from launcher.decryption import read_key
+    from launcher.job.decryption import read_key
 
     return read_key(vars(args).get("dec_key_file"), vars(args).get("dec_mode"))
 

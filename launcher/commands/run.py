@@ -58,8 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job as this process's place in it demands."""
-    from launcher.job import merge
-    from launcher.run import Show, external_identity, run_group, run_rank
+    from launcher.job.job import merge
+    from launcher.tasks.run import Show, external_identity, run_group, run_rank
 
     job = merge(vars(args), args.config)
     identity = external_identity(job)

@@ -18,13 +18,13 @@ from launcher.commands.options import (
     key_of,
     whole,
 )
-from launcher.decryption import check_key
+from launcher.common.files import check_folder, check_target, write_file
 from launcher.errors import ConfigError
-from launcher.files import check_folder, check_target, write_file
-from launcher.job import MAX_RANKS
-from launcher.model_kinds import check_sliceable
-from launcher.signature import declared_by
-from launcher.slicing import slicing_of
+from launcher.inspection.model_kinds import check_sliceable
+from launcher.inspection.signature import declared_by
+from launcher.job.decryption import check_key
+from launcher.job.job import MAX_RANKS
+from launcher.job.slicing import slicing_of
 
 if TYPE_CHECKING:
     from sharding.planning.plan import Plan
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     check_key(key, args.model)
     if args.output is not None:
         declared_by(args.model, key)
-    from launcher.report import counted, progress, say, warn_of
+    from launcher.common.report import counted, progress, say, warn_of
     from sharding.planning.plan import plan_model
     from sharding.writing.write import check_output, write_slices
 
@@ -152,7 +152,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def print_plan(plan: Plan, model: Path, *, weights: bool) -> None:
     """Prints a plan as a table and, if wanted, every weight's placement."""
-    from launcher.report import counted, human_bytes, print_table
+    from launcher.common.report import counted, human_bytes, print_table
 
     print_table(["", "plan"], plan.rows(), "ll", title=f"{model} on {counted(plan.world_size, 'rank')}")
     if weights:

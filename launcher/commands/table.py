@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.rank_table import RankTable
+    from launcher.job.rank_table import RankTable
 
 HELP = "make or check a rank table"
 DESCRIPTION = """\
@@ -75,7 +75,7 @@ def parse_count(text: str, what: str) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    from launcher.rank_table import make_rank_table
+    from launcher.job.rank_table import make_rank_table
 
     hosts = (
         parse_hosts(args.hosts)
@@ -88,8 +88,8 @@ def _make(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
         return 0
-    from launcher.files import write_file
-    from launcher.report import say
+    from launcher.common.files import write_file
+    from launcher.common.report import say
 
     write_file(args.output, text.encode(), "rank table")
     say(f"wrote {args.output}: {_size(table)}")
@@ -103,8 +103,8 @@ def _size(table: RankTable) -> str:
 
 
 def _check(path: Path) -> int:
-    from launcher.rank_table import find_problems, load_rank_table
-    from launcher.report import print_table, say
+    from launcher.common.report import print_table, say
+    from launcher.job.rank_table import find_problems, load_rank_table
     from sharding.common.text import one_line
 
     problems = find_problems(path)

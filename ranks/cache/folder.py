@@ -1,7 +1,7 @@
 """The cache folder: where it is, locks in it, and the hashes of model files that it remembers.
 
     $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun
-        slices/    sliced models (`launcher.cache`)        weights/  prepared weights (`ranks.weights.prepared.store`)
+        slices/    sliced models (`launcher.job.cache`)        weights/  prepared weights (`ranks.weights.prepared.store`)
         converted/ models of other formats as ONNX (`ranks.models.imported`)
         device/    models optimised for a GPU, whose weights processes share (`ranks.weights.device.on_device`)
         hashes/NAME.json  the hash of a model file, good while the files' size, time and inode stay the same

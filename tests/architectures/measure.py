@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import onnxruntime
 
-from launcher.group import start
+from launcher.group.group import start
 from sharding.demands.options import SliceOptions
 from sharding.planning.plan import Plan, plan_model
 from sharding.writing.write import write_slices

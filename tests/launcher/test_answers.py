@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher import cause
-from launcher.answers import Answers
-from launcher.base import Ended
-from launcher.cause import Trouble
+from launcher.group.answers import Answers
+from launcher.starters import cause
+from launcher.starters.base import Ended
+from launcher.starters.cause import Trouble
 from ranks.talk.wire import Kind, Message
 
 

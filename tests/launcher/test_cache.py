@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 import sharding
-from launcher import cache
 from launcher.errors import ConfigError
+from launcher.job import cache
 from ranks.cache import folder as cache_folder
 from ranks.cache import intact
 from ranks.models import model_file
@@ -226,7 +226,7 @@ def test_a_failed_slicing_leaves_nothing(folder: Path) -> None:
     assert [p.name for p in (folder / "cache" / "slices").iterdir() if p.suffix != ".lock"] == []
 
 
-SLICE = "import sys; from launcher import cache; print(cache.sliced(sys.argv[1], 2))"
+SLICE = "import sys; from launcher.job import cache; print(cache.sliced(sys.argv[1], 2))"
 
 
 def test_several_processes_at_once(folder: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cache, cache_contents, cli
+from launcher import cli
 from launcher.commands import cache as cache_command
+from launcher.job import cache, cache_contents
 from ranks.cache import locks
 from ranks.cache.place import FORMS, prepare
 from ranks.sessions.session import SessionConfig, create

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cache, cli
+from launcher import cli
+from launcher.job import cache
 from ranks.cache import locks
 from ranks.cache.folder import locked
 from ranks.cache.limit import bound, occupied

@@ -17,7 +17,8 @@ import onnxruntime as ort
 import pytest
 
 import ranks
-from launcher import cache, cli
+from launcher import cli
+from launcher.job import cache
 from ranks.cache import limit, locks
 from ranks.cache import place as cache_place
 from ranks.cache.folder import fingerprint
@@ -308,9 +309,9 @@ def test_as_another_user(open_folder: Path) -> None:
     os.chown(root, OTHER, OTHER)
     before = folder.stat(), (root / "slices").stat()
     program = (
-        "import os, sys, launcher.cache, sharding, onnx_ir\n"  # what root alone may read, first
+        "import os, sys, launcher.job.cache, sharding, onnx_ir\n"  # what root alone may read, first
         "os.setgid(65534); os.setuid(65534)\n"
-        "try: launcher.cache.sliced(sys.argv[1], 2)\n"
+        "try: launcher.job.cache.sliced(sys.argv[1], 2)\n"
         "except launcher.errors.ConfigError as error: print(error)"
     )
     done = subprocess.run(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli, exits
+from launcher import cli
+from launcher.common import exits
 from launcher.errors import ConfigError, LaunchError, RankTableError, VerifyError
 from tests.launcher.cli_tools import ROOT, environment, save_mlp, shardrun
 

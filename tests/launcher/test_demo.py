@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from launcher import cli, start
-from launcher.demo import build
+from launcher.tasks.demo import build
 from sharding import plan_model
 from tests.launcher.cli_tools import ROOT
 

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from launcher import inputs
 from launcher.cli import main
+from launcher.job import inputs
 from ranks.common.tensors import element_dtype, is_extended
 from ranks.talk import wire
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from launcher import cli
-from launcher.decryption import is_encrypted, read_key
 from launcher.errors import ConfigError
+from launcher.job.decryption import is_encrypted, read_key
 from tests.elsewhere import not_ours
 from tests.launcher.cli_tools import mpirun, shardrun
 

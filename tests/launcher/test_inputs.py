@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
-from launcher.inputs import make_inputs, numpy_dtype, save_outputs
-from launcher.job import parse_dims
+from launcher.job.inputs import make_inputs, numpy_dtype, save_outputs
+from launcher.job.job import parse_dims
 
 
 @dataclass(frozen=True)

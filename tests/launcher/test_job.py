@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
-from launcher.job import Job, merge
-from launcher.job_file import EXPECTED, JobFile, read_job_file
-from launcher.slicing import FLAGS, parse_bytes, parse_dims
+from launcher.job.job import Job, merge
+from launcher.job.job_file import EXPECTED, JobFile, read_job_file
+from launcher.job.slicing import FLAGS, parse_bytes, parse_dims
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh, parse_mesh
 

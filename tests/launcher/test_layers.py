@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.layers import FIRST, MAX_SCOPES, SCOPES, Used, by_layer, layer_of, scope_of
+from launcher.inspection.layers import FIRST, MAX_SCOPES, SCOPES, Used, by_layer, layer_of, scope_of
 
 
 @pytest.mark.parametrize(

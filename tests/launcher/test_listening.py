@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from launcher import start
-from launcher.loopback import family, move_to_loopback
+from launcher.starters.loopback import family, move_to_loopback
 from tests.launcher.cli_tools import save_mlp
 from tests.listening import outside_loopback
 from tests.ranks import worlds

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 import sharding
 from launcher import start
 from launcher.errors import ConfigError, ShardrunError
-from launcher.inputs import make_inputs
+from launcher.job.inputs import make_inputs
 from ranks.models.optional import take
 from ranks.run import executor
 from sharding.demands.options import SliceOptions

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from launcher.base import Ended, Handle, Pipe, StreamName
-from launcher.output import TAIL_LINES, Output, show
+from launcher.group.output import TAIL_LINES, Output, show
+from launcher.starters.base import Ended, Handle, Pipe, StreamName
 
 
 class Pipes(Handle):

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from launcher.outputs import summarize
+from launcher.tasks.outputs import summarize
 from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.inspection import Inspection, Layer, Talk, Weight
-from launcher.page import render
+from launcher.inspection.inspection import Inspection, Layer, Talk, Weight
+from launcher.inspection.page import render
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Split
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 import ranks
-from launcher import precision
 from launcher.cli import main
 from launcher.errors import ConfigError
-from launcher.group import start
-from launcher.job import Job, merge
-from launcher.scripts import write_scripts
+from launcher.group.group import start
+from launcher.job import precision
+from launcher.job.job import Job, merge
+from launcher.starters.scripts import write_scripts
 from ranks.precision.request import Asked
 from tests.launcher.cli_tools import save_mlp, shardrun
 

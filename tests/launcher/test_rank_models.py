@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from launcher import group
 from launcher.errors import ConfigError
-from launcher.rank_models import count_files, folder_of, is_rank_models, open_rank_models
+from launcher.group import group
+from launcher.inspection.rank_models import count_files, folder_of, is_rank_models, open_rank_models
 from ranks.errors import ModelError
 from sharding import slice_model
 from tests.launcher.cli_tools import mpirun, save_mlp, shardrun

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.documents import MAX_BYTES
+from launcher.common.documents import MAX_BYTES
 from launcher.errors import RankTableError
-from launcher.rank_table import find_problems, load_rank_table, make_rank_table, parse_rank_table
+from launcher.job.rank_table import find_problems, load_rank_table, make_rank_table, parse_rank_table
 
 TABLE: dict[str, Any] = {
     "version": "1.0",

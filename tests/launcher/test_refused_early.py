@@ -10,8 +10,9 @@ import onnx
 import pytest
 
 import ranks
-from launcher import cache, cli, start
-from launcher.watch import Job
+from launcher import cli, start
+from launcher.group.watch import Job
+from launcher.job import cache
 from ranks.errors import ModelError, ShardrunError
 from tests.launcher.cli_tools import save_mlp
 
@@ -179,7 +180,7 @@ def test_external_data_that_stand_for_others(tmp_path: Path) -> None:
 
 def test_a_model_of_a_page_of_bytes_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A raw input may be a page: only pointers are never what is meant."""
-    from launcher.inputs import make_inputs
+    from launcher.job.inputs import make_inputs
     from sharding.slices.manifest import TensorEntry
 
     (tmp_path / "page.bin").write_bytes(PAGE)

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 
 from launcher import cli
 from launcher.errors import RankFailedError
-from launcher.inputs import make_inputs
-from launcher.job import Job
-from launcher.model import opened
+from launcher.job.inputs import make_inputs
+from launcher.job.job import Job
+from launcher.job.model import opened
 from sharding.slices.manifest import read_manifest
 from tests.launcher import processes
 from tests.launcher.cli_tools import environment, mpirun, run, save_mlp, shardrun

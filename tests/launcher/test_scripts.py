@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from launcher import cli
-from launcher.job import Job
-from launcher.scripts import write_scripts
+from launcher.job.job import Job
+from launcher.starters.scripts import write_scripts
 from tests.launcher import processes
 from tests.launcher.cli_tools import environment, run, save_mlp, shardrun
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from launcher import group
+from launcher.group import group
 from ranks.cache import weight_entries
 from ranks.weights.shared import automatic
 from sharding.demands.options import SliceOptions

@@ -161,7 +161,7 @@ def test_a_demo_that_cannot_be_written_leaves_nothing(
     def full(*_: object) -> None:
         raise ConfigError("No space left on device")
 
-    monkeypatch.setattr("launcher.files.write_file", full)
+    monkeypatch.setattr("launcher.common.files.write_file", full)
     (folder / "mine").mkdir()
     for name in ("new", "mine"):
         assert refused(capsys, "demo", name) == "No space left on device"

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from launcher.errors import ConfigError, VerifyError
-from launcher.verify import (
+from launcher.job.verify import (
     Comparison,
     check,
     compare,

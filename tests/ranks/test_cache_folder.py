@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cache
+from launcher.job import cache
 from ranks.cache import entries, intact, locks
 from ranks.cache import folder as cache_folder
 from ranks.cache.folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole

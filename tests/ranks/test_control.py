@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.control import Listener, Peer
-from launcher.lobby import MOST, MOST_OF_ONE, Lobby
+from launcher.group.control import Listener, Peer
+from launcher.group.lobby import MOST, MOST_OF_ONE, Lobby
 from ranks.errors import PeerLostError
 from ranks.talk import wire
 from ranks.talk.control import EXIT_ORPHANED, Control, ControlError, open_socket

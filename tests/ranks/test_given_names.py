@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.verify import run_reference
+from launcher.job.verify import run_reference
 from ranks import Context, Model, ModelType
 from ranks.errors import ShardrunError
 from ranks.models import imported

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.group import PredictError, start
+from launcher.group.group import PredictError, start
 from sharding.slices.mesh import Mesh
 from tests.ranks import worlds
 from tests.ranks.mesh_models import feeds_of, save_mesh

@@ -109,11 +109,11 @@ def test_a_provider_that_falls_back_is_an_error(monkeypatch: pytest.MonkeyPatch)
         create(relu(), SessionConfig(providers=("CUDAExecutionProvider",), device_id=1), "it")
 
 
-@pytest.mark.parametrize("module", ["ranks.sessions.session", "launcher.verify"])
+@pytest.mark.parametrize("module", ["ranks.sessions.session", "launcher.job.verify"])
 def test_onnxruntime_leaves_no_id_of_this_user(module: str, tmp_path: Path) -> None:
     code = f"import {module}; import onnxruntime"
-    if module == "launcher.verify":
-        code = "from launcher.verify import run_reference; run_reference('absent.onnx', {})"
+    if module == "launcher.job.verify":
+        code = "from launcher.job.verify import run_reference; run_reference('absent.onnx', {})"
     environ = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     subprocess.run(
         [sys.executable, "-c", code],

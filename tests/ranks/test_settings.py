@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import group
 from launcher.cli import main
+from launcher.group import group
 from ranks.cache.folder import cache_folder
 from ranks.common import settings
 from ranks.errors import SettingError

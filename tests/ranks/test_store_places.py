@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from launcher import cache_contents
+from launcher.job import cache_contents
 from ranks.cache import durable, weight_entries
 from ranks.cache.folder import fingerprint, hashes_folder
 from ranks.sessions.session import create

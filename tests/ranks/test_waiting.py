@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cache
+from launcher.job import cache
 from ranks.cache import locks, weight_entries
 from ranks.cache.folder import locked
 from ranks.common import waiting

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cache
+from launcher.common.files import check_folder, write_file
 from launcher.errors import ConfigError
-from launcher.files import check_folder, write_file
+from launcher.job import cache
 from sharding.common.storage import is_place, probe, why_unwritable
 from sharding.errors import OutputError, SliceError
 from sharding.slices.folder import check_output, new_folder

@@ -1,0 +1,1 @@
+"""What every part of the launcher uses: exits, report, files."""

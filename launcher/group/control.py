@@ -1,0 +1,272 @@
+"""The launcher's side of the control channel: a socket that only this job's ranks get past."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import LaunchError
+from launcher.group.lobby import Lobby
+from launcher.starters import cause
+from ranks.talk import wire
+from ranks.talk.control import tune_tcp
+from ranks.talk.stream import Stream
+from sharding.common.limits import shortage
+
+_HELLO_SECONDS = 10
+_MAX_HELLO = 4096
+_NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
+_BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
+
+
+@dataclass
+class Peer:
+    """A rank that said hello. ``pid`` is what the rank says; ``process`` a pidfd where it is on this host."""
+
+    rank: int
+    host: str
+    pid: int
+    stream: Stream
+    process: int | None = None
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(
+        self, kind: wire.Kind, fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Sends one message; raises `OSError` when the rank is gone."""
+        with self.sending:
+            self.stream.send(wire.Message(kind, fields or {}, tensors or {}))
+
+
+class Listener:
+    """Listens for the ranks of one job and hands on what they send; each callback runs in that rank's own
+    thread.
+
+    On one host it is an abstract Unix socket, which leaves no file behind however this process ends and
+    where the kernel says who connects; for several hosts it is TCP on the address that faces them. Whoever
+    does not say hello with the job's secret within 10 s is dropped, and earlier where many do not.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        hosts: Sequence[str],
+        on_hello: Callable[[Peer], None],
+        on_message: Callable[[Peer, wire.Message], None],
+        on_lost: Callable[[Peer], None],
+        *,
+        on_shortage: Callable[[Exception], None],
+    ) -> None:
+        """``on_shortage``: this process could not take the connection of a rank, for want of threads."""
+        self.secret = secrets.token_hex(16)
+        self._world_size = world_size
+        self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
+        self._on_shortage = on_shortage
+        self._known: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._lobby = Lobby()
+        self._socket, self.address = _listen_tcp(hosts) if hosts else _listen_unix()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
+        _listeners.add(self)
+        threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
+
+    def _accept(self) -> None:
+        refused = 0
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                if self._socket.fileno() < 0:
+                    return
+                refused += 1
+                if refused == _PATIENCE and len(self._known) < self._world_size:
+                    self._on_shortage(error)
+                time.sleep(_NAP_SECONDS)  # out of descriptors, for now
+                continue
+            refused = 0
+            try:
+                pid = _pid_of(sock)
+                origin = sock.getpeername()[0] if pid is None else pid
+            except OSError:  # gone already, or another user's
+                sock.close()
+                continue
+            self._open.add(sock)
+            self._lobby.enter(sock, origin)
+            try:
+                threading.Thread(
+                    target=self._serve, args=(sock, pid), name="shardrun rank", daemon=True
+                ).start()
+            except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is ending
+                self._lobby.leave(sock)
+                if self._socket.fileno() >= 0 and not sys.is_finalizing():
+                    self._on_shortage(error)
+                sock.close()
+
+    def _serve(self, sock: socket.socket, pid: int | None) -> None:
+        stream = Stream(sock)
+        try:
+            peer = self._admit(stream, pid)
+        except (OSError, wire.WireError):
+            peer = None
+        finally:
+            self._lobby.leave(sock)
+        if peer is None:
+            stream.close()
+            return
+        self._on_hello(peer)
+        try:
+            while True:
+                self._on_message(peer, stream.receive())
+        except (OSError, wire.WireError) as error:
+            if shortage(error):
+                self._on_shortage(error)
+            self._on_lost(peer)
+
+    def _admit(self, stream: Stream, pid: int | None) -> Peer | None:
+        """The rank that says hello; None for anybody else. ``pid``: what the kernel says, on one host."""
+        if stream.socket.family != socket.AF_UNIX:
+            tune_tcp(stream.socket)
+        stream.deadline = time.monotonic() + _HELLO_SECONDS
+        hello = stream.receive(max_header=_MAX_HELLO, max_payload=0)
+        stream.deadline = None
+        stream.share_memory(borrow=False)
+        fields = hello.fields
+        job, rank, host = fields.get("job"), fields.get("rank"), fields.get("host")
+        if hello.kind is not wire.Kind.HELLO or not isinstance(job, str):
+            return None
+        if not hmac.compare_digest(job.encode(), self.secret.encode()):
+            return None
+        if type(rank) is not int or not 0 <= rank < self._world_size or not isinstance(host, str):
+            return None
+        if not self._lobby.leave(stream.socket):
+            return None
+        said = fields.get("pid")
+        peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
+        with self._lock:
+            if rank in self._known or self._socket.fileno() < 0:
+                return None
+            self._known[rank] = peer
+        if pid:
+            # Kept from now on, so that a later signal can never reach another process that got the same
+            # number.
+            with contextlib.suppress(OSError, AttributeError):
+                peer.process = os.pidfd_open(pid)
+        return peer
+
+    def close(self) -> None:
+        """Stops listening and closes every connection, which ends ranks that are still there."""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            peers = list(self._known.values())
+        for peer in peers:
+            peer.stream.close()
+
+    def forget(self) -> None:
+        """In a forked child: drops the copies of our sockets, or the parent's death would go unnoticed."""
+        for sock in list(self._open):
+            sock.close()
+
+
+def _pid_of(sock: socket.socket) -> int | None:
+    """The process that connected, where the kernel says it. Raises `PermissionError` for another user's."""
+    if sock.family != socket.AF_UNIX:
+        return None
+    pid, uid, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if uid != os.getuid():
+        raise PermissionError(f"process {pid} runs as user {uid}")
+    return int(pid)
+
+
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for listener in list(_listeners):
+        listener.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    if sys.platform != "linux":
+        raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise cause.shortage(error) from None
+    name = f"@shardrun-{secrets.token_hex(8)}"
+    sock.bind("\0" + name[1:])
+    sock.listen(_BACKLOG)
+    return sock, f"unix:{name}"
+
+
+def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
+    """A listening socket on this machine's address on the way to the ranks' hosts."""
+    address = "127.0.0.1"
+    family = socket.AF_INET
+    for host in hosts:
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        except OSError as error:
+            raise LaunchError(
+                f"The host {host!r} of the rank table cannot be found "
+                f"({error.strerror or error}): correct its name, or "
+                "give its address as server_ip."
+            ) from None
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(place)  # UDP: sends nothing, only asks for the route
+            except OSError as error:
+                raise LaunchError(
+                    f"There is no route to host {host!r} ({error.strerror or error}): see that this machine "
+                    "is in its network, or correct the address in the rank table."
+                ) from None
+            address = probe.getsockname()[0]
+        if not address.startswith("127.") and address != "::1":
+            break
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+    except OSError as error:
+        sock.close()
+        raise LaunchError(
+            f"The control socket cannot listen on {address}: {error.strerror or error}."
+        ) from None
+    sock.listen(_BACKLOG)
+    return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"
+
+
+def kill_peers(peers: Sequence[Peer], seconds: float) -> None:
+    """Kills ranks of this host that are still there, and waits, ``seconds`` at most, until they are not."""
+    deadline = time.monotonic() + seconds
+    for peer in peers:
+        assert peer.process is not None
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(peer.process, signal.SIGKILL)
+    for peer in peers:
+        if peer.process is None:
+            continue
+        poller = select.poll()
+        poller.register(peer.process, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(peer.process)
+        peer.process = None

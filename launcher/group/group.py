@@ -1,0 +1,357 @@
+"""A group of ranks that stays up: they load once, then answer as often as asked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from launcher.common.interrupts import held_back
+from launcher.common.report import warn_unsplit
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.watch import Job
+from launcher.inspection.model_kinds import check_sliceable
+from launcher.inspection.rank_models import is_rank_models, missing
+from launcher.job.job import TARGETS
+from launcher.job.start_arguments import (
+    check_collectives,
+    check_count,
+    count_ranks,
+    load_table,
+    rank_environment,
+)
+from launcher.starters import base
+from ranks.cache.locks import Pin, keeping
+from ranks.common.settings import default_timeout
+from ranks.common.tensors import TensorSpec, order_feeds, unlike
+from ranks.models.imported import naming
+from ranks.talk import wire
+from sharding.common.text import counted
+from sharding.onnx_files.given import GivenModel, is_path
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from launcher.job.rank_table import RankTable
+    from ranks.common.progress import Progress
+    from ranks.precision.request import Asked
+    from sharding.demands.options import SliceOptions
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+_FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
+
+
+@dataclass(frozen=True)
+class RankStats:
+    """What one rank said when it was ready."""
+
+    rank: int
+    host: str
+    pid: int
+    segments: int
+    collectives: int
+    weight_bytes: int
+    load_seconds: float
+    backend: str
+
+
+class PredictError(ShardrunError):
+    """The model could not compute these inputs; the group is still good."""
+
+
+class Group:
+    """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
+
+    ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
+    ``stats`` has one `RankStats` per rank; ``communication_seconds`` is what rank 0 spent in collectives so
+    far.
+    """
+
+    def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
+        self.kept: Sequence[Pin] = ()
+        self._model, self._job = model, job
+        self._lock = threading.Lock()
+        self._request = 0
+        self._noted = False
+        self._answers = job.answers
+        self.communication_seconds = 0.0
+        self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
+        try:
+            job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
+            self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
+            self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
+            self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
+            self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+        except BaseException:
+            self._closer()
+            raise
+
+    def _ready(self, progress: Progress | None) -> bool:
+        done, size = len(self._job.ready), self._job.world_size
+        if progress is not None:
+            progress(done, size)
+        return done == size
+
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
+
+        Raises `ShardrunError` for inputs that do not fit the model (nothing is sent), `PredictError` where
+        the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost.
+        After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it comes, for
+        which the next call waits.
+        """
+        if not isinstance(feeds, Mapping):
+            raise ShardrunError(
+                f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
+                f"but are {type(feeds).__name__}."
+            )
+        if not self._closer.alive:
+            raise LaunchError("This group is closed: start another one.")
+        self._job.check_owner()
+        specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
+        arrays = order_feeds(specs, feeds)
+        self._note_symbols(specs, arrays)
+        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        with self._lock:
+            return self._ask(tensors)
+
+    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
+        """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
+        if self._noted or not log.isEnabledFor(logging.INFO):
+            return
+        found = unlike(specs, [array.shape for array in arrays])
+        if found:
+            self._noted = True
+            log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
+
+    def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        job, answers = self._job, self._answers
+        job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
+        self._settle()
+        fields = {"request": self._request + 1}
+        try:
+            with held_back():  # all ranks get the request, or none
+                with job.changed:
+                    self._request += 1
+                    answers.begin(self._request)
+                job.send(0, wire.Kind.PREDICT, fields, tensors)
+                for rank in range(1, job.world_size):
+                    job.send(rank, wire.Kind.PREDICT, fields)
+            job.wait_for(lambda: answers.came, None, "")
+        except KeyboardInterrupt:
+            answers.dropped = answers.request == fields["request"]  # else nothing was sent yet
+            raise
+        except wire.WireError:  # a tensor cannot travel, and nothing was sent
+            answers.begin(0)
+            raise
+        except (RankFailedError, LaunchError):
+            raise
+        except BaseException:
+            # Another signal's handler, maybe in the middle of a message.
+            job.fail(LaunchError("This group's last request was interrupted: start another one."))
+            raise
+        if answers.result is not None:
+            self.communication_seconds = answers.result.fields["stats"]["communication_seconds"]
+            return answers.result.tensors
+        raise self._failed()
+
+    def _settle(self) -> None:
+        """Waits until the ranks have answered a request that was interrupted, and drops the answer.
+
+        They cannot be stopped in the middle of a model, and read the inputs of a request where those of the
+        next one are written.
+        """
+        job, answers = self._job, self._answers
+        if not answers.dropped:
+            return
+        job.wait_for(lambda: answers.came, None, "")
+        if answers.result is None and not isinstance(error := self._failed(), PredictError):
+            raise error
+        answers.dropped = False
+
+    def _failed(self) -> ShardrunError:
+        """Called when a rank could not compute: if none could, they are still in step and the group is
+        good."""
+        job, answers = self._job, self._answers
+        with job.changed:
+            job.changed.wait_for(
+                lambda: job.failure is not None or len(answers.failed) == job.world_size, _FAILED_SECONDS
+            )
+            rank, fields = next(iter(answers.failed.items()))
+            text = str(fields.get("message"))
+            if len(answers.failed) == job.world_size and job.failure is None:
+                return PredictError(text)
+            others = job.failure is None
+        if others:
+            where = f"rank {rank} on host {job.host(rank)}"
+            job.abort(
+                RankFailedError(
+                    f"{where}: {text}\nOther ranks did not fail alike.", rank=rank, host=job.host(rank)
+                )
+            )
+        assert job.failure is not None
+        return job.failure
+
+    def close(self) -> None:
+        """Ends every rank; returns when no process is left. Safe to call twice."""
+        self._closer()
+        self.kept = ()
+
+    def __repr__(self) -> str:
+        state = "" if self._closer.alive else ", closed"
+        ranks = counted(self._job.world_size, "rank")
+        return f"<Group of {ranks} by {self._job.launcher_name}: {self._model}{state}>"
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@keeping
+def start(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
+    *,
+    ranks: int | None = None,
+    launcher: str = "auto",
+    rank_table: str | os.PathLike[str] | RankTable | None = None,
+    collectives: str = "auto",
+    threads: int | None = None,
+    target: str = "cpu",
+    timeout: float | None = None,
+    allow_replicated: bool = False,
+    options: SliceOptions | None = None,
+    environment: Mapping[str, str] | None = None,
+    precision: Asked | None = None,
+    progress: Progress | None = None,
+) -> Group:
+    """Starts the ranks of a model and returns when all are ready.
+
+    ``model``: a slice folder, a model file, which is sliced first (into the cache) as ``options`` say, a
+    pattern of rank models' files (``rank_{}_model.onnx``), or a model's bytes, `onnx.ModelProto` or
+    `onnx_ir.Model`. ``ranks``: how many; a slice folder, the files
+    that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
+    default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
+    ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
+    300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
+    the model's own. ``progress`` is called with how many ranks are ready, and of how many.
+
+    Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
+    `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
+    while it loads.
+    """
+    if target not in TARGETS:
+        raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
+    check_collectives(collectives, target)
+    timeout = default_timeout() if timeout is None else timeout
+    table = load_table(rank_table)
+    with _as_path(model) as path:
+        if not path.exists() and not is_rank_models(path):
+            raise missing(path)
+        check_sliceable(path)
+        size = count_ranks(path, ranks, table, options)
+        chosen = base.choose(launcher, table, collectives)
+        variables = rank_environment(collectives, threads, timeout, table, environment)
+        made = _sliced(path, size, options, allow_replicated, timeout) if path.is_file() else path
+        if made.is_dir():
+            warn_unsplit(made, path)
+        # Links stay links: the data of a model that is one may lie beside its name.
+        program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
+        job = Job(chosen, program, size, environment=variables, table=table, patience=timeout)
+        return Group(job, timeout, made, progress)
+
+
+@contextlib.contextmanager
+def _as_path(model: Any) -> Iterator[Path]:
+    if is_path(model):
+        yield Path(model)
+        return
+    with GivenModel(model) as path, naming(path, "the given model"):
+        yield path
+
+
+def _sliced(
+    path: Path, size: int, options: SliceOptions | None, allow_replicated: bool, timeout: float
+) -> Path:
+    """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
+    from launcher.inspection.signature import declared_by
+
+    if size == 1:
+        declared_by(path)
+        return path
+    from launcher.job import cache
+
+    return cache.sliced(
+        path,
+        size,
+        options=options,
+        allow_replicated=allow_replicated,
+        timeout=timeout,
+        before=lambda: declared_by(path),
+    )
+
+
+def run_program(
+    program: Sequence[str],
+    ranks: int | None = None,
+    *,
+    launcher: str = "auto",
+    rank_table: str | os.PathLike[str] | RankTable | None = None,
+    collectives: str = "auto",
+    threads: int | None = None,
+    timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
+    end.
+
+    Raises like `start`, `RankFailedError` when a rank ends with anything but success, and `OSError` where
+    some of what the ranks printed could not be written.
+    """
+    table = load_table(rank_table)
+    size = ranks if ranks is not None else table.world_size if table is not None else 1
+    check_count(size, table)
+    seconds = default_timeout() if timeout is None else timeout
+    variables = rank_environment(collectives, threads, seconds, table, environment)
+    chosen = base.choose(launcher, table, collectives)
+    job = Job(chosen, program, size, environment=variables, table=table, patience=seconds)
+    try:
+        job.wait()
+    finally:
+        job.close()
+    if job.lost_output is not None:
+        raise job.lost_output
+
+
+def _spec(item: Mapping[str, Any]) -> TensorSpec:
+    dtype = wire.dtype_named(item["dtype"])
+    return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
+
+
+def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:
+    stats = ready["stats"]
+    return RankStats(
+        rank=rank,
+        host=job.host(rank),
+        pid=job.pid(rank),
+        segments=stats["segments"],
+        collectives=stats["collectives"],
+        weight_bytes=stats["weight_bytes"],
+        load_seconds=ready["load_seconds"],
+        backend=ready["collectives"],
+    )

@@ -1,0 +1,374 @@
+"""Above every launcher: started ranks are watched, the first cause is found, and everything is ended.
+
+A `Job` is the ranks of one start. Ranks and the launching program tell of their ends in several ways at
+once (an error message, a closed socket, an exit status, mpirun's report); the job waits a moment for all of
+them, decides which was first, tells the caller, and ends the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import LaunchError, RankFailedError
+from launcher.group import halted
+from launcher.group.answers import Answers
+from launcher.group.control import Listener, Peer, kill_peers
+from launcher.group.late import late, listed
+from launcher.group.output import Output
+from launcher.job.hosts import over_ssh, remote_hosts
+from launcher.starters import cause
+from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
+from ranks.common import heap
+from ranks.talk import wire
+
+if TYPE_CHECKING:
+    from launcher.job.rank_table import RankTable
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
+GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
+REPORT_SECONDS = 1.0
+STOP_SECONDS = 3.0
+TERMINATE_SECONDS = 1.0
+KILL_SECONDS = 2.0
+NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
+
+
+class Job:
+    """The ranks of one start, from the first process to the last."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        program: Sequence[str],
+        world_size: int,
+        *,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """Starts the ranks; raises `LaunchError`. ``patience``: seconds that a rank which is waited for may
+        be stopped by a signal; None for as long as it likes.
+
+        ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
+        send.
+        """
+        self._patience = patience
+        self.world_size = world_size
+        self._owner = os.getpid()
+        self._is_script = program[0] == "exec"
+        self.failure: RankFailedError | LaunchError | None = None
+        self.changed = threading.Condition()
+        self._launcher = launcher
+        self.ready: dict[int, dict[str, Any]] = {}
+        self.answers = Answers()
+        self._peers: dict[int, Peer] = {}
+        self._troubles: dict[int, cause.Trouble] = {}
+        self._done: set[int] = set()
+        self._gone: set[int] = set()
+        self._launcher_ended: Ended | None = None
+        self._some_rank: Ended | None = None
+        self._all_ended = False
+        self._started = False
+        self._settled = False
+        self._closing = False
+        self._hung_up = False
+        self._halted = ""
+        self._noticed = False
+        self._ending = threading.Lock()
+        self._suspicious = threading.Event()
+        self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
+        launcher.check(table)
+        heap.spare_addresses()
+        self._remote = remote_hosts(table)
+        self._listener = Listener(
+            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
+        )
+        ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
+        try:
+            self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._started = True
+        self._settle()
+        try:
+            self._output = Output(self._handle, self._ended)
+            for target in (self._wait, self._judge):
+                threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
+        except (RuntimeError, MemoryError, OSError) as error:
+            self._listener.close()
+            self._handle.kill()
+            raise cause.shortage(error) from None
+
+    # What the ranks and the launching program tell; each in a thread of its own.
+
+    def _hello(self, peer: Peer) -> None:
+        with self.changed:
+            self._peers[peer.rank] = peer
+            self.changed.notify_all()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once, when all ranks are there: nothing is to be open to other hosts where none takes part."""
+        with self.changed:
+            if self._remote or self._settled or not self._started or len(self._peers) < self.world_size:
+                return
+            self._settled = True
+        self._handle.settle([peer.pid for peer in self._peers.values()])
+
+    def _message(self, peer: Peer, message: wire.Message) -> None:
+        with self.changed:
+            if message.kind is wire.Kind.ERROR:
+                self._trouble(peer.rank).error = message.fields
+                self._halted = self._halted or self._why_late(message.fields)  # now: mpirun soon ends them
+            elif message.kind is wire.Kind.BYE:
+                code = message.fields.get("code")
+                if isinstance(code, int) and code:
+                    self._trouble(peer.rank).ended = Ended(peer.rank, code)
+                else:
+                    self._done.add(peer.rank)
+            elif message.kind is wire.Kind.READY:
+                self.ready[peer.rank] = message.fields
+            else:
+                self.answers.take(peer.rank, message)
+            self.changed.notify_all()
+
+    def _lost(self, peer: Peer) -> None:
+        with self.changed:
+            self._gone.add(peer.rank)
+            if peer.rank not in self._done and not self._hung_up:
+                self._trouble(peer.rank)
+            self.changed.notify_all()
+
+    def _shortage(self, error: Exception) -> None:
+        self.fail(cause.shortage(error))
+        self._suspicious.set()
+
+    def _ended(self, ended: Ended) -> None:
+        with self.changed:
+            if ended.rank is None:
+                self._launcher_ended = ended
+                if ended.code or not self._finished():
+                    self._suspicious.set()
+            elif ended.rank == SOME_RANK:
+                self._some_rank = self._some_rank or ended
+            elif ended.code or ended.rank not in self._done:
+                trouble = self._trouble(ended.rank)
+                trouble.ended = trouble.ended or ended
+            self.changed.notify_all()
+
+    def _trouble(self, rank: int) -> cause.Trouble:
+        """The record of a rank in trouble; asks for a judgement. Call it with the lock held."""
+        self._suspicious.set()
+        return self._troubles.setdefault(rank, cause.Trouble(rank, self.host(rank)))
+
+    def _finished(self) -> bool:
+        return len(self._done) == self.world_size
+
+    def _wait(self) -> None:
+        while (ended := self._handle.wait()) is not None:
+            self._ended(ended)
+        with self.changed:
+            self._all_ended = True
+            self.changed.notify_all()
+
+    # The judgement.
+
+    def _judge(self) -> None:
+        self._suspicious.wait()
+        with self.changed:
+            if self._closing:
+                return
+            self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
+            if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
+                # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                self._hung_up = True
+                self._listener.close()
+                self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
+            if self._closing:
+                return
+        self._output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
+        with self.changed:
+            self.fail(self._verdict())
+        self._end()
+
+    def _certain(self) -> bool:
+        if self._closing or self._launcher_died() or (self._silent() and self._launcher_ended is not None):
+            return True
+        trouble = cause.first(list(self._troubles.values()))
+        return trouble is not None and trouble.told and not trouble.secondary
+
+    def _silent(self) -> bool:
+        """Whether the first cause is a rank of which nothing is known but that it is gone."""
+        trouble = cause.first(list(self._troubles.values()))
+        return trouble is not None and not trouble.told and self._some_rank is None
+
+    def _launcher_died(self) -> bool:
+        """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
+        return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
+
+    def _why_late(self, error: Mapping[str, Any]) -> str:
+        return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+
+    def _verdict(self) -> RankFailedError | LaunchError:
+        trouble = cause.first(list(self._troubles.values()))
+        launched = self._launcher_ended
+        if trouble is not None and not trouble.told and self._some_rank is not None:
+            trouble.ended = self._some_rank
+        # Where mpirun was told to end, or was killed, it says of no rank how it ended, and none is the cause.
+        gone = launched is not None and (trouble is None or not trouble.told)
+        if trouble is None or gone or (self._launcher_died() and trouble.error is None):
+            started = len(self._peers) == self.world_size
+            code = launched.code if launched is not None else None
+            lost = None if self._launcher_died() else trouble
+            said, far = self._output.tail(None), over_ssh(self._remote)
+            short = self._handle.short
+            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
+        return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
+
+    def fail(self, error: RankFailedError | LaunchError) -> None:
+        """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def abort(self, error: RankFailedError | LaunchError) -> None:
+        """`fail`, and ends every rank."""
+        self.fail(error)
+        self._end()
+
+    def host(self, rank: int) -> str:
+        """The host of a rank, as it said itself or the rank table says."""
+        peer = self._peers.get(rank)
+        return peer.host if peer is not None else self._hosts.get(rank, os.uname().nodename)
+
+    def pid(self, rank: int) -> int:
+        """The process id of a rank that said hello, on its host."""
+        return self._peers[rank].pid
+
+    # What the caller does.
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """Blocks until ``condition`` holds (checked under ``changed``); raises the job's failure as soon as
+        there is one.
+
+        ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
+        """
+        self.check_owner()
+        watch = halted.Watch(self._patience)
+        with self.changed:
+            found = halted.wait_aloud(
+                self.changed.wait_for,
+                lambda: self.failure is not None or condition(),
+                timeout,
+                lambda waited: self._look(waited, watch),
+            )
+            if found is False:
+                raise LaunchError(self._late(what, timeout or 0.0))
+        if isinstance(found, RankFailedError):
+            self.abort(found)
+        if self.failure is not None:
+            # A copy: raising one error object in several threads would mix their tracebacks.
+            raise cause.copied(self.failure)
+
+    def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
+        """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
+        if (
+            waited >= NOTICE_SECONDS
+            and self._remote
+            and not self._noticed
+            and len(self._peers) < self.world_size
+        ):
+            self._noticed = True
+            log.warning(
+                "%d of %d ranks have started; %s reaches %s over ssh",
+                *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
+            )
+        return watch.look(self._peers.values())
+
+    def _late(self, what: str, timeout: float) -> str:
+        missing = [rank for rank in range(self.world_size) if rank not in self._peers]
+        said = self._output.tail(None) if missing else []
+        more = halted.in_sentences(self._peers.values())
+        return late(what, timeout, missing, self._launcher.name, over_ssh(self._remote), said, more)
+
+    @property
+    def launcher_name(self) -> str:
+        """What started the ranks."""
+        return self._launcher.name
+
+    @property
+    def lost_output(self) -> OSError | None:
+        """The error where some of what the ranks printed could not be written."""
+        return self._output.lost
+
+    def check_owner(self) -> None:
+        """Raises `LaunchError` in a child that the starting process forked: it has neither the threads that
+        listen to the ranks nor the sockets."""
+        if os.getpid() != self._owner:
+            raise LaunchError(
+                f"These ranks were started by process {self._owner}, of which this one (process "
+                f"{os.getpid()}) is a forked child: use them there, or start a group here."
+            )
+
+    def wait(self) -> None:
+        """Blocks until every rank has ended well; raises `RankFailedError` or `LaunchError` otherwise."""
+        self.wait_for(
+            lambda: self._finished() and (self._all_ended or len(self._gone) == self.world_size), None, ""
+        )
+        self._handle.end_children([peer.pid for peer in self._peers.values() if peer.process is not None])
+        self.wait_for(lambda: self._all_ended, None, "")
+
+    def send(
+        self, rank: int, kind: wire.Kind, fields: dict[str, Any], tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Sends one message to a rank. A rank that is gone is not an error here: its end is the job's
+        failure."""
+        with contextlib.suppress(OSError):
+            self._peers[rank].send(kind, fields, tensors)
+
+    def close(self) -> None:
+        """Ends every rank, politely if all is well, and returns when no process of this job is left.
+
+        In a forked child it does nothing: the ranks are the parent's.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self.changed:
+            idle = self.failure is None and not self.answers.expected
+            polite = idle and not self._closing and not self._all_ended
+            self._closing = True
+            self._suspicious.set()
+            self.changed.notify_all()
+        if polite and len(self._peers) == self.world_size:
+            for rank in range(self.world_size):
+                self.send(rank, wire.Kind.STOP, {})
+            self._until_ended(STOP_SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        """Ends whatever is left: closed sockets first, SIGTERM, then SIGKILL, also to ranks that mpirun
+        left behind."""
+        with self._ending:
+            self._listener.close()
+            if not self._until_ended(0):
+                self._handle.terminate()
+                if not self._until_ended(TERMINATE_SECONDS):
+                    self._handle.kill()
+            with self.changed:
+                peers = [peer for peer in self._peers.values() if peer.process is not None]
+            kill_peers(peers, KILL_SECONDS)
+            self._until_ended(KILL_SECONDS)
+            self._output.join(TERMINATE_SECONDS)
+            self._handle.close()
+
+    def _until_ended(self, timeout: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: self._all_ended, timeout)

@@ -1,0 +1,1 @@
+"""What a model, a plan or a slice folder holds, to print and to draw."""

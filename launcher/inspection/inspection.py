@@ -1,0 +1,350 @@
+"""What a model, a plan or a slice folder holds, as plain values to print and to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.inspection.layers import Used, by_layer, scope_of
+from sharding.planning.unsplit import hardly_splits_slices
+from sharding.search.cost import Sizes
+from sharding.slices.mesh import Mesh
+from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
+
+if TYPE_CHECKING:
+    import onnx
+
+    from sharding.planning.emit import Collective, RankGraph
+    from sharding.planning.plan import Plan
+    from sharding.slices.manifest import CollectiveEntry, Manifest, TensorEntry
+
+Shape = Sequence["int | str | None"]
+Tensor = tuple[str, str, "Shape | None"]
+"""Name, element type, shape; None where the number of axes is open."""
+ITEM_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
+ITEM_BYTES |= {"int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "string": 0}
+DEFAULT_ITEM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight: how it lies over the tensor group, its bytes, and those that a rank of its stages holds."""
+
+    name: str
+    placement: Placement
+    dtype: str
+    shape: Sequence[int]
+    bytes: int
+    rank_bytes: int
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One collective of an inference: the bytes that a rank puts in, and those that it sends."""
+
+    op: str
+    tensor: str
+    dtype: str
+    shape: Shape
+    bytes: int
+    sent: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of one pipeline stage."""
+
+    name: str
+    stage: int
+    weights: tuple[Weight, ...]
+    talks: tuple[Talk, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of its weights, whole."""
+        return sum(weight.bytes for weight in self.weights)
+
+    @property
+    def rank_bytes(self) -> int:
+        """Of its weights, on each rank of the stage."""
+        return sum(weight.rank_bytes for weight in self.weights)
+
+    @property
+    def split_bytes(self) -> int:
+        """The part of ``rank_bytes`` that other ranks do not hold too."""
+        return sum(weight.rank_bytes for weight in self.weights if weight.placement != REPLICATED)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that each rank of the stage sends."""
+        return sum(talk.sent for talk in self.talks)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A sliced or planned model."""
+
+    title: str
+    mesh: Mesh
+    micro_batches: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    layers: tuple[Layer, ...]
+    whole: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Lengths that symbols stand for in figures of bytes."""
+    warning: str = ""
+    """What to know of a plan of which almost nothing is split."""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.mesh.length("pipeline")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the model's weights; of one that several stages hold, once."""
+        return sum({w.name: w.bytes for layer in self.layers for w in layer.weights}.values())
+
+    def stage_bytes(self, stage: int) -> int:
+        """Bytes of weights that each rank of a stage holds."""
+        return sum(layer.rank_bytes for layer in self.layers if layer.stage == stage)
+
+    def stage_sent(self, stage: int) -> int:
+        """Bytes that each rank of a stage sends in one inference."""
+        return sum(layer.sent for layer in self.layers if layer.stage == stage)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {
+            "title": self.title,
+            "mesh": dict(self.mesh.axes),
+            "micro_batches": self.micro_batches,
+            "weight_bytes": self.bytes,
+            "stages": [
+                {"weight_bytes": self.stage_bytes(stage), "sent_bytes": self.stage_sent(stage)}
+                for stage in range(self.stages)
+            ],
+            "inputs": tensors_json(self.inputs),
+            "outputs": tensors_json(self.outputs),
+            "dims": dict(self.dims),
+            "layers": [
+                {
+                    "name": layer.name,
+                    "stage": layer.stage,
+                    "weights": [
+                        {
+                            "name": weight.name,
+                            "placement": str(weight.placement),
+                            "dtype": weight.dtype,
+                            "shape": list(weight.shape),
+                            "bytes": weight.bytes,
+                            "rank_bytes": weight.rank_bytes,
+                        }
+                        for weight in layer.weights
+                    ],
+                    "collectives": [
+                        {"op": talk.op, "tensor": talk.tensor, "shape": list(talk.shape), "sent": talk.sent}
+                        for talk in layer.talks
+                    ],
+                }
+                for layer in self.layers
+            ],
+            "whole": dict(self.whole),
+            "warning": self.warning,
+        }
+
+
+def tensor_bytes(dtype: str, shape: Shape, dims: Mapping[str, int]) -> int:
+    """Bytes of a tensor; a symbol that ``dims`` does not name counts as in the solver's cost."""
+    count = Sizes(dims).count(shape)
+    if dtype in {"int4", "uint4", "float4e2m1"}:
+        return (count + 1) // 2
+    return count * (1 if dtype.startswith("float8") else ITEM_BYTES.get(dtype, DEFAULT_ITEM_BYTES))
+
+
+def sent_bytes(op: str, size: int, ranks: int) -> int:
+    """Bytes that each rank sends in a collective of which it puts in ``size`` bytes, by the usual algorithms
+    that send least: AllReduce as reduce-scatter and all-gather (2 (n-1)/n of the size), AllGather (n-1 times
+    its part), AllToAll ((n-1)/n)."""
+    if op == "AllReduce":
+        return 2 * size * (ranks - 1) // ranks
+    if op == "AllGather":
+        return size * (ranks - 1)
+    return size * (ranks - 1) // ranks if op == "AllToAll" else size
+
+
+def shape_of(entry: TensorEntry) -> Shape | None:
+    """An entry's shape; None where the number of axes is open."""
+    return None if entry.open_rank else entry.shape
+
+
+def tensors_json(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """As plain JSON values."""
+    return [[name, dtype, None if shape is None else list(shape)] for name, dtype, shape in tensors]
+
+
+def shape_text(shape: Shape | None) -> str:
+    """A shape as people read it; ``[...]`` where the number of axes is open."""
+    if shape is None:
+        return "[...]"
+    return "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"
+
+
+def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Inspection:
+    """Looks into a slice folder. Raises `ShardrunError` for a rank model that cannot be read."""
+    mesh = manifest.mesh
+    dims = {**manifest.lengths, **dims}
+    layers: list[Layer] = []
+    for stage in range(mesh.length("pipeline")):
+        held = {
+            name: (parse_placement(item.placement) or REPLICATED, item.dtype, item.shape, item.bytes)
+            for name, item in manifest.weights.items()
+            if stage in item.stages
+        }
+        talks = [c for c in manifest.collectives if c.stage == stage]
+        nodes = [used(node) for node in _read(_model_of(folder, manifest, stage)).graph.node]
+        layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
+    return Inspection(
+        str(folder),
+        mesh,
+        manifest.micro_batches,
+        tuple((item.name, item.dtype, shape_of(item)) for item in manifest.inputs),
+        tuple((item.name, item.dtype, shape_of(item)) for item in manifest.outputs),
+        tuple(layers),
+        manifest.whole,
+        dims,
+        hardly_splits_slices(manifest),
+    )
+
+
+def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
+    """A rank model of this stage, all of which have the same nodes: a folder may hold some ranks only."""
+    from sharding.errors import ShardError
+
+    ranks = [
+        rank for rank in range(manifest.world_size) if manifest.mesh.coordinates(rank)["pipeline"] == stage
+    ]
+    for rank in ranks:
+        if manifest.ranks[rank].files:
+            return folder / manifest.ranks[rank].model
+    raise ShardError(
+        f"{folder} holds no rank of pipeline stage {stage}, so not the whole plan: slice the model into it "
+        f"with --rank {ranks[0]}, or without --rank; or inspect the model itself."
+    )
+
+
+def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | None = None) -> Inspection:
+    """Looks at a plan; nothing is written. ``graphs`` are its `stage_graphs`, if they are at hand."""
+    from sharding.writing.write import tensor_entries
+
+    layers: list[Layer] = []
+    dims = {**plan.lengths, **dims}
+    weights = plan.weights
+    for stage, graph in enumerate(stage_graphs(plan) if graphs is None else graphs):
+        held = {}
+        for name, placements in plan.stage_held[stage].items():
+            weight = plan.source.weights[name]
+            if name in weights:
+                held[name] = (placements[0], weight.dtype, weight.shape, weight.nbytes)
+        nodes = [
+            Used(
+                node.domain,
+                node.op_type,
+                ["" if value is None else value.name or "" for value in node.inputs],
+                [value.name or "" for value in node.outputs],
+                scope_of(node.name or "", node.metadata_props),
+            )
+            for node in graph.nodes
+        ]
+        layers += _layers(nodes, held, graph.collectives, Place(stage, plan.tensor_size, dims))
+    model = plan.source.model.graph
+    return Inspection(
+        str(plan.source.path),
+        plan.mesh,
+        plan.micro_batches,
+        tuple((item.name, item.dtype, shape_of(item)) for item in tensor_entries(model.inputs)),
+        tuple((item.name, item.dtype, shape_of(item)) for item in tensor_entries(model.outputs)),
+        tuple(layers),
+        plan.whole,
+        dims,
+        plan.warning,
+    )
+
+
+def stage_graphs(plan: Plan) -> Iterator[RankGraph]:
+    """What the first rank of each pipeline stage would run."""
+    from sharding.planning.emit import emit_rank
+
+    for stage in range(plan.pipeline.count):
+        yield emit_rank(
+            plan.source, plan.steps, plan.choices, 0, plan.tensor_size, stages=plan.pipeline, stage=stage
+        )
+
+
+Held = tuple[Placement, str, Sequence[int], int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where layers lie: their stage, the size of its tensor group; and what symbols stand for."""
+
+    stage: int
+    tensor: int
+    dims: Mapping[str, int]
+
+
+def _layers(
+    nodes: Iterable[Used],
+    weights: Mapping[str, Held],
+    talks: Sequence[Collective | CollectiveEntry],
+    place: Place,
+) -> list[Layer]:
+    result = []
+    for layer in by_layer(_without_receives(nodes, weights), weights):
+        rows = []
+        for name in layer.weights:
+            placement, dtype, shape, size = weights[name]
+            rows.append(
+                Weight(name, placement, dtype, shape, size, held_bytes(size, placement, place.tensor))
+            )
+        own = []
+        for talk in (talks[number] for number in layer.collectives if number < len(talks)):
+            size = tensor_bytes(talk.dtype, talk.shape, place.dims)
+            sent = sent_bytes(talk.op, size, place.tensor)
+            own.append(Talk(talk.op, talk.tensor, talk.dtype, talk.shape, size, sent))
+        if rows or own:
+            result.append(Layer(layer.name, place.stage, tuple(rows), tuple(own)))
+    return result
+
+
+def _without_receives(nodes: Iterable[Used], weights: Mapping[str, Held]) -> Iterable[Used]:
+    """What a manifest lists: of Send and Recv the Send only. A weight that is held in two ways has a second
+    name in the rank model, which is led back to its own."""
+    for node in nodes:
+        if node.op_type == "Recv" and node.domain == "shardrun":
+            continue
+        names = [name if name in weights else _source_name(name, weights) for name in node.inputs]
+        yield replace(node, inputs=names)
+
+
+def _source_name(name: str, weights: Mapping[str, Held]) -> str:
+    for mark in ("/split:", "/replicated"):
+        stem, found, _ = name.rpartition(mark)
+        if found and stem in weights:
+            return stem
+    return name
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    from ranks.models.model_file import read
+
+    return read(path)
+
+
+def used(node: onnx.NodeProto) -> Used:
+    """A node of a model file."""
+    metadata = {item.key: item.value for item in node.metadata_props}
+    return Used(node.domain, node.op_type, list(node.input), list(node.output), scope_of(node.name, metadata))

@@ -1,0 +1,133 @@
+"""What an ONNX file holds, without slicing it: inputs, outputs, weights, operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.inspection.inspection import Tensor, tensor_bytes, tensors_json
+
+if TYPE_CHECKING:
+    import onnx
+
+    from sharding.importers.mindir.encryption import Key
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model file; ``weights`` are name, element type, shape and bytes, the largest first."""
+
+    path: Path
+    ir_version: int
+    opsets: dict[str, int]
+    producer: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    operators: dict[str, int]
+    """Name, with its domain unless that is ONNX's own -> nodes, also those of functions and subgraphs."""
+    functions: int
+    annotated: tuple[str, ...]
+    """Names of the multi-device configurations that the model carries, as ``NAME (N devices)``."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights."""
+        return sum(weight[3] for weight in self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {
+            "file": str(self.path),
+            "ir_version": self.ir_version,
+            "opsets": self.opsets,
+            "producer": self.producer,
+            "inputs": tensors_json(self.inputs),
+            "outputs": tensors_json(self.outputs),
+            "weight_bytes": self.bytes,
+            "weights": [
+                {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
+                for name, dtype, shape, size in self.weights
+            ],
+            "operators": self.operators,
+            "functions": self.functions,
+            "device_configurations": list(self.annotated),
+        }
+
+
+def summarize(path: Path, key: Key | None = None) -> ModelSummary:
+    """Reads a model without its external data; ``key`` is that of an encrypted one.
+
+    Raises `ModelError` for a file that is no model.
+    """
+    from ranks.models.model_file import find, read
+    from ranks.sessions.cut import all_nodes
+    from sharding.importers import import_model, is_imported
+
+    model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
+    graph = model.graph
+    nodes = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
+        for node in all_nodes(
+            [*graph.node, *(node for function in model.functions for node in function.node)]
+        )
+    )
+    return ModelSummary(
+        path,
+        model.ir_version,
+        {item.domain or "ai.onnx": item.version for item in model.opset_import},
+        f"{model.producer_name} {model.producer_version}".strip(),
+        *signature(model),
+        weights_of(model),
+        dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
+        len(model.functions),
+        tuple(f"{item.name} ({item.num_devices} devices)" for item in getattr(model, "configuration", ())),
+    )
+
+
+def signature(model: onnx.ModelProto) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A model's inputs, without those that are weights, and its outputs."""
+    graph = model.graph
+    held = {tensor.name for tensor in graph.initializer}
+    return (
+        tuple(tensor_of(value) for value in graph.input if value.name not in held),
+        tuple(tensor_of(value) for value in graph.output),
+    )
+
+
+def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+    """Name, element type, shape and bytes of a model's weights, the largest first."""
+    return tuple(sorted(map(_weight, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
+
+
+def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
+    """An input's or output's name, element type (or what it is, if no tensor) and shape."""
+    import onnx
+
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return value.name, (kind or "unknown").removesuffix("_type"), ()
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return value.name, _dtype(tensor.elem_type, onnx), None
+    shape = tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
+    )
+    return value.name, _dtype(tensor.elem_type, onnx), shape
+
+
+def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
+    import onnx
+
+    dtype, shape = _dtype(tensor.data_type, onnx), tuple(tensor.dims)
+    return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
+
+
+def _dtype(number: int, onnx: Any) -> str:
+    try:
+        name: str = onnx.TensorProto.DataType.Name(number)
+    except ValueError:
+        return f"type {number}"
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())

@@ -1,0 +1,149 @@
+"""Encrypted models on the command line: their key, and what is plain on the disk while ranks load it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+from launcher.inspection.rank_models import count_files, is_rank_models, open_rank_models
+
+if TYPE_CHECKING:
+    from launcher.job.job import Job
+    from sharding.importers.mindir.encryption import Key
+    from sharding.slices.manifest import Manifest
+
+_MOST = 4096  # bytes of a key file
+
+
+def read_key(file: Path | None, mode: str | None) -> Key | None:
+    """The key in a file, which is read once: it may be a pipe. Raises `ConfigError`."""
+    from sharding.importers.mindir.encryption import GCM, Key
+
+    if file is None:
+        if mode is not None:
+            raise ConfigError(
+                f"--dec-mode {mode} says how to use a key, but there is none: give --dec-key-file"
+            )
+        return None
+    try:
+        with file.open("rb") as opened:
+            secret = opened.read(_MOST)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--dec-key-file {file}: {reason}") from None
+    return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or GCM)
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether a file is an encrypted model, or a pattern stands for such."""
+    from ranks.errors import ShardrunError
+    from ranks.models import pattern
+    from sharding.importers.sniff import format_of
+
+    try:
+        if is_rank_models(path):
+            return any(is_encrypted(file) for file in pattern.files(path).values())
+        return path.is_file() and format_of(path) == "mindir_encrypted"
+    except ShardrunError:
+        return False  # who reads it says what is wrong
+
+
+def check_key(key: Key | None, model: Path, against: Path | None = None) -> None:
+    """Raises `ConfigError` for a key that nothing is encrypted with.
+
+    Of a slice folder only the model that it was made from can be, which is looked for later.
+    """
+    encrypted = any(path is not None and is_encrypted(path) for path in (model, against))
+    if key is not None and not encrypted and not model.is_dir():
+        raise ConfigError(f"{model} is not encrypted, but a key was given: leave --dec-key-file out")
+
+
+@contextlib.contextmanager
+def plain(
+    job: Job, ranks: int | None, rank: int | None = None, before: Callable[[], None] | None = None
+) -> Iterator[tuple[Path, Manifest]]:
+    """As `launcher.job.model.resolve`, of an encrypted model: what ranks load, which is there inside only.
+
+    It lies in a temporary folder of its owner, and no rank keeps weights of it in the cache. ``rank``: only
+    what this rank runs; ``before`` is called before anything is sliced. Raises `ConfigError` where ranks on
+    other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
+    """
+    from launcher.job.model import demand_ranks
+    from ranks.models.imported import folder_to_decrypt
+
+    assert job.model is not None
+    pattern = is_rank_models(job.model)
+    if not pattern:
+        ranks = demand_ranks(job.model, ranks, job.key)
+    _check_hosts(job, ranks)
+    with folder_to_decrypt(job.model) as folder, _without_store():
+        if pattern:
+            models = _decrypt_all(job, folder)
+            yield models, open_rank_models(models, ranks)
+        else:
+            assert ranks is not None
+            if before is not None:
+                before()
+            yield _slice(job, ranks, folder / "slices", rank)
+
+
+def _slice(job: Job, ranks: int, folder: Path, rank: int | None) -> tuple[Path, Manifest]:
+    from launcher.common.report import progress
+    from sharding import slice_model
+
+    assert job.model is not None
+    with progress(f"slicing {job.model.name}") as update:
+        manifest = slice_model(
+            job.model, ranks, folder, options=job.slicing.options(), progress=update, rank=rank, key=job.key
+        )
+    return folder, manifest
+
+
+def _decrypt_all(job: Job, folder: Path) -> Path:
+    """All rank models of a pattern as ONNX files; returns their pattern."""
+    from ranks.models import pattern
+    from sharding.importers import import_model
+    from sharding.importers.write import write_onnx
+
+    assert job.model is not None
+    made = folder / "rank_{}.onnx"
+    for rank in range(count_files(job.model)):
+        file = pattern.expand(job.model, rank)
+        write_onnx(import_model(file, key=job.key), file, pattern.expand(made, rank))
+    return made
+
+
+def _check_hosts(job: Job, ranks: int | None) -> None:
+    if job.rank_table is None:
+        return
+    from launcher.job.hosts import remote_hosts
+    from launcher.job.rank_table import load_rank_table
+
+    hosts = remote_hosts(load_rank_table(job.rank_table))
+    if hosts:
+        first = f"shardrun convert {job.model} model.onnx"
+        if ranks is not None:
+            first = f"shardrun slice {job.model} --ranks {ranks} --output DIR"
+        raise ConfigError(
+            f"{job.model} is encrypted, and what it is decrypted to here cannot be read on "
+            f"{', '.join(hosts)}: write it to a folder that all hosts have, with `{first} --dec-key-file "
+            f"{job.dec_key_file}`, and run that"
+        )
+
+
+@contextlib.contextmanager
+def _without_store() -> Iterator[None]:
+    """Ranks started inside prepare no weights in the cache, where they would stay."""
+    before = os.environ.get("SHARDRUN_WEIGHTS")
+    os.environ["SHARDRUN_WEIGHTS"] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SHARDRUN_WEIGHTS"]
+        else:
+            os.environ["SHARDRUN_WEIGHTS"] = before

@@ -1,0 +1,200 @@
+"""``MODEL|DIR`` of the command line: a slice folder as it is, or a model that is sliced into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, ShardrunError
+from launcher.inspection.model_kinds import check_whole
+from launcher.inspection.rank_models import (
+    BY_FLAG,
+    STRATEGY,
+    folder_of,
+    is_rank_models,
+    open_rank_models,
+    wrong_count,
+)
+from launcher.job import decryption
+from launcher.job.job import Job
+from sharding.common.text import counted
+
+if TYPE_CHECKING:
+    from launcher.inspection.signature import Signature
+    from sharding.importers.mindir.encryption import Key
+    from sharding.slices.manifest import Manifest
+
+
+Check = Callable[["Signature"], None]
+
+
+def is_slices(path: Path) -> bool:
+    """Whether the path is meant as a slice folder; any folder is (the manifest says if it is none)."""
+    return path.is_dir()
+
+
+def world_size(job: Job) -> int | None:
+    """The number of ranks that the job asks for; None if it does not say."""
+    if job.rank_table is not None:
+        from launcher.job.rank_table import load_rank_table
+
+        return load_rank_table(job.rank_table).world_size
+    return job.ranks if job.ranks is not None else job.slicing.ranks()
+
+
+def asked_by(job: Job) -> str:
+    """Who says the number of ranks that `world_size` gives, or the environment does."""
+    if job.rank_table is not None:
+        return f"the rank table {job.rank_table}"
+    return (
+        BY_FLAG if job.ranks is not None else "the environment (RANK and WORLD_SIZE, or mpirun's or srun's)"
+    )
+
+
+def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Manifest:
+    """The manifest of a slice folder; raises `ConfigError` if ``said_by`` asks for another number of
+    ranks."""
+    from sharding.errors import ShardError
+    from sharding.slices.manifest import read_manifest
+
+    try:
+        manifest = read_manifest(folder)
+    except ShardError as error:
+        raise ConfigError(str(error)) from None
+    if ranks is not None and ranks != manifest.world_size:
+        raise ConfigError(
+            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but "
+            f"{wrong_count(ranks, manifest.world_size, said_by)}, or slice the model with --ranks {ranks}"
+        )
+    return manifest
+
+
+def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
+    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it, or it is one
+    rank's part of a model."""
+    if ranks is None:
+        from launcher.inspection.signature import declared_by
+        from sharding.reading.read import read_model
+
+        check_whole(model, key)
+        if declared_by(model, key, runs=False) is None:
+            read_model(model, key)  # says what kind of file it is instead
+        raise ConfigError(
+            f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
+            "--mesh AXIS=SIZE,..."
+        )
+    return ranks
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What ranks load. ``loaded`` is to be called when they have: what was decrypted is removed then."""
+
+    path: Path
+    manifest: Manifest
+    loaded: Callable[[], None]
+
+
+@contextlib.contextmanager
+def opened(
+    job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
+) -> Iterator[Opened]:
+    """The slice folder or the pattern of rank models to run; of an encrypted model with no more than ``rank``
+    loads. Errors inside name the job's model, not what was made of it. ``check`` gets what a model file
+    declares before it is sliced: what does not fit is refused before that costs anything.
+
+    Raises what `resolve` and slicing raise.
+    """
+    assert job.model is not None
+    with contextlib.ExitStack() as stack:
+        if job.key is not None and decryption.is_encrypted(job.model):
+            made = decryption.plain(job, ranks, rank, lambda: check_declared(job, check))
+            path, manifest = stack.enter_context(made)
+        else:
+            path, manifest = resolve(job, ranks, check)
+        try:
+            yield Opened(path, manifest, stack.close)
+        except ShardrunError as error:
+            error.args = tuple(_renamed(item, path, job.model) for item in error.args)
+            raise
+
+
+def _renamed(text: object, made: Path, model: Path) -> object:
+    """A message that names the user's model where it would name a rank model that was made of it."""
+    if made == model or not isinstance(text, str):
+        return text
+    folder = made.parent if is_rank_models(made) else made
+    for name in {str(folder), os.path.realpath(folder)}:
+        text = re.sub(
+            rf"{re.escape(name)}/rank_([0-9]+)\.onnx(?!\.data)", rf"{_escaped(model)} (rank \1)", text
+        )
+    return text
+
+
+def _escaped(model: Path) -> str:
+    return str(model).replace("\\", r"\\")
+
+
+def check_declared(job: Job, check: Check | None) -> None:
+    """Checks what the job says against what its model file declares, before that is sliced."""
+    from launcher.inspection.signature import check_plan, declared_by
+
+    assert job.model is not None
+    found = declared_by(job.model, job.key)
+    if found is None:
+        return  # slicing says what is wrong with it
+    check_plan(job.execution_plan, found.operators)
+    if check is not None:
+        check(found)
+
+
+def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Path, Manifest]:
+    """The slice folder (or pattern of rank models) to run and its manifest; a model file is sliced into the
+    cache first, if need be, after ``check`` (see `opened`)."""
+    model = job.model
+    assert model is not None
+    if is_rank_models(model):
+        model = folder_of(model) or model
+        if not is_slices(model):
+            return model, open_rank_models(model, ranks, said_by=asked_by(job))
+    if is_slices(model):
+        return model, open_slices(model, ranks, asked_by(job))
+    ranks = demand_ranks(model, ranks)
+    from launcher.common.report import progress
+    from launcher.job.cache import sliced
+    from sharding.slices.manifest import read_manifest
+
+    with progress(f"slicing {model.name}") as update:
+        folder = sliced(
+            model,
+            ranks,
+            options=job.slicing.options(),
+            progress=update,
+            timeout=job.timeout,
+            before=lambda: check_declared(job, check),
+        )
+    return folder, read_manifest(folder)
+
+
+def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
+    """The unsliced model to compare with."""
+    from launcher.job.verify import find_source
+
+    assert job.model is not None
+    source = manifest.source
+    if manifest.strategy == STRATEGY and job.against is None:
+        raise ConfigError(
+            "--verify: nothing says which model these rank models were made from: give it with --against"
+        )
+    own = job.model if job.model.is_file() else None
+    return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
+
+
+def reference_key(job: Job, source: Path | None) -> Key | None:
+    """The job's key, if the model to compare with is encrypted."""
+    return job.key if source is not None and decryption.is_encrypted(source) else None

@@ -1,0 +1,117 @@
+"""What a start is asked for, checked before any rank is there: how many ranks, and what they are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, RankTableError
+from launcher.inspection.model_kinds import check_whole
+from launcher.inspection.rank_models import count_files, is_rank_models
+from launcher.job.hosts import remote_hosts
+from launcher.job.job import MAX_RANKS
+from launcher.job.ports import check_port, free_port
+from ranks.common import settings
+from ranks.common.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
+from sharding.common.text import counted
+
+if TYPE_CHECKING:
+    from launcher.job.rank_table import RankTable
+    from sharding.demands.options import SliceOptions
+
+_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
+
+
+def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | None:
+    """A rank table from a file, unless it is one already."""
+    if table is None or not isinstance(table, str | os.PathLike):
+        return table
+    from launcher.job.rank_table import load_rank_table
+
+    return load_rank_table(Path(table))
+
+
+def count_ranks(
+    path: Path, ranks: int | None, table: RankTable | None, options: SliceOptions | None = None
+) -> int:
+    """How many ranks to start, from whoever says it; raises `ConfigError` where they contradict one
+    another."""
+    sources: list[tuple[str, int]] = []
+    if ranks is not None:
+        sources.append(("ranks", ranks))
+    if table is not None:
+        sources.append((f"the rank table {table.path or ''}".rstrip(), table.world_size))
+    if path.is_dir():
+        from sharding.slices.manifest import read_manifest
+
+        sources.append((f"the slice folder {path}", read_manifest(path).world_size))
+    if is_rank_models(path):
+        sources.append((f"the files that fit {path}", count_files(path)))
+    if options is not None and options.mesh is not None:
+        sources.append((f"the mesh {options.mesh}", options.mesh.size))
+    if not sources:
+        check_whole(path)
+        raise ConfigError(f"How many ranks shall run {path}? Give the number of ranks, or a rank table.")
+    name, size = sources[0]
+    for other, count in sources[1:]:
+        if count != size:
+            given = f"ranks={size}" if name == "ranks" else f"{name} ({counted(size, 'rank')})"
+            raise ConfigError(
+                f"{given} contradicts {other} ({counted(count, 'rank')}): they must be the same "
+                "(slice the model anew for another number of ranks)."
+            )
+    check_count(size, table)
+    return size
+
+
+def check_count(size: int, table: RankTable | None) -> None:
+    """Raises `ConfigError` for a number that cannot be, `RankTableError` where the table has another."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
+        raise ConfigError(f"The number of ranks must be an integer from 1 to {MAX_RANKS}, but is {size!r}.")
+    if table is not None and table.world_size != size:
+        raise RankTableError(f"The rank table has {table.world_size} ranks, but {size} were asked for.")
+
+
+def rank_environment(
+    collectives: str,
+    threads: int | None,
+    timeout: float,
+    table: RankTable | None,
+    more: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
+    check_collectives(collectives)
+    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
+    variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
+    if threads is not None:
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+            raise ConfigError(
+                f"The number of threads must be an integer from 1 to {MOST_THREADS}, but is {threads!r}."
+            )
+        variables["SHARDRUN_THREADS"] = str(threads)
+    # Of a launcher around us, the two are that one's, and its port is in use.
+    chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
+    address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
+    port = chosen.get("MASTER_PORT")
+    variables["MASTER_ADDR"] = address
+    variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
+    variables |= more or {}
+    settings.check({**os.environ, **variables})
+    return variables
+
+
+def check_collectives(collectives: str, target: str | None = None) -> None:
+    """Raises `ConfigError` for collectives that do not exist, or do not join ranks on this target."""
+    if collectives not in COLLECTIVES:
+        raise ConfigError(
+            f"There are no collectives {collectives!r}: choose one of {', '.join(COLLECTIVES)}."
+        )
+    needed = {"nccl": "gpu", "hccl": "ascend"}.get(collectives, target)
+    if target is not None and target != needed:
+        raise ConfigError(
+            f"The {collectives} collectives do not join ranks on the target {target}: give --target {needed} "
+            f"(in Python: target={needed!r}), or leave the choice of collectives to auto."
+        )

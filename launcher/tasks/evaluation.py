@@ -1,0 +1,235 @@
+"""``shardrun eval``: labelled data through a group that this process starts, or through this one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError
+from launcher.job import precision
+from launcher.job.job import Job
+from launcher.job.model import Check, check_declared, opened, world_size
+from ranks.common import settings
+
+if TYPE_CHECKING:
+    from launcher.inspection.signature import Signature
+    from ranks.common.tensors import TensorSpec
+    from ranks.evaluation.evaluate import Options, Report, Run
+    from ranks.identity.identity import Identity
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is evaluated on which data; ``options`` say how the two go together."""
+
+    data: Path
+    metrics: Sequence[str]
+    options: Options
+    output: Path | None = None
+
+
+def eval_group(job: Job, task: Task) -> None:
+    """Starts a group, evaluates, and prints the metrics."""
+    assert job.model is not None
+    _check_data(task)
+    ranks = world_size(job)
+    from launcher.group.group import start
+
+    with (
+        _opened(job, ranks, check=lambda found: _check_model(job, task, found)) as (model, size, loaded),
+        start(
+            model,
+            ranks=size,
+            launcher=job.launcher,
+            rank_table=job.rank_table,
+            target=job.target,
+            collectives=job.collectives or settings.collectives(),
+            threads=job.threads,
+            timeout=job.timeout,
+            precision=precision.asked(job),
+        ) as group,
+    ):
+        loaded()
+        report = _evaluate(task, group.predict, group.inputs, group.outputs, group.optional_inputs)
+    finish(task, report, size)
+
+
+@contextlib.contextmanager
+def _opened(
+    job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
+) -> Iterator[tuple[Path, int, Callable[[], None]]]:
+    """What ranks load, how many they are, and what is to be called when they have (`launcher.job.model.opened`).
+
+    A model file that one rank runs is not sliced."""
+    assert job.model is not None
+    alone = job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
+    if alone and job.key is None:
+        check_declared(job, check)
+        yield job.model, 1, lambda: None
+        return
+    from launcher.inspection.signature import check_dims, manifest_symbols
+
+    with opened(job, 1 if alone else ranks, rank, check) as made:
+        if not job.model.is_file():
+            check_dims(job.dims, manifest_symbols(made.manifest))
+        yield made.path, made.manifest.world_size, made.loaded
+
+
+def eval_rank(job: Job, task: Task, identity: Identity) -> None:
+    """This process as one rank that something else started: rank 0 reads the data, which all ranks then run,
+    and prints."""
+    assert job.model is not None
+    if identity.rank == 0:
+        # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
+        _check_data(task)
+    if job.timeout is not None:
+        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
+    check = (lambda found: _check_model(job, task, found)) if identity.rank == 0 else None
+    with _opened(job, identity.world_size, identity.rank, check) as (path, _, loaded):
+        report = _eval_joined(job, task, identity, path, loaded)
+    if report is not None:
+        finish(task, report, identity.world_size)
+
+
+def _eval_joined(
+    job: Job, task: Task, identity: Identity, path: Path, loaded: Callable[[], None]
+) -> Report | None:
+    """Joins the group and evaluates; the report is on rank 0 only."""
+    from ranks.collectives.broadcast import Spreader
+    from ranks.run import group
+    from ranks.run.target import load
+    from ranks.talk.wire import Kind, Message
+
+    communicator, model = load(
+        path, identity, job.target, collectives=job.collectives, threads=job.threads,
+        asked=precision.asked(job),
+    )  # fmt: skip
+    loaded()
+    spreader = Spreader(communicator)
+    names = [spec.name for spec in model.outputs]
+
+    def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
+        return dict(zip(names, model.run(given), strict=True))
+
+    report = None
+    if identity.rank == 0:
+        try:
+            report = _evaluate(task, run, model.inputs, model.outputs, model.optional_inputs)
+        except ConfigError:
+            # The others wait for the next batch: they end like this rank, which says why.
+            spreader.spread(Message(Kind.STOP, {"failed": True}))
+            raise
+        spreader.spread(Message(Kind.STOP, {}))
+    else:
+        while (message := spreader.spread(None)).kind is not Kind.STOP:
+            model.run(message.tensors)
+        if message.fields.get("failed"):
+            raise ConfigError("rank 0 cannot evaluate (it says why)")
+    model.close()
+    group.leave()
+    return report
+
+
+def _check_data(task: Task) -> None:
+    """Raises `ConfigError` for data and metrics that are wrong whatever the model is."""
+    from launcher.common.files import check_target
+    from ranks.evaluation.columns import find_shards
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.metrics import collect
+
+    if task.output is not None:
+        check_target("--output", task.output, "report")
+    try:
+        collect(list(task.metrics))
+    except EvaluationError as error:
+        raise ConfigError(f"--metric: {error}") from None
+    try:
+        find_shards(task.data)
+    except EvaluationError as error:
+        raise ConfigError(f"--data: {error}") from None
+
+
+def _check_model(job: Job, task: Task, found: Signature) -> None:
+    """Raises `ConfigError` for data and lengths that do not fit what a model declares."""
+    from launcher.inspection.signature import check_dims
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.evaluate import check
+
+    check_dims(job.dims, found.symbols)
+    try:
+        check(*found.specs(), task.data, task.options)
+    except EvaluationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _evaluate(
+    task: Task,
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    optional: Sequence[TensorSpec],
+) -> Report:
+    """Raises `ConfigError` for data that do not fit."""
+    from launcher.common.report import progress
+    from ranks.evaluation.errors import EvaluationError
+    from ranks.evaluation.evaluate import evaluate
+
+    with progress("evaluating") as update:
+        try:
+            return evaluate(
+                run, inputs, outputs, task.data, list(task.metrics), task.options,
+                optional=optional, progress=update,
+            )  # fmt: skip
+        except EvaluationError as error:
+            raise ConfigError(str(error)) from error
+
+
+def finish(task: Task, report: Report, ranks: int) -> None:
+    """Prints the metrics, and writes them to the report's file."""
+    import logging
+
+    from launcher.common.report import human_seconds, print_table, say
+    from ranks.evaluation.evaluate import odd
+
+    for note in odd(report):
+        logging.getLogger(__name__).warning("%s", note)
+    rows = [
+        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in report.values.items()
+    ]
+    print_table(["metric", "value"], rows, "lr")
+    print()
+    each = human_seconds(report.seconds / report.samples)
+    facts = [
+        ("ranks", str(ranks)),
+        ("samples", str(report.samples)),
+        ("batches", str(report.batches)),
+        ("time in the model", f"{human_seconds(report.seconds)} ({each} a sample)"),
+    ]
+    print_table(["", "value"], facts, "ll")
+    if task.output is not None:
+        _write(task.output, report, ranks)
+        say(f"wrote {task.output}")
+
+
+def _write(path: Path, report: Report, ranks: int) -> None:
+    from launcher.common.files import write_file
+
+    # JSON has no NaN and no infinity.
+    metrics = {
+        name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        for name, value in report.values.items()
+    }
+    document = {
+        "metrics": metrics, "samples": report.samples, "samples_with_nan": report.with_nan, "ranks": ranks,
+        "seconds": report.seconds,
+    }  # fmt: skip
+    text = json.dumps(document, indent=2) + "\n"
+    write_file(path, text.encode(), "report")
