@@ -25,7 +25,7 @@ def main(output: Path, names: list[str]) -> None:
         mindir_nets_in_place,
         mindir_nets_mixed,
     )
-    from tests.sharding.mindir_export import CASES, make
+    from tests.sharding.importers.mindir_export import CASES, make
 
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(output, "w") as archive:

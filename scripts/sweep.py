@@ -23,7 +23,7 @@ from tests.sharding import operator_tests
 from tests.sharding.operator_tests import KINDS, Tally
 from tests.sharding.proof import kind, prove, runnable
 from tests.sharding.rule_cases import CASES
-from tests.sharding.test_exchanges import PRODUCTS, RANGES
+from tests.sharding.search.test_exchanges import PRODUCTS, RANGES
 
 
 def _run(job: tuple[str, int, tuple[int, ...], tuple[int, ...]]) -> Tally:

@@ -1,4 +1,4 @@
-"""JSON and YAML files of the launcher (job files, rank tables); how they are read: `sharding.common.documents`."""
+"""JSON and YAML files of the launcher (job files, rank tables), read by `sharding.common.documents`."""
 
 from __future__ import annotations
 

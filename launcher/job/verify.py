@@ -185,8 +185,8 @@ def run_reference(
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
     ``timeout``: seconds to wait for another process that converts it.
 
-    Without ONNX Runtime's optimizers, some of which change answers (`ranks.sessions.session.CHANGING`, and who knows
-    which other). Where they are needed they are on, but for those: for quantized models,
+    Without ONNX Runtime's optimizers, some of which change answers (`ranks.sessions.session.CHANGING`, and
+    who knows which other). Where they are needed they are on, but for those: for quantized models,
     which only the optimizers make compute in integers, and for models that do not run otherwise.
 
     Raises `ConfigError` if it cannot run.

@@ -1,7 +1,7 @@
 """What a launcher is: one class with one job, to start these ranks and to say when each ended and how.
 
-Watching, output, time-outs, the first cause and clean-up are common code above it (`launcher.group.watch`). A new
-launcher is one module and one line in `LAUNCHERS`.
+Watching, output, time-outs, the first cause and clean-up are common code above it (`launcher.group.watch`). A
+new launcher is one module and one line in `LAUNCHERS`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def eval_group(job: Job, task: Task) -> None:
 def _opened(
     job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
 ) -> Iterator[tuple[Path, int, Callable[[], None]]]:
-    """What ranks load, how many they are, and what is to be called when they have (`launcher.job.model.opened`).
+    """What ranks load, how many they are, and what is to be called when they have
+    (`launcher.job.model.opened`).
 
     A model file that one rank runs is not sliced."""
     assert job.model is not None

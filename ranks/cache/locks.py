@@ -116,7 +116,8 @@ def keeping(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
 def lock(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:
     """Whether a descriptor of ``path`` could be locked (flock); with ``LOCK_NB`` without waiting for others.
 
-    Else it waits aloud, at most ``seconds`` (`ranks.common.waiting`). Raises `HeldError` where that is too long.
+    Else it waits aloud, at most ``seconds`` (`ranks.common.waiting`). Raises `HeldError` where that is too
+    long.
     """
     try:
         if how & fcntl.LOCK_NB:

@@ -242,8 +242,8 @@ class Model(OneProcess):
         """Replaces variable weights, all at once: a `predict` sees all old or all new values.
 
         ``weights`` has one list, of tensors with the names of weights that the configuration made variable
-        (`ranks.lite.options.variable_options`), and with their types and shapes; where it made one variable, the
-        name may be left out. A pair of tensors ``NAME@A`` and
+        (`ranks.lite.options.variable_options`), and with their types and shapes; where it made one variable,
+        the name may be left out. A pair of tensors ``NAME@A`` and
         ``NAME@B`` makes the weight NAME its base + A @ B, where the base is the value of the file or of the
         last whole update. The values are copied. On ranks every rank makes the call; either rank 0 gives the
         whole weights and the others give ``[]``, or all give the same.

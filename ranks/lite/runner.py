@@ -71,8 +71,8 @@ class ModelParallelRunner(OneProcess):
 
         - ``workers_num`` 0 is as many workers as there are cores for ``context.cpu.thread_num`` threads each;
           a ``thread_num`` of 0 shares the cores among the workers.
-        - ``config_path`` and ``config_info`` are options as `ranks.lite.options.config` says (the latter wins), among
-          them ``[parallel_runner] queue_limit``: how many predictions may wait, 1000 unless set.
+        - ``config_path`` and ``config_info`` are options as `ranks.lite.options.config` says (the latter
+          wins), among them ``[parallel_runner] queue_limit``: how many predictions may wait, 1000 unless set.
         - ``device_ids``: on a GPU, worker ``i`` runs on ``device_ids[i % len(device_ids)]``.
 
         ``dec_key`` and ``dec_mode`` are of an encrypted MindIR file, as those of `Model.build_from_file`. Its

@@ -1,7 +1,7 @@
 """Models of other formats than ONNX, converted into the cache folder: what a rank loads is always ONNX.
 
-    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many; sealed (`ranks.cache.intact`)
-    converted/KEY.lock       held while KEY is being made (`ranks.cache.entries`)
+    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many; sealed (`cache.intact`)
+    converted/KEY.lock       held while KEY is being made (`cache.entries`)
 
 KEY is a hash of the model's content, its data files' and the importer's code. Everything in it may be deleted
 at any time.

@@ -54,7 +54,8 @@ def load(
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
-    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own file.
+    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own
+    file.
 
     Of a slice folder each rank takes its own shard, which is verified against the manifest (with
     ``check=False`` without reading it all for its hash), and so is a rank model that lies in one. Any other

@@ -32,9 +32,9 @@ def load(
 ) -> tuple[Communicator, RankModel]:
     """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
 
-    A rank on a device takes the one that `ranks.devices.devices.number_of` gives it. ``asked``: in which types it
-    computes, if not in the model's own. Returns the communicator for arrays in host memory, by which inputs
-    travel, and the model. Raises `DeviceError` where this machine cannot serve the target, and what
+    A rank on a device takes the one that `ranks.devices.devices.number_of` gives it. ``asked``: in which
+    types it computes, if not in the model's own. Returns the communicator for arrays in host memory, by which
+    inputs travel, and the model. Raises `DeviceError` where this machine cannot serve the target, and what
     `ranks.run.group.join` and `ranks.run.executor.load` raise.
     """
     if target not in TARGETS:

@@ -2,8 +2,8 @@
 
 Everything runs on one stream, a torch stream that all models of the process share: sessions compute on it
 (``user_compute_stream``), copies to and from the host are torch's, and NCCL is ordered after it. So sessions
-can share the memory that they compute in (`ranks.sessions.arena.on_cuda`), and only what reads their values waits for
-them. Collectives of a backend that works on host memory are staged through it
+can share the memory that they compute in (`ranks.sessions.arena.on_cuda`), and only what reads their values
+waits for them. Collectives of a backend that works on host memory are staged through it
 (`ranks.collectives.torch.staged`), which is slow but lets several ranks share one GPU.
 """
 

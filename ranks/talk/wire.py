@@ -9,8 +9,8 @@ A frame, all integers little-endian:
     header   u32      bytes of the JSON header
     payload  u64      bytes of all tensors, in the header's order
 
-Between processes of one host, tensors may lie in shared memory instead (`ranks.talk.area`): the payload is then
-0 and the header has "area", the number of the memory that was passed over the socket.
+Between processes of one host, tensors may lie in shared memory instead (`ranks.talk.area`): the payload is
+then 0 and the header has "area", the number of the memory that was passed over the socket.
 
 The header is ``{"fields": {...}, "tensors": [{"name", "dtype", "shape", "bytes"}, ...]}``. Tensors are
 C-contiguous and little-endian; a string tensor holds, for each element, its length as u32 and its UTF-8

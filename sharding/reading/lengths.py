@@ -95,8 +95,8 @@ def evaluate(length: Dim, numbers: Mapping[str, int]) -> int | None:
 
 
 def as_product(length: Dim, names: Collection[str] = ()) -> Dim:
-    """A length that a file writes as a product (``8*batch``) as `sharding.rules.products` does; others as they are,
-    and so are the ``names`` of axes, whatever they look like."""
+    """A length that a file writes as a product (``8*batch``) as `sharding.rules.products` does; others as
+    they are, and so are the ``names`` of axes, whatever they look like."""
     if not isinstance(length, str) or "*" not in length or length in names:
         return length
     try:

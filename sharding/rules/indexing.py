@@ -1,7 +1,8 @@
 """Gather and its kin.
 
-ONNX Runtime refuses an index beyond its axis, and so must all ranks together (see also `sharding.search.refusals`):
-where the indexed axis is cut, each rank checks all indices against the whole axis.
+ONNX Runtime refuses an index beyond its axis, and so must all ranks together (see also
+`sharding.search.refusals`): where the indexed axis is cut, each rank checks all indices against the whole
+axis.
 """
 
 from __future__ import annotations

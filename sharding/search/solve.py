@@ -3,12 +3,12 @@
 Dynamic programming over the nodes in order. A state says how the values that are still needed are placed;
 two ways that lead to the same state differ only in what they cost so far, so the cheaper one is kept. A state
 is dropped too where the best state could be turned into it by collectives and still cost no more, and at most
-`WIDTH` are kept: those that cost least so far and, by the estimate of `sharding.search.lookahead`, from then on.
-Layers that repeat meet in few states, so the work grows with the number of nodes.
+`WIDTH` are kept: those that cost least so far and, by the estimate of `sharding.search.lookahead`, from then
+on. Layers that repeat meet in few states, so the work grows with the number of nodes.
 
 Costs are compared as (bytes of weights held, seconds): weights are cut wherever that is possible. Where many
-steps use the same weights (`sharding.search.reuse`) further searches, in which their placements are pinned, may find
-a cheaper plan.
+steps use the same weights (`sharding.search.reuse`) further searches, in which their placements are pinned,
+may find a cheaper plan.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def solve(
     """The number of the chosen option for each step.
 
     ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the
-    steps that produce them are replaced accordingly (see `sharding.search.fixed`). ``whole``: weights that need not
-    be cut.
+    steps that produce them are replaced accordingly (see `sharding.search.fixed`). ``whole``: weights that
+    need not be cut.
     """
     if fixed:
         fix(graph, fixed, world, source.path, source.sizes)

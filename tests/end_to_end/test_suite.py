@@ -19,7 +19,7 @@ def test_it_leaves_no_temporary_file(tmp_path: Path) -> None:
             "-q",
             "-p",
             "no:cacheprovider",
-            "tests/ranks/test_cut.py",
+            "tests/ranks/sessions/test_cut.py",
             "-k",
             "order",
         ],

@@ -25,7 +25,7 @@ from tests.ranks import worlds
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.mesh_models import feeds_of, save_mesh, whole
 from tests.ranks.rank_models import model, node, random_models, save, value
-from tests.ranks.test_executor import by_value, mlps, reference, rows
+from tests.ranks.run.test_executor import by_value, mlps, reference, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ("CUDAExecutionProvider",)

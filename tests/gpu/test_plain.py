@@ -13,7 +13,7 @@ from ranks.run import executor
 from ranks.sessions.assigned import RECORD
 from tests.gpu.near import assert_near, assert_on_cuda
 from tests.ranks.rank_models import joined, save
-from tests.ranks.test_executor import mlp, rows
+from tests.ranks.run.test_executor import mlp, rows
 
 CUDA = (devices.CUDA, "CPUExecutionProvider")
 

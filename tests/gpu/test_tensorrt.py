@@ -12,7 +12,7 @@ from ranks.devices import devices
 from ranks.errors import DeviceError
 from tests.gpu.near import assert_near
 from tests.ranks.rank_models import joined, save
-from tests.ranks.test_executor import mlp, rows
+from tests.ranks.run.test_executor import mlp, rows
 
 
 def test_tensorrt(tmp_path: Path) -> None:

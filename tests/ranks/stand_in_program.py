@@ -1,4 +1,5 @@
-"""What tests/ranks/test_stand_in.py runs in a process that sees the stand-in for CUDA: `SCENARIO FOLDER ...`.
+"""What tests/ranks/sessions/test_stand_in.py runs in a process that sees the stand-in for CUDA: `SCENARIO
+FOLDER ...`.
 
 ONNX Runtime's CUDA provider is the real one. torch has no CUDA build here: values that cross a cut are its
 tensors in host memory, where the stand-in's device memory is, too.

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from tests.sharding import graphs
-from tests.sharding.test_control_flow import KNOWN_IF, NESTED, UNKNOWN_IF
+from tests.sharding.reading.test_control_flow import KNOWN_IF, NESTED, UNKNOWN_IF
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 14, 99, 127, 255, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), -5)
 TEXTS = (

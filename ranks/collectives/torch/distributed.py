@@ -1,8 +1,8 @@
 """Collectives of torch.distributed: Gloo on numpy arrays, NCCL and HCCL on tensors of the rank's device.
 
-Ranks of one host find each other through `ranks.collectives.rendezvous`, exchange addresses through a file without a
-name, and connect over the loopback interface: torch's own store would listen on all interfaces, to whoever
-comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
+Ranks of one host find each other through `ranks.collectives.rendezvous`, exchange addresses through a file
+without a name, and connect over the loopback interface: torch's own store would listen on all interfaces, to
+whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 ONNX Runtime optimises the model once, for the GPU, and writes the result: a graph and a file of its weights,
 in a folder that all processes can read. Weights of some size are copied into one block of device memory
-(`ranks.weights.device.cuda_ipc`). A session of the graph, in the owner as in every other process, gets them as
-device values by name (``SessionOptions.add_initializer``) and uses them in place. The graph is not optimised
-again, so that it asks for the very weights that the block holds; a weight that ONNX Runtime wants elsewhere
-than on the device, it takes from the file.
+(`ranks.weights.device.cuda_ipc`). A session of the graph, in the owner as in every other process, gets them
+as device values by name (``SessionOptions.add_initializer``) and uses them in place. The graph is not
+optimised again, so that it asks for the very weights that the block holds; a weight that ONNX Runtime wants
+elsewhere than on the device, it takes from the file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class DeviceWeights:
 
     @property
     def outlives_owner(self) -> bool:
-        """Whether the memory stays valid for the others when its owner ends; see `ranks.weights.device.cuda_ipc`."""
+        """Whether the memory stays valid for others when its owner ends: `ranks.weights.device.cuda_ipc`."""
         return self._block.kind == "descriptor"
 
     def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:

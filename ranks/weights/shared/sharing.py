@@ -1,7 +1,8 @@
 """One copy of a model's weights for several processes: the owner's model, and those attached to it.
 
-The copy is the prepared weights in the store (`ranks.weights.prepared.store`), whose files every process maps. What
-passes between the processes is who may use them, and whether what they are for is the same in both.
+The copy is the prepared weights in the store (`ranks.weights.prepared.store`), whose files every process
+maps. What passes between the processes is who may use them, and whether what they are for is the same in
+both.
 """
 
 from __future__ import annotations

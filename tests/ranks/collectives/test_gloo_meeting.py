@@ -1,0 +1,104 @@
+"""Ranks of several hosts that do not all come: each waits the time-out once, and says for whom."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.ranks.collectives.test_collectives import need
+
+PROGRAM = """
+import sys, time
+import torch.distributed  # its import is no part of the time
+from ranks.run import group
+from ranks.errors import CollectiveTimeoutError
+began = time.monotonic()
+try:
+    group.join(collectives="gloo")
+except CollectiveTimeoutError as error:
+    print(f"{time.monotonic() - began:.2f} {error}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (0, "Ranks 1, 2 of 3 did not join within 3 s (rank 0 waited)"),
+        (1, "Rank 1 did not reach rank 0 at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) within 3 s"),
+    ],
+)
+def test_ranks_that_do_not_come(rank: int, words: str) -> None:
+    need("gloo")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {
+        "RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "3",
+    }  # fmt: skip
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, **environ}, capture_output=True, text=True,
+        timeout=90, check=False,
+    )  # fmt: skip
+    waited, _, said = done.stdout.partition(" ")
+    assert said.startswith(words.format(port=port)), (done.stderr, time.monotonic() - began)
+    assert 3 <= float(waited) < 2 * 3  # twice the time-out is what torch itself would take
+    assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
+
+
+SEVERAL = """
+import sys
+import numpy as np
+import torch.distributed as dist
+from ranks.run import group
+from ranks.collectives.torch.distributed import GlooCommunicator
+from ranks.collectives.torch.group import Membership
+from ranks.identity.identity import identify
+
+who = identify()
+if sys.argv[1] == "initialised":
+    dist.init_process_group("gloo")
+sums = []
+with_two = [group.join(collectives="gloo"), GlooCommunicator(Membership(who, 60.0, "gloo"), 60.0)]
+for communicator in with_two:
+    part = np.ones(3)
+    communicator.all_reduce(part)
+    sums.append(float(part[0]))
+with_two[1].close()
+group.leave()
+print(sums, dist.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("first", ["ours", "initialised"])
+def test_a_second_group_needs_no_second_store(first: str) -> None:
+    """Ranks of several hosts, with a group for the host's values and one for the device's; or in a program
+    that has initialised torch.distributed itself."""
+    need("gloo")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {
+        **os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "60",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SEVERAL, first], env={**environ, "RANK": str(rank)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        ends = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for said, errors in ends:
+        assert said.splitlines()[-1:] == [f"[2.0, 2.0] {first == 'initialised'}"], errors

@@ -1,0 +1,287 @@
+"""How groups of devices end when a rank is lost, late or interrupted: with a stand-in for NCCL, whose kernels
+never end by themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from ranks.collectives.torch import group as torch_group  # noqa: E402
+from ranks.collectives.torch.error import translate  # noqa: E402
+from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
+from ranks.identity.identity import Identity  # noqa: E402
+from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[3]
+TWO, THREE = Identity(0, 2, 0, 1), Identity(0, 3, 0, 1)
+REMOTE = (
+    "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error\nncclRemoteError"
+)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library()
+    installed(made, monkeypatch)
+    return made
+
+
+def ended(library: Library, call: Any, error: type[BaseException], words: str | None) -> None:
+    """``call`` fails so, and by then the device does nothing any more."""
+    with pytest.raises(error, match=words):
+        call()
+    assert library.free.is_set(), "the error came before the device was free"
+
+
+def test_the_device_is_free_before_a_time_out_is_raised(library: Library) -> None:
+    world = connected(library, TWO, 0.2)
+    library.stuck = True
+    late = r"Rank 1 did not come to all_reduce of float32\[3\] within 0.2 s \(rank 0 waited\)"
+    ended(library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, late)
+    with pytest.raises(CollectiveError, match="cannot be used any more: Rank 1 did not come"):
+        world.barrier()
+    world.close()
+    assert library.said == ["init nccl", "all_reduce", "end world", "abort all"]
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "recv"])
+def test_a_lost_rank_of_another_host(library: Library, call: str) -> None:
+    """The library finds a connection closed while the kernel waits."""
+    world = connected(library, TWO)
+    library.stuck, library.error = True, REMOTE
+    arguments = () if call == "all_reduce" else (1,)
+    lost = r"Rank 1 ended while rank 0 waited in .*remote process exited"
+    ended(library, lambda: getattr(world, call)(torch.ones(3), *arguments), PeerLostError, lost)
+    world.close()
+    assert "abort all" in library.said and not any("destroy" in what for what in library.said)
+
+
+def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:
+    """What it computes before comes first on the stream, however long that takes."""
+    world = connected(library, TWO, 0.2)
+    began: list[float] = []
+
+    class Begun:
+        def record(self) -> None:
+            library.said.append("record")
+
+        def synchronize(self) -> None:
+            library.said.append("synchronize")
+            time.sleep(0.4)
+            began.append(time.monotonic())
+
+    world._begun = Begun()
+    world.all_reduce(torch.ones(3))
+    assert library.said == ["init nccl", "record", "all_reduce", "synchronize"]
+    library.stuck = True
+    ended(library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, "Rank 1 did not come")
+    assert time.monotonic() - began[-1] >= 0.2
+
+
+def test_others_are_told_of_a_lost_rank(library: Library) -> None:
+    """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
+    world = connected(library, THREE)
+    library.stuck = True
+    threading.Timer(0.2, lambda: library.set(told[0], "2")).start()
+    told = ["shardrun-lost-0-world"]
+    lost = r"Rank 2 ended while rank 0 waited in all_reduce"
+    ended(library, lambda: world.all_reduce(torch.ones(3)), PeerLostError, lost)
+    assert library.keys == {told[0]: b"2"}
+
+
+def test_a_rank_tells_others_that_it_gives_up(library: Library) -> None:
+    world = connected(library, THREE, 0.1)
+    library.stuck = True
+    ended(
+        library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, "One or more of the other"
+    )
+    assert library.keys == {"shardrun-lost-0-world": b"0"}
+
+
+def test_an_interrupted_wait_leaves_nothing_on_the_device(library: Library) -> None:
+    world = connected(library, TWO)
+    library.stuck = True
+
+    def interrupted(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    world._membership.lost = interrupted  # type: ignore[method-assign]
+    ended(library, lambda: world.all_reduce(torch.ones(3)), KeyboardInterrupt, None)
+    with pytest.raises(CollectiveError, match=r"any more: all_reduce of float32\[3\] was interrupted"):
+        world.all_reduce(torch.ones(3))
+
+
+def test_the_part_that_hangs_ends_first(library: Library) -> None:
+    """Ending another group first frees memory, for which the library would wait for the kernel that hangs."""
+    world = connected(library, Identity(0, 4, 0, 1), 0.1)
+    part = world.split([[0, 1], [2, 3]])
+    library.stuck = True
+    ended(library, lambda: part.all_reduce(torch.ones(3)), CollectiveTimeoutError, "Rank 1 did not come")
+    assert library.said[-2:] == ["end group1", "abort all"]
+    with pytest.raises(CollectiveError, match="cannot be used any more"):
+        world.barrier()
+
+
+def test_only_our_groups_are_aborted_where_torch_was_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(size=4, initialised=True)
+    installed(library, monkeypatch)
+    monkeypatch.setattr(torch_group, "remote_store", lambda *_: pytest.fail("a second store"))
+    world = connected(library, Identity(0, 4, 0, 1), 0.1)
+    part = world.split([[0, 1], [2, 3]])
+    library.stuck = True
+    ended(library, lambda: part.all_reduce(torch.ones(3)), CollectiveTimeoutError, "Rank 1 did not come")
+    assert library.said[-3:] == ["end group2", "abort group2", "abort group1"]
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_groups_connect_when_they_are_made(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the first collective, when the settings for it are gone. Where torch's first group is bound to a
+    device all others connect anyway, and torch takes no other device."""
+    library = Library(size=4, initialised=True)
+    library.group.WORLD.bound_device_id = "cuda:0" if bound else None
+    installed(library, monkeypatch)
+    connected(library, Identity(0, 4, 0, 1)).split([[0, 1], [2, 3]])
+    assert library.devices == [None if bound else torch.device("cpu")] * 3
+
+
+def test_leaving_in_order_leaves_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(size=4, initialised=True)
+    installed(library, monkeypatch)
+    world = connected(library, Identity(0, 4, 0, 1))
+    world.split([[0, 1], [2, 3]])
+    world.close()
+    world.close()
+    assert library.said[-2:] == ["destroy group2", "destroy group1"]
+
+
+def test_leaving_does_not_wait_for_ever(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else the device does, torch waits for; then the group is aborted."""
+    monkeypatch.setattr(torch_group, "_ORDERLY", 0.1)
+    world = connected(library, TWO)
+    library.free.clear()
+    world.close()
+    assert library.said[-2:] == ["destroy all", "abort all"]
+
+
+def test_an_abort_that_hangs_is_left_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_group, "_ABORT", 0.1)
+    hangs = threading.Event()
+    world = connected(library, TWO, 0.1)
+    monkeypatch.setattr(library, "_abort_process_group", lambda group: hangs.wait(60))
+    library.stuck = True
+    with pytest.raises(CollectiveTimeoutError):
+        world.all_reduce(torch.ones(3))
+    world.close()
+    hangs.set()
+
+
+def test_another_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(Library(rank=1, size=8, initialised=True), monkeypatch)
+    with pytest.raises(CollectiveError, match=r"rank 0 of 2, but torch.distributed was .* as rank 1 of 8"):
+        connected(Library(), TWO)
+
+
+HANDLED = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+
+
+def test_errors_are_left_to_us_and_the_environment_as_it_was(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every group of ours, parts too, whatever the user's own groups are told."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    monkeypatch.delenv("TORCH_NCCL_ENABLE_MONITORING", raising=False)
+    before = dict(os.environ)
+    world = connected(library, Identity(0, 4, 0, 1))
+    world.split([[0, 1], [2, 3]])
+    assert library.settings == [HANDLED] * 3
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (REMOTE, PeerLostError),
+        ("ncclRemoteError: A call failed possibly due to a network error", PeerLostError),
+        ("Connection reset by peer", PeerLostError),
+        ("Timed out waiting", CollectiveTimeoutError),
+        ("CUDA error: an illegal memory access was encountered", CollectiveError),
+    ],
+)  # fmt: skip
+def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveError]) -> None:
+    found = translate(RuntimeError(text), "all_reduce", 0, 3.0, None)
+    assert type(found) is kind and str(found).endswith(".") is (kind is not CollectiveError)
+
+
+SCRIPT = """
+import sys, torch
+from ranks.run import group
+from ranks.errors import CollectiveError
+from tests.ranks import fake_nccl
+
+def script(library, world):
+    library.stuck, library.error = True, {error!r}
+    world.timeout = 0.1
+    kept.append((library, world))
+    group._joined["cuda"] = None, "nccl", world
+    try:
+        world.all_reduce(torch.ones(3))
+    except CollectiveError as error:
+        print(type(error).__name__, flush=True)
+    {end}
+
+kept = []
+fake_nccl.main(script)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [("group.leave()", ""), ("pass", REMOTE), ("world.close(); raise SystemExit(3)", "")],
+    ids=["leaves", "ends", "closes"],
+)
+def test_a_script_that_catches_the_error_ends(end: str, error: str) -> None:
+    """Leaving, closing, or nothing but the end of the script: a kernel that hangs holds up none of them."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(end=end, error=error)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["PeerLostError" if error else "CollectiveTimeoutError"], done.stderr
+    assert done.returncode == (3 if "Exit" in end else 0), done.stderr
+    assert not done.stderr and time.monotonic() - began < 60
+
+
+UNCLOSED = """
+from tests.ranks import fake_nccl
+
+def script(library, world):
+    library.destroy_process_group = lambda group=None: print("destroyed", group)
+    kept.append(world)
+
+kept = []
+fake_nccl.main(script)
+print("end of the script", flush=True)
+"""
+
+
+def test_a_communicator_that_nobody_closes_is_left_at_the_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.splitlines() == ["end of the script", "destroyed None"]

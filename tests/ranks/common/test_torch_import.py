@@ -1,0 +1,128 @@
+"""torch beside a package for another device whose driver is missing, as torch_npu is without Ascend's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharding.importers import torch_import
+
+ROOT = Path(__file__).parents[3]
+PLACE = ROOT / "sharding" / "importers" / "torch_import.py"
+RANK = """
+import os
+from ranks import collectives
+from ranks.errors import DeviceError
+from ranks.identity.identity import Identity
+from sharding.importers import torch_import
+torch = torch_import.load()
+print(torch.ones(2).sum().item(), os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD"))
+try:
+    collectives.connect(Identity(rank=0, world_size=2, local_size=2), "hccl", timeout=1.0, device="npu")
+except DeviceError as error:
+    print(error)
+"""
+PLAIN = """
+try:
+    import torch
+except RuntimeError:
+    print("torch alone fails")
+"""
+CONVERT = """
+import os, sys
+from launcher.cli import main
+code = main(["convert", *sys.argv[1:]])
+print(os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD"))
+sys.exit(code)
+"""
+NETWORK = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a torch_npu that fails while torch loads it."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    if importlib.util.find_spec("torch_npu") is not None:
+        pytest.skip("the real torch_npu is installed")
+    (tmp_path / "torch_npu.py").write_text(
+        "raise ImportError('libhccl.so: cannot open shared object file')\n"
+    )
+    about = tmp_path / "torch_npu-2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.0\n")
+    (about / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+    return tmp_path
+
+
+def run(folder: Path, program: str, *arguments: str) -> str:
+    variables = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ranks_on_other_devices_do_not_need_it(folder: Path) -> None:
+    assert run(folder, PLAIN) == "torch alone fails\n", "the package is not what this test is about"
+    first, second = run(folder, RANK).splitlines()
+    assert first == "2.0 None"
+    assert second == (
+        "The hccl collectives need the Ascend driver, CANN and torch_npu, which cannot be loaded: "
+        "libhccl.so: cannot open shared object file."
+    )
+
+
+def test_conversion_does_not_need_it(folder: Path) -> None:
+    """Neither our own imports nor those of a user's network."""
+    if importlib.util.find_spec("onnxscript") is None:
+        pytest.skip("onnxscript is not installed: torch exports with it")
+    torch = torch_import.load()
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(3),)), folder / "net.pt2")
+    (folder / "net.py").write_text(NETWORK)
+    out = run(folder, CONVERT, "--network", "net:Net", "--input", "x:3", "a.onnx")
+    assert out.endswith("inputs: x; outputs: output\nNone\n"), "the user's environment stays"
+    assert "outputs: output" in run(folder, CONVERT, "net.pt2", "b.onnx")
+
+
+def test_transformers_does_not_need_it(folder: Path) -> None:
+    if importlib.util.find_spec("onnxscript") is None:
+        pytest.skip("onnxscript is not installed: torch exports with it")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(**small, vocab_size=9)
+    transformers.BertModel(config).save_pretrained(folder / "bert")
+    assert "inputs: input_ids, attention_mask" in run(folder, CONVERT, "--network", "bert", "c.onnx")
+
+
+def test_torch_is_imported_in_one_place() -> None:
+    found = []
+    for file in (path for name in ("sharding", "ranks", "launcher") for path in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [item.name for item in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                names = [item.value for item in node.args if isinstance(item, ast.Constant)]
+            if any(name.partition(".")[0] == "torch" for name in names):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not found, f"they fail beside a package for a missing device; use {PLACE.relative_to(ROOT)}"

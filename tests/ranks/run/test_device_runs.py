@@ -1,0 +1,374 @@
+"""How sessions are run where values lie on a device: what is waited for, bound again, captured and shared.
+
+The device is a stand-in, torch tensors in host memory; what ONNX Runtime is told is noted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from ranks.collectives.base import Communicator  # noqa: E402
+from ranks.collectives.torch.staged import on_device  # noqa: E402
+from ranks.errors import ModelError, SettingError  # noqa: E402
+from ranks.run import assembly, executor, plans  # noqa: E402
+from ranks.sessions import arena  # noqa: E402
+from ranks.sessions.cuda import CudaMemory, graphs_wanted  # noqa: E402
+from ranks.sessions.session import SessionConfig  # noqa: E402
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks  # noqa: E402
+from tests.ranks.rank_models import model, node, save, value  # noqa: E402
+from tests.ranks.run.test_executor import assert_close, reference, rows  # noqa: E402
+from tests.ranks.sessions.test_cuda_buffers import CpuTensors  # noqa: E402
+
+NO_WAIT, GRAPH = "disable_synchronize_execution_providers", "gpu_graph_id"
+W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+
+
+class Device(CpuTensors):
+    """Sessions are in order with what follows, and can be captured where ``graphs``."""
+
+    graphs = False
+    ordered = True
+    place = b"the only device!"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharers = 0
+
+    def orders(self, session: Any) -> bool:
+        return self.ordered
+
+    def captures(self, session: Any) -> bool:
+        return self.graphs
+
+    def shared_by(self, count: int) -> None:
+        self.sharers = count
+
+
+class Runs:
+    """Each run of a session on the last rank: the options that it was given."""
+
+    def __init__(self) -> None:
+        self.options: list[dict[str, str]] = []
+        self.released: list[int] = []
+        self.memories: list[Device] = []
+
+    def take(self) -> list[dict[str, str]]:
+        taken, self.options = self.options, []
+        return taken
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    noted, real = Runs(), ort.InferenceSession.run_with_iobinding
+
+    def run(session: Any, binding: Any, options: Any = None) -> None:
+        found = {}
+        for key in (NO_WAIT, GRAPH) if options is not None else ():
+            try:
+                found[key] = options.get_run_config_entry(key)
+            except RuntimeError:  # it has none
+                continue
+        noted.options.append(found)
+        real(session, binding, options)
+
+    def memory(communicator: Communicator | None, config: SessionConfig) -> Device:
+        noted.memories.append(Device())
+        return noted.memories[-1]
+
+    monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", run)
+    monkeypatch.setattr(
+        ort.InferenceSession, "release_captured_graph", lambda _, number: noted.released.append(number)
+    )
+    monkeypatch.setattr(assembly, "_memory", memory)
+    monkeypatch.setattr(assembly, "_on_memory", on_device)
+    yield noted
+
+
+def two_collectives() -> Any:
+    """Three segments: before, between and after two collectives."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("AllReduce", ["a"], ["b"]),
+        node("Tanh", ["b"], ["c"]),
+        node("AllGather", ["c"], ["d"], axis=1),
+        node("Neg", ["d"], ["y"]),
+    ]
+    return model(nodes, [value("x", ["n", 4])], ["y"], {"w": W})
+
+
+def one_rank(models: list[Any], folder: Path, work: Callable[[Any], None]) -> None:
+    """Loads a model on the only rank there is, and does ``work`` with it."""
+    paths = save(models, folder)
+    on_ranks(1, lambda world: work(executor.load(paths[0], communicator=world, threads=1)))
+
+
+def test_a_session_is_not_waited_for_where_a_collective_follows(runs: Runs, tmp_path: Path) -> None:
+    models = [two_collectives()]
+
+    def work(loaded: Any) -> None:
+        for turn, feed in enumerate(rows(3, 3, 3)):
+            assert_close(loaded.run(feed), reference(models, [feed])[0][0])
+            wanted = [{NO_WAIT: "1"}, {NO_WAIT: "1"}, {}] if turn else [{}, {}, {}]
+            assert runs.take() == wanted, "the first run finds the shapes; the last session's values are read"
+
+    one_rank(models, tmp_path, work)
+
+
+def test_what_cannot_be_in_order_is_waited_for(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "ordered", False)
+
+    def work(loaded: Any) -> None:
+        for feed in rows(3, 3):
+            loaded.run(feed)
+        assert runs.take() == [{}] * 6
+
+    one_rank([two_collectives()], tmp_path, work)
+
+
+def test_a_collective_of_nothing_waits_for_nothing(runs: Runs, tmp_path: Path) -> None:
+    """It returns at once: the next session would be bound while this one still computes."""
+
+    def work(loaded: Any) -> None:
+        for feed in rows(0, 0):
+            loaded.run(feed)
+        assert runs.take() == [{}] * 6
+
+    one_rank([two_collectives()], tmp_path, work)
+
+
+def with_a_shape() -> Any:
+    """The first session gives a value on the host, too; ``k`` is an input that stays there."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Shape", ["a"], ["s"]),
+        node("AllReduce", ["a"], ["b"]),
+        node("Gather", ["b", "k"], ["c"], axis=0),
+        node("AllReduce", ["c"], ["d"]),
+        node("Reshape", ["d", "s"], ["y"]),
+    ]
+    return model(nodes, [value("x", ["n", 4]), value("k", ["n"], 7)], ["y"], {"w": W})
+
+
+def test_a_session_is_waited_for_where_a_value_is_read_on_the_host(runs: Runs, tmp_path: Path) -> None:
+    models = [with_a_shape()]
+
+    def work(loaded: Any) -> None:
+        for turn, feed in enumerate(rows(3, 3, 3)):
+            feed["k"] = np.roll(np.arange(3), turn)
+            assert_close(loaded.run(feed), reference(models, [feed])[0][0])
+        assert runs.take()[3:] == [{}, {NO_WAIT: "1"}, {}] * 2
+
+    one_rank(models, tmp_path, work)
+
+
+def test_values_on_the_host_are_bound_anew_in_each_run(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime copies a value on the host to the device when it is bound, not when a session runs."""
+    models, real, copies = [with_a_shape()], ort.IOBinding.bind_input, []
+
+    def bind(
+        binding: Any, name: str, device: str, number: int, element: int, shape: Any, address: int
+    ) -> None:
+        if element == 7:
+            copies.append(np.array((ctypes.c_int64 * shape[0]).from_address(address)))
+            address = copies[-1].ctypes.data
+        real(binding, name, device, number, element, shape, address)
+
+    monkeypatch.setattr(ort.IOBinding, "bind_input", bind)
+
+    def work(loaded: Any) -> None:
+        for turn, feed in enumerate(rows(3, 3, 3, 3)):
+            feed["k"] = np.roll(np.arange(3), turn)
+            assert_close(loaded.run(feed), reference(models, [feed])[0][0])
+
+    one_rank(models, tmp_path, work)
+    assert copies
+
+
+def test_graphs_are_captured_for_fixed_buffers_and_released_with_them(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "graphs", True)
+    monkeypatch.setattr(plans, "MAX_PLANS", 1)
+    models = [two_collectives()]
+
+    def work(loaded: Any) -> None:
+        numbers = []
+        for count in (3, 3, 3, 2, 2, 3):
+            (feed,) = rows(count)
+            assert_close(loaded.run(feed), reference(models, [feed])[0][0])
+            taken = [options[GRAPH] for options in runs.take()]
+            assert len(set(taken)) == 1
+            numbers.append(taken[0])
+        assert numbers == ["-1", "1", "1", "-1", "2", "3"]
+        assert runs.released == [1] * 3 + [2] * 3, "three sessions, each time that a plan ends"
+
+    one_rank(models, tmp_path, work)
+
+
+def test_no_graph_where_a_buffer_does_not_stay(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values on the host, which are copied to another place each time."""
+    monkeypatch.setattr(Device, "graphs", True)
+
+    def work(loaded: Any) -> None:
+        for feed in rows(3, 3):
+            loaded.run({**feed, "k": np.arange(3)})
+        assert [options[GRAPH] for options in runs.take()] == ["-1"] * 6
+
+    one_rank([with_a_shape()], tmp_path, work)
+
+
+def test_no_graph_where_weights_are_replaced(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "graphs", True)
+    paths = save([two_collectives()], tmp_path)
+
+    def work(world: FakeCommunicator) -> None:
+        loaded = executor.load(paths[0], communicator=world, threads=1, variable_weights=["w"])
+        loaded.run(rows(3)[0])
+        runs.take()
+        loaded.run(rows(3)[0])
+        assert [options[GRAPH] for options in runs.take()] == ["-1", "1", "1"]
+
+    on_ranks(1, work)
+
+
+def test_each_rank_learns_how_many_share_its_device(runs: Runs, tmp_path: Path) -> None:
+    models = [two_collectives() for _ in range(3)]
+    for rank, item in enumerate(models):
+        item.graph.initializer[0].raw_data = (W + rank).tobytes()  # equal ones would be warned of
+    paths = save(models, tmp_path)
+
+    def work(world: FakeCommunicator) -> None:
+        executor.load(paths[world.rank], communicator=world, threads=1)
+
+    on_ranks(3, work)
+    assert [memory.sharers for memory in runs.memories] == [3, 3, 3]
+
+
+class Torch:
+    """What `CudaMemory` asks torch of a device with 1000 bytes."""
+
+    def __init__(self) -> None:
+        found = SimpleNamespace(total_memory=1000, uuid="GPU-1")
+        self.cuda = SimpleNamespace(get_device_properties=lambda device: found)
+
+
+def device_memory(monkeypatch: pytest.MonkeyPatch, sharers: int = 1, graphs: str = "") -> CudaMemory:
+    """A memory as on a GPU, of which only the settings are asked for."""
+    memory = CudaMemory.__new__(CudaMemory)
+    memory.device_id, memory.stream = 1, SimpleNamespace(cuda_stream=77)
+    memory._torch, memory._device = Torch(), "cuda:1"
+    memory._graphs = graphs_wanted((), {"SHARDRUN_CUDA_GRAPHS": graphs})
+    memory.shared_by(sharers)
+    return memory
+
+
+PLAIN = {
+    "device_id": "1",
+    "user_compute_stream": "77",
+    "do_copy_in_default_stream": "1",
+    "arena_extend_strategy": "kSameAsRequested",
+}
+
+
+@pytest.mark.parametrize(
+    ("sharers", "graphs", "more"),
+    [(1, "", {}), (3, "0", {"gpu_mem_limit": "333"}), (1, "1", {"enable_cuda_graph": "1"})],
+)
+def test_what_cudas_provider_is_told(
+    sharers: int, graphs: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device_memory(monkeypatch, sharers, graphs).provider_options() == {**PLAIN, **more}
+
+
+@pytest.mark.parametrize("text", ["yes", "2", "true"])
+def test_a_wrong_setting_of_graphs(text: str) -> None:
+    with pytest.raises(SettingError, match=f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is '{text}'"):
+        graphs_wanted((), {"SHARDRUN_CUDA_GRAPHS": text})
+
+
+@pytest.mark.parametrize(("told", "wanted"), [("1", True), ("True", True), ("0", False), (None, False)])
+def test_the_providers_own_option_counts_too(told: str | None, wanted: bool) -> None:
+    options = {} if told is None else {"enable_cuda_graph": told}
+    assert graphs_wanted(({"device_id": "0"}, options), {}) is wanted
+
+
+@pytest.mark.parametrize(
+    ("told", "ordered"),
+    [
+        ({"CUDAExecutionProvider": "77"}, True),
+        ({"CUDAExecutionProvider": "0"}, False),
+        ({"TensorrtExecutionProvider": "0", "CUDAExecutionProvider": "77"}, False),
+        ({"TensorrtExecutionProvider": "77", "CUDAExecutionProvider": "77"}, True),
+        ({}, False),
+    ],
+)
+def test_order_is_what_the_session_says_of_its_stream(
+    told: dict[str, str], ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what it was asked to do: a provider may not know the option."""
+    options = {name: {"user_compute_stream": stream} for name, stream in told.items()}
+    session = SimpleNamespace(
+        get_providers=lambda: [*told, "CPUExecutionProvider"],
+        get_provider_options=lambda: {**options, "CPUExecutionProvider": {}},
+    )
+    assert device_memory(monkeypatch).orders(session) is ordered
+
+
+def test_sessions_share_one_arena_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def register(provider: str, info: Any, options: Any, settings: Any) -> None:
+        made.append((provider, info.name, info.device_id, dict(options)))
+        if info.device_id == 5:
+            raise RuntimeError("no such device")
+
+    settings: list[dict[str, int]] = []
+    real = ort.OrtArenaCfg
+    monkeypatch.setattr(ort, "OrtArenaCfg", lambda given: settings.append(dict(given)) or real(given))
+    monkeypatch.setattr(ort, "create_and_register_allocator_v2", register)
+    monkeypatch.setattr(arena, "_on_cuda", {})
+    first, second = device_memory(monkeypatch, 2), device_memory(monkeypatch)
+    shared = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
+    assert first.session_entries() == second.session_entries() == shared
+    assert made == [("CUDAExecutionProvider", "Cuda", 1, {"device_id": "1"})]
+    assert settings == [{"max_mem": 500, "arena_extend_strategy": 1}]  # kSameAsRequested
+    assert arena.on_cuda(5) == arena.on_cuda(5) == {} and len(made) == 2
+    assert device_memory(monkeypatch, graphs="1").session_entries() == {}
+
+
+def test_what_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[Mapping[str, str], ...]] = []
+
+    def create(source: bytes, config: SessionConfig, what: str) -> str:
+        tried.append((config.memory_options, *config.provider_options))
+        if any("enable_cuda_graph" in options for options in tried[-1]):
+            raise ModelError(f"ONNX Runtime refuses {what}: This session cannot use the {reason}.")
+        return "session"
+
+    monkeypatch.setattr(assembly, "create", create)
+    told = {"device_id": "0", "enable_cuda_graph": "1"}
+    config = SessionConfig(memory_options=told, provider_options=(told, {}))
+    reason = "graph capture feature as requested by the user"
+    assert assembly._session(b"", config, "m.onnx") == "session"
+    assert tried == [(told, told, {}), ({"device_id": "0"}, {"device_id": "0"}, {})]
+    reason = "operator Foo"
+    with pytest.raises(ModelError, match="operator Foo"):
+        assembly._session(b"", config, "m.onnx")

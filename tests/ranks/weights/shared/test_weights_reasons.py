@@ -1,0 +1,126 @@
+"""Why weights cannot be shared, or a model not be loaded: the reason is named."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+from ranks.errors import ModelError, WeightsError
+from ranks.run import executor
+from ranks.sessions.session import SessionConfig, create
+from ranks.weights.prepared import store as stores
+from ranks.weights.prepared.store import Store, default_store
+from tests.ranks.weights.test_store import X, made, mlp, plain, same, save
+from tests.ranks.weights_worker import INPUT, oracle
+
+pytestmark = pytest.mark.usefixtures("single")
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(WeightsError) as caught:
+        ranks.share_weights(str(path))
+    return str(caught.value)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_limit_that_is_too_small(cache: Path, shared_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
+    found = refusal(shared_model)
+    assert f"cannot be kept in {cache}/weights (" in found
+    assert "bytes may be needed, and SHARDRUN_CACHE_LIMIT allows 100)" in found
+
+
+def test_a_damaged_lock(cache: Path, shared_model: Path) -> None:
+    store = default_store()
+    assert store is not None
+    for number in range(256):
+        (cache / "weights" / "locks" / f"{number:02x}").mkdir()
+    assert f"(Is a directory: {cache}/weights/locks/" in refusal(shared_model)
+
+
+def test_a_full_disk(cache: Path, tmp_path: Path) -> None:
+    """As far as a process can make one: files of more than 300 KB cannot be written."""
+    path = save(mlp(), tmp_path / "m.onnx")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        found = refusal(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the disk may be full" not in found and f"{cache}/weights (" in found
+    assert "(File too large" in found or "(only part of the " in found or "(ONNX Runtime" in found, found
+
+
+@pytest.mark.parametrize("error", [WeightsError("the graph is odd."), OSError(28, "No space left on device")])
+def test_what_preparing_says(
+    cache: Path, shared_model: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "prepare", failing(error))
+    words = "the graph is odd" if isinstance(error, WeightsError) else "No space left on device"
+    for _ in range(2):  # the second time it is remembered, or tried again
+        assert f"({words}): correct that, or set SHARDRUN_CACHE to another folder." in refusal(shared_model)
+
+
+# Paths that are not UTF-8.
+
+
+def test_a_cache_folder_of_another_encoding(
+    tmp_path: Path, shared_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    monkeypatch.setenv("SHARDRUN_CACHE", str(folder))
+    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on")
+    assert default_store() is None
+    model = executor.load(shared_model)
+    np.testing.assert_allclose(model.run({"x": INPUT})[0], oracle(shared_model), rtol=1e-4)
+    direct = Store(folder / "weights")
+    same(direct, save(mlp(), tmp_path / "m.onnx"), X)
+    assert direct.opened == ()
+    found = refusal(shared_model)
+    assert "ONNX Runtime takes only paths in UTF-8" in found and r"\xff/weights'" in found
+    assert not (folder / "weights" / "work").exists()
+
+
+def test_a_model_of_another_encoding(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    (tmp_path / "made").mkdir()
+    save(mlp(), tmp_path / "made" / "m.onnx", external=True)
+    (tmp_path / "made").rename(folder)  # onnx cannot write there
+    path = folder / "m.onnx"
+    store = default_store()
+    assert store is not None
+    for kept in (None, store):
+        with pytest.raises(
+            ModelError, match=r"takes only paths in UTF-8, but it lies at b'.*\\xff/m.onnx': "
+        ):
+            create(path, SessionConfig(threads=1, store=kept), "it")
+        with pytest.raises(ModelError, match=r"takes only paths in UTF-8, but it lies at b'.*\\xff': "):
+            create(path.read_bytes(), SessionConfig(threads=1, store=kept, folder=folder), "it")
+    with pytest.raises(RuntimeError) as caught:
+        ranks.Model().build_from_file(str(path), ranks.ModelType.ONNX)
+    assert "ONNX Runtime takes only paths in UTF-8" in str(caught.value)
+    assert str(caught.value).isascii() and "InferenceSession" not in str(caught.value)
+    link = tmp_path / "link"
+    link.symlink_to(folder)  # nothing was remembered against the model
+    session = create(link / "m.onnx", SessionConfig(threads=1, store=store), "it")
+    assert len(made(store)) == len(store.opened) == 1
+    assert np.allclose(session.run(None, X)[0], plain(link / "m.onnx", X)[0], atol=1e-4)

@@ -1,0 +1,103 @@
+"""The folder of a decrypted model is gone when its process is, whatever ended it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sharding.common.plain_folder import plain_folder
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import time
+from sharding.common.plain_folder import plain_folder
+with plain_folder() as folder:
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "model.onnx").write_bytes(b"plain")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp $HOME 'x'"  # what a shell would read must not matter
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def guards(folder: Path) -> int:
+    count = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            count += {"shardrun-guard", str(folder)} <= set(process.cmdline())
+    return count
+
+
+def gone(folder: Path) -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if not list(folder.iterdir()):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
+@pytest.mark.parametrize("group", [False, True])
+def test_killed(temporary: Path, number: signal.Signals, group: bool) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        (folder,) = temporary.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        if group:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(20) != 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert gone(temporary)
+
+
+def test_left(temporary: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), plain_folder() as folder:
+        (folder / "model.onnx").touch()
+        assert guards(folder) == 1
+        raise ValueError("mine")
+    assert not list(temporary.iterdir())
+    assert not guards(folder)
+
+
+def test_without_a_shell(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with plain_folder() as folder:
+        assert folder.is_dir()
+    assert not list(temporary.iterdir())
+
+
+def test_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null")
+    with pytest.raises(OSError), plain_folder():
+        pass

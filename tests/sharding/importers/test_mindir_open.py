@@ -1,0 +1,249 @@
+"""Networks whose inputs have open lengths (``d``), any number of axes (``r``) or fixed lengths (``s``), that
+MindSpore exported and ran on inputs of several shapes (``scripts/mindir_open.py`` made the archive). Where
+MindSpore has no CPU kernel, torch answers."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from scripts.mindir_table import OPEN
+from sharding import slice_model
+from sharding.errors import ModelError
+from sharding.importers import OPSETS, import_model
+from tests.sharding.lockstep import run_slices
+
+Array = np.ndarray[Any, Any]
+Example = tuple[list[Array], list[Array]]
+with zipfile.ZipFile(OPEN) as _archive:
+    NAMES = sorted(name.removesuffix(".mindir") for name in _archive.namelist() if name.endswith(".mindir"))
+RANDOM = {"normal_numbers", "uniform_numbers", "uniform_integers"}
+REFUSED = {"complex_result", "complex_input", "svd_complex", "eig"}
+WRITTEN_APART = (
+    "fft",
+    "irfft",
+    "deform",
+    "gelu",
+    "histc",
+    "svd_full",
+    "qr_batch",
+    "mexp",
+    "lstsq",
+    "lu_factor",
+)
+NEWEST = [name for name in NAMES if name.startswith(WRITTEN_APART)]
+"""Of which what is written depends on the version of ONNX's operators."""
+SLICED = [
+    "aap_3_5.d", "conv_same_dil3.d", "cell_LN.r", "dense_of_volumes.d", "irfft.s", "set_y_to_0_x1.d",
+    "vit_tokens.d", "unique.d", "norm_x0.r", "deform2.s", "svd_full.d", "qr_batch.r", "lstsq.d",
+    "chol_open.d",
+]  # fmt: skip
+
+
+def file_of(name: str, folder: Path) -> Path:
+    with zipfile.ZipFile(OPEN) as archive:
+        return Path(archive.extract(f"{name}.mindir", folder))
+
+
+def examples(name: str) -> Iterator[Example]:
+    """Inputs and answers; those that this way of exporting the network takes."""
+    network, _, way = name.rpartition(".")
+    with zipfile.ZipFile(OPEN) as archive:
+        data = dict(np.load(io.BytesIO(archive.read(f"{network}.npz"))))
+    by_mindspore = any("_out_" in key for key in data)
+    first: list[Array] = []
+    for number in range(len({key.partition("_")[0] for key in data})):
+        inputs, answers = (
+            [data[f"s{number}_{kind}_{i}"] for i in range(sum(f"s{number}_{kind}_" in key for key in data))]
+            for kind in ("in", "out")
+        )
+        first = first or inputs
+        if way == "s" and number:
+            return
+        if way == "d" and [item.ndim for item in inputs] != [item.ndim for item in first]:
+            continue
+        if not answers and by_mindspore:
+            continue  # it refuses this example
+        if not answers:
+            pytest.importorskip(
+                "torch", reason="torch, which answers for kernels that MindSpore's CPU lacks, is missing"
+            )
+            from tests.sharding.importers.mindir_open_references import answers as by_torch
+
+            answers = by_torch(network, inputs)
+        yield inputs, answers
+
+
+def check(found: list[Array], wanted: list[Array]) -> None:
+    """The same types and shapes, integers exactly, floats to 1e-5 of the largest. MindSpore gives magnitudes
+    of complex numbers as complex ones."""
+    assert len(found) == len(wanted)
+    for ours, given in zip(found, wanted, strict=True):
+        theirs = given.real if given.dtype.kind == "c" else given
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        if theirs.dtype.kind in "biu":
+            np.testing.assert_array_equal(ours, theirs)
+            continue
+        finite = np.isfinite(theirs)
+        np.testing.assert_array_equal(ours[~finite], theirs[~finite])
+        scale = max(float(np.abs(theirs[finite]).max(initial=0)), 1e-6)
+        assert np.abs(ours[finite].astype(np.float64) - theirs[finite]).max(initial=0) / scale <= 1e-5
+
+
+def check_vectors(found: list[Array], wanted: list[Array]) -> None:
+    """Singular values and vectors, or eigenvalues and vectors: the values as they are; the vectors, whose
+    signs are nobody's, by what they make, by being orthogonal, and by MindSpore's where values differ."""
+    check(found[:1], wanted[:1])
+    assert [(item.dtype, item.shape) for item in found] == [(item.dtype, item.shape) for item in wanted]
+    values, *sides = (item.astype(np.float64) for item in found)
+    theirs = [item.astype(np.float64) for item in wanted[1:]]
+    count, scale = values.shape[-1], max(float(np.abs(values).max()), 1e-6)
+    for side in sides:
+        gram = np.swapaxes(side, -1, -2) @ side
+        assert np.abs(gram - np.eye(gram.shape[-1])).max() <= 1e-5
+    made, other = (
+        (pair[0][..., :count] * amount[..., None, :]) @ np.swapaxes(pair[-1][..., :count], -1, -2)
+        for pair, amount in ((sides, values), (theirs, wanted[0].astype(np.float64)))
+    )
+    assert np.abs(made - other).max() / scale <= 1e-5
+    gaps = np.abs(values[..., :, None] - values[..., None, :]) + scale * np.eye(count)
+    apart = (gaps.min(-1) > 0.05 * scale) & (np.abs(values) > 0.05 * scale)
+    for ours, given in zip(sides, theirs, strict=True):
+        along = np.abs((ours * given).sum(-2))[..., :count]
+        assert np.all(along[apart] > 1 - 1e-5)
+
+
+def compare(name: str, found: list[Array], wanted: list[Array]) -> None:
+    """By `check_vectors` or `check`."""
+    decomposed = name.startswith(("svd", "eigh")) and len(wanted) > 1
+    (check_vectors if decomposed else check)(found, wanted)
+
+
+def session(path: Path, opset: int | None = None) -> onnxruntime.InferenceSession:
+    model = import_model(path) if opset is None else import_model(path, opset=opset)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] not in RANDOM | REFUSED])
+def test_answers_are_those_of_mindspore(name: str, tmp_path: Path) -> None:
+    opened = session(file_of(name, tmp_path))
+    tried = 0
+    for inputs, answers in examples(name):
+        feeds = {item.name: array for item, array in zip(opened.get_inputs(), inputs, strict=True)}
+        compare(name, opened.run(None, feeds), answers)
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize("opset", [OPSETS[0], OPSETS[-1]])
+@pytest.mark.parametrize("name", NEWEST)
+def test_other_versions_of_the_operators_give_the_same(name: str, opset: int, tmp_path: Path) -> None:
+    opened = session(file_of(name, tmp_path), opset)
+    inputs, answers = next(examples(name))
+    feeds = {item.name: array for item, array in zip(opened.get_inputs(), inputs, strict=True)}
+    compare(name, opened.run(None, feeds), answers)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_two_ranks_give_the_answers(name: str, tmp_path: Path) -> None:
+    manifest = slice_model(file_of(name, tmp_path), 2, tmp_path / "slices", allow_replicated=True)
+    for inputs, answers in examples(name):
+        feeds = {entry.name: array for entry, array in zip(manifest.inputs, inputs, strict=True)}
+        for outputs in run_slices(tmp_path / "slices", feeds):
+            compare(name, [outputs[entry.name] for entry in manifest.outputs], answers)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] in RANDOM])
+def test_random_numbers_have_their_distribution(name: str, tmp_path: Path) -> None:
+    opened = session(file_of(name, tmp_path))
+    with zipfile.ZipFile(OPEN) as archive:
+        data = np.load(io.BytesIO(archive.read(f"{name.rpartition('.')[0]}.npz")))
+    example = data["s0_in_0"]
+    (found,) = opened.run(None, {opened.get_inputs()[0].name: example})
+    assert found.shape == example.shape
+    if name.startswith("normal"):
+        assert abs(found.mean()) < 0.1 and abs(found.std() - 1) < 0.1
+        assert not np.array_equal(found, opened.run(None, {opened.get_inputs()[0].name: example})[0])
+    elif found.dtype == np.float32:
+        assert found.min() >= 0 and found.max() < 1 and abs(found.mean() - 0.5) < 0.05
+    else:
+        assert sorted(np.unique(found)) == [-2, -1, 0, 1, 2, 3, 4]
+
+
+def test_a_file_says_that_its_inputs_have_any_number_of_axes(tmp_path: Path) -> None:
+    path = file_of("cell_LN.r", tmp_path)
+    (value,) = import_model(path).graph.input
+    assert not value.type.tensor_type.HasField("shape")
+    manifest = slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    assert [(entry.shape, entry.open_rank) for entry in manifest.inputs] == [((), True)]
+
+
+def test_complex_results_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"gives complex numbers, .* real and imaginary parts"):
+        import_model(file_of("complex_result.s", tmp_path))
+
+
+def test_complex_inputs_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"input 'x0' is of complex numbers, .* real and imaginary parts"):
+        import_model(file_of("complex_input.s", tmp_path))
+
+
+def test_what_has_no_form_in_onnx_is_refused_by_name_and_layer(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"Eig: no conversion \(in Default/Eig-op0\)"):
+        import_model(file_of("eig.s", tmp_path))
+    with pytest.raises(
+        ModelError, match=r"Svd: it has no conversion for complex numbers \(in Default/Svd-op0"
+    ):
+        import_model(file_of("svd_complex.s", tmp_path))
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (65, 65), (3, 70, 2)])
+def test_singular_values_of_larger_matrices(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Clustered, tiny and huge ones, and those of matrices of low rank, as LAPACK has them."""
+    random = np.random.default_rng(0)
+    given = random.standard_normal(shape)
+    left, values, right = np.linalg.svd(given, full_matrices=False)
+    steps = np.concatenate(
+        [[3e4, 3e4, 3e4 * (1 - 1e-6)], np.geomspace(1e3, 1e-3, values.shape[-1]), np.zeros(9)]
+    )
+    spread = np.broadcast_to(steps[: values.shape[-1]], values.shape)
+    opened = session(file_of("svd_r.r", tmp_path))
+    for amount in (values, spread, values * 1e-18, values * 1e15):
+        matrix = ((left * amount[..., None, :]) @ right).astype(np.float32)
+        found, u, v = opened.run(None, {"x0": matrix})
+        wanted = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+        assert np.abs(found - wanted).max() / wanted.max() < 1e-6
+        made = (u * found[..., None, :]) @ np.swapaxes(v, -1, -2)
+        assert np.abs(made - matrix).max() / wanted.max() < 1e-5
+        for side in (u, v):
+            gram = np.swapaxes(side, -1, -2) @ side
+            assert np.abs(gram - np.eye(gram.shape[-1])).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("dense_of_volumes.d", ["Reshape", "Gemm", "Reshape", "Identity"]),
+        ("dense_twice.s", ["Gemm", "Mul", "Gemm", "Add", "Identity"]),
+        ("ops_dense.d", ["Gemm", "Identity"]),
+        ("ops_dense_volumes.s", ["Reshape", "Gemm", "Reshape", "Identity"]),
+        ("gelu_tanh.d", ["Gelu", "Identity"]),
+        ("gelu_tanh.s", ["Gelu", "Identity"]),
+        ("conv_same_dil.d", ["Conv", "Identity"]),
+    ],
+)
+def test_what_is_written_is_short(name: str, kinds: list[str], tmp_path: Path) -> None:
+    nodes = [node.op_type for node in import_model(file_of(name, tmp_path)).graph.node]
+    assert nodes == kinds

@@ -1,0 +1,96 @@
+"""Each primitive of MindIR against MindSpore's own answer: networks of one primitive, that MindSpore exported
+and ran (``scripts/mindir_cases.py`` made the archives). Where MindSpore has no CPU kernel, torch answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from scripts.mindir_table import ARCHIVES, checked
+from sharding.importers import import_model
+from sharding.importers.mindir import primitives
+from sharding.importers.mindir.primitives.base import PRIMITIVES
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def cases() -> Iterator[Any]:
+    for archive in ARCHIVES:
+        with zipfile.ZipFile(archive) as opened:
+            for name in sorted(opened.namelist()):
+                if name.endswith(".mindir"):
+                    yield pytest.param(
+                        archive, name.removesuffix(".mindir"), id=f"{archive.stem}-{name[:-7]}"
+                    )
+
+
+def load(archive: Path, name: str, folder: Path) -> tuple[Path, Arrays]:
+    """The case's file, written into the folder, and its arrays."""
+    with zipfile.ZipFile(archive) as opened:
+        path = folder / f"{name}.mindir"
+        path.write_bytes(opened.read(f"{name}.mindir"))
+        return path, dict(np.load(io.BytesIO(opened.read(f"{name}.npz"))))
+
+
+def check(path: Path, arrays: Arrays) -> None:
+    """The converted model gives MindSpore's answers: the same types and shapes, integers exactly, floats to
+    1e-5 of the largest (float16 2e-3)."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        import_model(path).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    inputs = {item.name: arrays[f"in_{place}"] for place, item in enumerate(session.get_inputs())}
+    found = session.run(None, inputs)
+    wanted = [arrays[f"out_{place}"] for place in range(sum(name.startswith("out_") for name in arrays))]
+    if not wanted:
+        pytest.importorskip(
+            "torch", reason="torch, which answers for kernels that MindSpore's CPU lacks, is missing"
+        )
+        from tests.sharding.importers.mindir_references import answers
+
+        wanted = answers(path.stem, list(inputs.values()))
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        if theirs.dtype.kind in "biu":
+            np.testing.assert_array_equal(ours, theirs)
+            continue
+        finite = np.isfinite(theirs)
+        np.testing.assert_array_equal(ours[~finite], theirs[~finite])
+        bound = 2e-3 if theirs.dtype == np.float16 else 1e-5
+        scale = max(float(np.abs(theirs[finite]).max(initial=0)), 1e-6)
+        error = np.abs(ours[finite].astype(np.float64) - theirs[finite]).max(initial=0) / scale
+        assert error <= bound
+
+
+@pytest.mark.parametrize(("archive", "name"), list(cases()))
+def test_answers_are_those_of_mindspore(archive: Path, name: str, tmp_path: Path) -> None:
+    check(*load(archive, name, tmp_path))
+
+
+def test_at_least_150_primitives_are_checked() -> None:
+    primitives.load()
+    assert len(checked() & set(PRIMITIVES)) >= 150
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mindspore") is None, reason="mindspore, which exports new networks, is missing"
+)
+def test_networks_exported_now(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "scripts" / "mindir_cases.py"
+    names = ["Conv2D_same_2_1", "LayerNorm", "LSTM_op", "GeLU", "StridedSlice_masks", "Gather_axis", "TopK"]
+    archive = tmp_path / "new.zip"
+    subprocess.run([sys.executable, str(script), str(archive), *names], check=True, timeout=600)
+    for name in names:
+        check(*load(archive, name, tmp_path))
