@@ -21,8 +21,8 @@ from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
 from launcher.inspection.rank_models import is_rank_models
 from launcher.job.decryption import check_key
-from launcher.job.job import MAX_RANKS
 from launcher.job.slicing import Slicing, parse_dims, slicing_of
+from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
     from launcher.inspection.forecast import Forecast

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.job.job import LAUNCHERS, MAX_RANKS, TARGETS
-from launcher.job.slicing import MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
-from ranks.common.settings import COLLECTIVES, MOST_THREADS, SECONDS, parse_seconds
+from launcher.job.job import LAUNCHERS, TARGETS
+from launcher.job.slicing import parse_bytes, parse_mesh_text
+from ranks.common.settings import COLLECTIVES, SECONDS, parse_seconds
 from ranks.precision.request import MODES
+from sharding.common.bounds import MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.demands.options import STRATEGIES
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     group = _group(parser, "ranks")
     group.add_argument("--collectives", choices=COLLECTIVES, default=ABSENT, help="default: auto")
     group.add_argument(
-        "--threads", metavar="N", type=whole(1, MOST_THREADS), default=ABSENT,
+        "--threads", metavar="N", type=whole(1, MAX_THREADS), default=ABSENT,
         help="ONNX Runtime threads per rank (default: cores / ranks on the host)",
     )  # fmt: skip
     group.add_argument(

@@ -56,9 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.common.report import progress, say
+    from launcher.inspection.model_kinds import demand_ranks
     from launcher.inspection.rank_models import is_rank_models, open_rank_models
     from launcher.job.job import merge
-    from launcher.job.model import asked_by, check_declared, demand_ranks, is_slices, open_slices, world_size
+    from launcher.job.model import asked_by, check_declared, is_slices, open_slices, world_size
     from launcher.starters.scripts import check_new_folder, write_scripts
     from launcher.tasks.run import check_job
 

@@ -23,8 +23,8 @@ from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
 from launcher.inspection.signature import declared_by
 from launcher.job.decryption import check_key
-from launcher.job.job import MAX_RANKS
 from launcher.job.slicing import slicing_of
+from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
     from sharding.planning.plan import Plan

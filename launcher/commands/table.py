@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
@@ -23,7 +24,6 @@ examples:
   shardrun table make --hosts node1:8 --format yaml
   shardrun table check hosts.json
 """
-MAX_RANKS = 65536
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.inspection.layers import Used, by_layer, scope_of
+from sharding.graph.sizes import Sizes
 from sharding.planning.unsplit import hardly_splits_slices
-from sharding.search.cost import Sizes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
 

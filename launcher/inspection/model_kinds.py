@@ -109,7 +109,7 @@ def _parsed(model: Path, key: Key | None) -> onnx.ModelProto | None:
     """The message of a model file, without its weights; None where it cannot be parsed."""
     from google.protobuf.message import DecodeError
 
-    from sharding.onnx_files.protobuf import parse_without_weights
+    from sharding.importers.message import parse_without_weights
 
     try:
         return parse_without_weights(model, key)
@@ -125,3 +125,20 @@ def _pattern_of(model: Path) -> str:
     if found is not None:
         return f": give them all, as `{found}`"
     return ", which a pattern names: {} stands for the rank, as in rank_{}.onnx"
+
+
+def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
+    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it, or it is one
+    rank's part of a model."""
+    if ranks is None:
+        from launcher.inspection.signature import declared_by
+        from sharding.reading.read import read_model
+
+        check_whole(model, key)
+        if declared_by(model, key, runs=False) is None:
+            read_model(model, key)  # says what kind of file it is instead
+        raise ConfigError(
+            f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
+            "--mesh AXIS=SIZE,..."
+        )
+    return ranks

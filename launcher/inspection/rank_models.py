@@ -130,7 +130,8 @@ def folder_of(pattern: Path) -> Path | None:
 def read_rank_model(path: Path, key: Key | None = None) -> Any:
     """A rank model without its large weights. Raises `ModelError`."""
     from sharding.errors import ModelError
-    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
+    from sharding.importers.message import parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError
 
     try:
         empty = path.stat().st_size == 0

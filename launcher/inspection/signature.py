@@ -55,7 +55,7 @@ def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Si
     """
     from ranks.sessions.versions import check_versions
     from sharding.errors import ShardrunError
-    from sharding.onnx_files.protobuf import parse_without_weights
+    from sharding.importers.message import parse_without_weights
 
     try:
         message = parse_without_weights(model, key)
@@ -143,7 +143,7 @@ def _is_operator(name: str) -> bool:
 
 
 def _spec(entry: TensorEntry) -> TensorSpec:
-    from launcher.job.inputs import numpy_dtype
+    from launcher.common.element_types import numpy_dtype
     from ranks.common.tensors import OBJECT, TensorSpec
 
     if entry.dtype in NO_TENSORS:

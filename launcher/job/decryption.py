@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from launcher.inspection.model_kinds import demand_ranks
 from launcher.inspection.rank_models import count_files, is_rank_models, open_rank_models
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ def plain(
     what this rank runs; ``before`` is called before anything is sliced. Raises `ConfigError` where ranks on
     other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
     """
-    from launcher.job.model import demand_ranks
     from ranks.models.imported import folder_to_decrypt
 
     assert job.model is not None

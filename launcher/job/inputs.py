@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.common.element_types import numpy_dtype
 from launcher.common.files import write_file
 from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.signature import check_dims
@@ -109,26 +110,6 @@ def _learn(spec: Spec, shape: Sequence[int], known: dict[str, int]) -> None:
     for dim, length in zip(spec.shape, shape, strict=not spec.open_rank):
         if isinstance(dim, str):
             known.setdefault(dim, length)
-
-
-def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
-    """The numpy type of an ONNX element type's name; bfloat16 and the 8-bit floats are those of ml_dtypes."""
-    if isinstance(name, np.dtype):
-        return name
-    if name == "string":
-        return np.dtype(object)
-    try:
-        return np.dtype(name)
-    except TypeError:
-        pass
-    import ml_dtypes
-
-    # ONNX writes float8e4m3fn, ml_dtypes float8_e4m3fn.
-    spelled = str(name).replace("float8e", "float8_e").replace("float4e", "float4_e")
-    try:
-        return np.dtype(getattr(ml_dtypes, spelled))
-    except (AttributeError, TypeError):
-        raise ConfigError(f"{what}: the element type {name!r} is not known to numpy or ml_dtypes") from None
 
 
 def save_outputs(path: str | Path, outputs: Mapping[str, NDArray[Any]]) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
 TARGETS = ("cpu", "gpu", "ascend")
-MAX_RANKS = 4096
 
 
 @dataclass(frozen=True)

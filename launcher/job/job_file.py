@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.job.job import MAX_RANKS
-from launcher.job.slicing import FILES, MAX_DIM, MAX_MICRO_BATCHES, parse_bytes, parse_mesh_text
-from ranks.common.settings import LONGEST_TIMEOUT, MOST_THREADS, SECONDS
+from launcher.job.slicing import FILES, parse_bytes, parse_mesh_text
+from ranks.common.settings import SECONDS
+from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.text import closest
 
 MAX_TEXT = 4096
@@ -32,7 +32,7 @@ class JobFile(BaseModel):
     launcher: Literal["auto", "local", "mpirun", "external"] | None = None
     target: Literal["cpu", "gpu", "ascend"] | None = None
     collectives: Literal["auto", "shm", "mpi", "nccl", "gloo", "hccl"] | None = None
-    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] | None = None
     allow_replicated: bool | None = None
     strategy: Literal["tensor", "pipeline", "data", "auto"] | None = None
@@ -44,7 +44,7 @@ class JobFile(BaseModel):
     plan: Text | None = None
     ignore_annotations: bool | None = None
     inputs: list[Text] | dict[Text, Text] | None = None
-    dims: dict[Text, Annotated[int, Field(ge=0, le=MAX_DIM)]] | None = None
+    dims: dict[Text, Annotated[int, Field(ge=0, le=MAX_LENGTH)]] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     output: Text | None = None
     repeat: Annotated[int, Field(ge=1, le=10**9)] | None = None
@@ -63,7 +63,7 @@ EXPECTED = {
     "launcher": "one of auto, local, mpirun, external",
     "target": "one of cpu, gpu, ascend",
     "collectives": "one of auto, shm, mpi, nccl, gloo, hccl",
-    "threads": f"a whole number from 1 to {MOST_THREADS}",
+    "threads": f"a whole number from 1 to {MAX_THREADS}",
     "timeout": SECONDS,
     "allow_replicated": "true or false",
     "strategy": "one of tensor, pipeline, data, auto",
@@ -75,7 +75,7 @@ EXPECTED = {
     "plan": "the path of a saved plan",
     "ignore_annotations": "true or false",
     "inputs": "a list of FILE.npz or NAME=FILE, or a mapping of input names to files",
-    "dims": f"a mapping of dimension names to lengths from 0 to {MAX_DIM}",
+    "dims": f"a mapping of dimension names to lengths from 0 to {MAX_LENGTH}",
     "seed": "a whole number from 0 up",
     "output": "the path of an .npz file",
     "repeat": "a whole number from 1 up",
@@ -88,7 +88,7 @@ EXPECTED = {
 }
 
 _EXPECTED_INSIDE = {
-    "dims": f"a length from 0 to {MAX_DIM}",
+    "dims": f"a length from 0 to {MAX_LENGTH}",
     "inputs": "the path of a file",
     "execution_plan": "float16 or float32",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, ShardrunError
-from launcher.inspection.model_kinds import check_whole
+from launcher.inspection.model_kinds import demand_ranks
 from launcher.inspection.rank_models import (
     BY_FLAG,
     STRATEGY,
@@ -72,23 +72,6 @@ def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Mani
             f"{wrong_count(ranks, manifest.world_size, said_by)}, or slice the model with --ranks {ranks}"
         )
     return manifest
-
-
-def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
-    """The number of ranks to slice a model file for; raises `ConfigError` if nothing says it, or it is one
-    rank's part of a model."""
-    if ranks is None:
-        from launcher.inspection.signature import declared_by
-        from sharding.reading.read import read_model
-
-        check_whole(model, key)
-        if declared_by(model, key, runs=False) is None:
-            read_model(model, key)  # says what kind of file it is instead
-        raise ConfigError(
-            f"{model} is not sliced yet: say over how many ranks, with --ranks N, --rank-table FILE or "
-            "--mesh AXIS=SIZE,..."
-        )
-    return ranks
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
+from sharding.common.bounds import MAX_LENGTH
 from sharding.common.nearby import hint, shown
 from sharding.common.text import counted
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh, parse_mesh
 
-MAX_MICRO_BATCHES = 1 << 20
-MAX_DIM = 2**31 - 1
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})? ?([A-Za-z]{0,3})", re.ASCII)
@@ -134,9 +133,14 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not (
-            equals and name and size.isascii() and size.isdigit() and len(size) < 11 and int(size) <= MAX_DIM
+            equals
+            and name
+            and size.isascii()
+            and size.isdigit()
+            and len(size) < 11
+            and int(size) <= MAX_LENGTH
         ):
-            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_DIM}")
+            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_LENGTH}")
         if name in dims:
             raise ConfigError(f"--dim {text}: {name!r} is given twice")
         dims[name] = int(size)

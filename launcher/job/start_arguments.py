@@ -11,10 +11,10 @@ from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
 from launcher.inspection.rank_models import count_files, is_rank_models
 from launcher.job.hosts import remote_hosts
-from launcher.job.job import MAX_RANKS
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
-from ranks.common.settings import COLLECTIVES, LONGEST_TIMEOUT, MOST_THREADS, SECONDS
+from ranks.common.settings import COLLECTIVES, SECONDS
+from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def rank_environment(
         raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
     variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
     if threads is not None:
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
             raise ConfigError(
-                f"The number of threads must be an integer from 1 to {MOST_THREADS}, but is {threads!r}."
+                f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
             )
         variables["SHARDRUN_THREADS"] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.

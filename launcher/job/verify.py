@@ -134,7 +134,8 @@ def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str],
     """The element types of a model's inputs and of its outputs by name, read without its weights; raises
     `ConfigError`."""
     from sharding.errors import ModelError
-    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
+    from sharding.importers.message import parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError
 
     try:
         graph = parse_without_weights(model, key).graph
@@ -237,7 +238,7 @@ def _answers(
 
 
 def _is_quantized(file: Path) -> bool:
-    from sharding.onnx_files.protobuf import parse_without_weights
+    from sharding.importers.message import parse_without_weights
 
     try:
         graph = parse_without_weights(file).graph

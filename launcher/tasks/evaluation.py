@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
     from ranks.common.tensors import TensorSpec
     from ranks.evaluation.evaluate import Options, Report, Run
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def computed_types(model: Path) -> set[str]:
     """The types shorter than float32 (float16, bfloat16) in which any part of an ONNX file computes."""
     import onnx
 
-    from sharding.onnx_files.protobuf import parse_without_weights
+    from sharding.importers.message import parse_without_weights
 
     short = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
     message = parse_without_weights(model)

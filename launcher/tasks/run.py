@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
     from launcher.job.verify import Comparison
     from launcher.tasks.outputs import Summary
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
 

@@ -1,9 +1,10 @@
 """The cache folder: where it is, locks in it, and the hashes of model files that it remembers.
 
     $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun
-        slices/    sliced models (`launcher.job.cache`)        weights/  prepared weights (`ranks.weights.prepared.store`)
+        slices/    sliced models (`launcher.job.cache`)
+        weights/   prepared weights (`ranks.weights.prepared.store`)
         converted/ models of other formats as ONNX (`ranks.models.imported`)
-        device/    models optimised for a GPU, whose weights processes share (`ranks.weights.device.on_device`)
+        device/    models optimised for a GPU with shared weights (`ranks.weights.device.on_device`)
         hashes/NAME.json  the hash of a model file, good while the files' size, time and inode stay the same
 
 Everything of ours in it (`ranks.cache.place`) may be deleted at any time; `ranks.cache.limit` does so to keep
@@ -218,7 +219,8 @@ def _external_files(model: Path) -> list[str]:
     cannot be parsed."""
     from google.protobuf.message import DecodeError
 
-    from sharding.onnx_files.protobuf import MalformedError, parse_without_weights
+    from sharding.importers.message import parse_without_weights
+    from sharding.onnx_files.protobuf import MalformedError
 
     try:
         if not model.is_file():

@@ -12,7 +12,7 @@ from typing import Any
 from ranks.collectives.base import Communicator
 from ranks.common.settings import default_timeout
 from ranks.errors import CollectiveError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 __all__ = ["BACKENDS", "Communicator", "choose", "connect"]
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ranks.collectives.rendezvous import Rendezvous, close_all, read, readable
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 _PROTOCOL = "shardrun-rendezvous-1"
 _MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they are

@@ -24,7 +24,7 @@ from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 _TESTS = 200  # of a request before the processor is offered to others
 _AWAKE = 2e-3  # seconds before the first sleep

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 _LARGEST_PACKET = 1 << 16
 _MOST_DESCRIPTORS = 8  # in one packet

@@ -11,13 +11,11 @@ import re
 from collections.abc import Mapping
 
 from ranks.errors import SettingError
+from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
 from sharding.common.text import did_you_mean, shortened
 
 COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
-MOST_THREADS = 1024
 DEFAULT_TIMEOUT = 300.0
-LONGEST_TIMEOUT = 1e7
-"""Seconds, almost four months: the system's calls take no number, however large."""
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:
@@ -58,8 +56,8 @@ def threads(environ: Mapping[str, str] = os.environ) -> int | None:
     text = _text(environ, "SHARDRUN_THREADS")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= MOST_THREADS):
-        raise _wrong("SHARDRUN_THREADS", f"a number from 1 to {MOST_THREADS}", text)
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= MAX_THREADS):
+        raise _wrong("SHARDRUN_THREADS", f"a number from 1 to {MAX_THREADS}", text)
     return int(text)
 
 

@@ -17,7 +17,7 @@ from ranks.devices.linked import needed
 from ranks.errors import DeviceError
 
 if TYPE_CHECKING:
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
 
 CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "CANN"))
 _CUDA_DRIVER = "libcuda.so.1"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ranks.errors import IdentityError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.common.nearby import hint
 
 _READY = "completed"

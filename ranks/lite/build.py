@@ -22,16 +22,17 @@ from ranks.lite.options.targets import Placement, place, target_of
 from ranks.lite.options.types import ModelType
 from ranks.weights.shared.request import Attach, Share
 from sharding.common import limits
+from sharding.common.bounds import MAX_THREADS
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
     from ranks.lite.membership import Sharing
     from ranks.precision.request import Precision
     from ranks.run.rank_model import RankModel
     from ranks.weights.prepared.store import Store
 
-MOST_THREADS = 1024
+_FIRST_ARENA = 1 << 20  # bytes of the arena where nobody said how much the models need
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,6 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
             return _decrypted(path, model_type, context, options, sharing, key)
         recipe = plan(path, model_type, context, options)
         if sharing is not None:
-            from ranks.lite.group import joined
-
             recipe = joined(recipe, sharing)
         if options.sharing is not None:
             from ranks.models.imported import naming
@@ -197,8 +196,6 @@ def _decrypted(  # noqa: PLR0917 - what `build` was given
         with naming(file, path), planner(str(file), key) as planned:
             recipe = replace(planned(model_type, context, options), given=Path(path))
             if sharing is not None:
-                from ranks.lite.group import joined
-
                 recipe = joined(recipe, sharing)
             model = recipe.load(dims)
             _ = model.stats  # reads the file
@@ -237,7 +234,7 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
     """Decides device, threads and group for the model at ``path``. Raises `ShardrunError`."""
     _check_content(_one_file(Path(path)), model_type)
     threads = context.cpu.thread_num or None
-    if threads is not None and threads > MOST_THREADS:
+    if threads is not None and threads > MAX_THREADS:
         warn_once("threads", f"thread_num {threads} is too many, {limits.processors()} are used.")
         threads = limits.processors()
     identity = _explicit_identity(context, options.rank_table_file)
@@ -338,3 +335,38 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
+    """The recipe of a group's model, with which it shares what the group shares."""
+    from ranks.lite.options.targets import CPU
+    from ranks.sessions import arena
+    from ranks.weights.prepared.store import default_store
+    from ranks.weights.shared.owned import NoStore
+
+    if recipe.placement.providers[0] != CPU:
+        warn_once(
+            "group:device",
+            "Models of a ModelGroup share weights and workspace on the CPU; elsewhere each has its own.",
+        )
+        return recipe
+    if sharing.workspace:
+        arena.register(_FIRST_ARENA)
+        recipe = replace(recipe, entries={**recipe.entries, **arena.WORKSPACE_ONLY})
+    if isinstance(recipe.store, NoStore) and sharing.weights:
+        warn_once(
+            f"group:{recipe.given}",
+            f"{recipe.given} is encrypted, so it shares no weights with its ModelGroup, which would keep "
+            "them in plain in the cache folder.",
+        )
+    elif sharing.weights:
+        store = default_store()
+        if store is None:
+            warn_once(
+                "group:store",
+                "The models of a ModelGroup do not share weights, for which the store of prepared weights is "
+                "needed: SHARDRUN_WEIGHTS is off, or there is no cache folder that can be used (set "
+                "SHARDRUN_CACHE to one).",
+            )
+        recipe = replace(recipe, store=recipe.store or store)
+    return recipe

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ranks.common.notice import warn_once, warn_user
+from ranks.common.notice import warn_user
 from ranks.errors import ShardrunError
 from ranks.lite import membership
 from ranks.lite.membership import Sharing
@@ -19,14 +18,13 @@ from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.types import ModelType
 
 if TYPE_CHECKING:
-    from ranks.lite.build import Recipe
+    pass
 
 __all__ = ["ModelGroup", "ModelGroupFlag"]
 
 
 _ADD = "ModelGroup's add model failed."
 _CALCULATE = "ModelGroup's cal max size of workspace failed."
-_FIRST = 1 << 20  # bytes of the arena where nobody said how much the models need
 
 
 class ModelGroupFlag(Enum):
@@ -209,38 +207,3 @@ class ModelGroup:
             return None
         with naming(recipe.path, recipe.given or recipe.path):
             return measure(Job(recipe.path, recipe.threads or default_threads(), shapes))
-
-
-def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
-    """The recipe of a group's model, with which it shares what the group shares."""
-    from ranks.lite.options.targets import CPU
-    from ranks.sessions import arena
-    from ranks.weights.prepared.store import default_store
-    from ranks.weights.shared.owned import NoStore
-
-    if recipe.placement.providers[0] != CPU:
-        warn_once(
-            "group:device",
-            "Models of a ModelGroup share weights and workspace on the CPU; elsewhere each has its own.",
-        )
-        return recipe
-    if sharing.workspace:
-        arena.register(_FIRST)
-        recipe = replace(recipe, entries={**recipe.entries, **arena.WORKSPACE_ONLY})
-    if isinstance(recipe.store, NoStore) and sharing.weights:
-        warn_once(
-            f"group:{recipe.given}",
-            f"{recipe.given} is encrypted, so it shares no weights with its ModelGroup, which would keep "
-            "them in plain in the cache folder.",
-        )
-    elif sharing.weights:
-        store = default_store()
-        if store is None:
-            warn_once(
-                "group:store",
-                "The models of a ModelGroup do not share weights, for which the store of prepared weights is "
-                "needed: SHARDRUN_WEIGHTS is off, or there is no cache folder that can be used (set "
-                "SHARDRUN_CACHE to one).",
-            )
-        recipe = replace(recipe, store=recipe.store or store)
-    return recipe

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ranks.common.settings import LONGEST_TIMEOUT
 from ranks.errors import WeightsError
 from ranks.lite.model import Model
 from ranks.lite.options import share_options
@@ -19,6 +18,7 @@ from ranks.lite.options.types import ModelType
 from ranks.weights.shared.handle import check, is_number, parse_handle, unsigned
 from ranks.weights.shared.peers import parse_pids
 from ranks.weights.shared.request import Attach, Share
+from sharding.common.bounds import LONGEST_TIMEOUT
 
 if TYPE_CHECKING:
     import onnx

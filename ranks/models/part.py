@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ShardError, SliceError
+from sharding.common.bounds import MAX_MICRO_BATCHES
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import Mesh, parse_mesh
 
 if TYPE_CHECKING:
     import onnx
 
-MAX_MICRO_BATCHES = 1 << 16
 _MAX_AXIS = 32
 _MAX_TEXT = 64 << 20  # bytes of a layout: a million outputs
 

@@ -10,7 +10,8 @@ from ranks.collectives.base import Communicator
 from ranks.common import settings
 from ranks.devices import devices
 from ranks.errors import CollectiveError
-from ranks.identity.identity import Identity, identify
+from ranks.identity.identity import identify
+from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
 
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})

@@ -11,7 +11,7 @@ from ranks.talk.wire import Kind, Message
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
 

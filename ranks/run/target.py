@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ranks.collectives.base import Communicator
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
     from ranks.lite.options.targets import Placement
     from ranks.precision.request import Asked, Precision
     from ranks.run.rank_model import RankModel

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import onnxruntime as ort
 
@@ -18,9 +18,6 @@ from ranks.sessions import arena, engines
 from ranks.sessions.versions import too_new
 from sharding.common import limits
 from sharding.onnx_files.external import target_of
-
-if TYPE_CHECKING:
-    from ranks.weights.prepared.store import Store
 
 CPU = "CPUExecutionProvider"
 CHANGING = ("Pad_Fusion",)
@@ -35,6 +32,17 @@ CPU_DISABLED = ("SkipLayerNormFusion",)
 def left_out(provider: str) -> tuple[str, ...]:
     """The optimizers that sessions on this provider do without."""
     return (*CHANGING, *(CPU_DISABLED if provider == CPU else ()))
+
+
+class WeightStore(Protocol):
+    """Where sessions find weights that others hold, too: `ranks.weights.prepared.store`."""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What sessions run on that find their weights here."""
+
+    def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
+        """A session whose weights lie in the store."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class SessionConfig:
     rank: int | None = None
     """Which rank this process is, where there are several."""
     entries: Mapping[str, str] = field(default_factory=dict)
-    store: Store | None = None
+    store: WeightStore | None = None
     """Where sessions on the CPU find their weights prepared, to share them with other sessions."""
     shared_files: frozenset[str] | None = None
     """Weights in these files of ``folder`` are worth the store; None: all are."""

@@ -20,7 +20,7 @@ from sharding.demands.demand import Demand, first_output, in_words, label_of
 from sharding.demands.device_specs import SpecError, read_spec
 from sharding.errors import SliceError
 from sharding.graph.values import shape_of
-from sharding.onnx_files.protobuf import parse_without_weights
+from sharding.importers.message import parse_without_weights
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import Placement, Replicated
 

@@ -37,4 +37,4 @@ class SliceOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     """Open length -> what it will be most often: the plan is the best for these, and right for all. Left out:
     one for a batch and for the new tokens of a decoder with a cache, else
-    `sharding.search.cost.SYMBOL_LENGTH`."""
+    `sharding.graph.sizes.SYMBOL_LENGTH`."""

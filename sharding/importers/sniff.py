@@ -9,10 +9,9 @@ from typing import BinaryIO, Literal
 
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
+from sharding.importers.foreign import HEAD, kind_of
 
 Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "foreign", "unknown"]
-HEAD = 16
-"""Bytes at a file's begin that hold its magic number."""
 
 # FlatBuffers' file identifier, bytes 4 to 7 of a .ms file, by version of its schema.
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
@@ -49,8 +48,6 @@ def format_of(path: str | Path) -> Format:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     if found == "unknown" and head:
-        from sharding.importers.foreign import kind_of
-
         return found if kind_of(path, head) is None else "foreign"
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sharding.common.placeholders import placeholder
 from sharding.errors import ModelError
-from sharding.onnx_files.protobuf import IN_MODEL_FILE
+from sharding.onnx_files.protobuf import IN_MODEL_FILE, read_message
 
 _SHOWN = 80
 
@@ -58,11 +58,9 @@ def target_of(model: Path) -> Path:
     given. That is the name, or where it is a link and data lie beside its target only, the target."""
     if not model.is_symlink():
         return model
-    from sharding.onnx_files.protobuf import parse_without_weights
-
     try:
         target = model.resolve()
-        names = locations(parse_without_weights(model))
+        names = locations(read_message(model))
         elsewhere = any(
             not (model.parent / name).exists() and (target.parent / name).exists() for name in names
         )

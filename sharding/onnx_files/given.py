@@ -92,10 +92,10 @@ def _write(model: Any, path: Path) -> None:
 
 def _check_bytes(path: Path) -> None:
     """Refuses the bytes of a model whose weights lie in other files."""
-    from sharding.onnx_files.protobuf import parse_without_weights
+    from sharding.onnx_files.protobuf import read_message
 
     try:
-        message = parse_without_weights(path)
+        message = read_message(path)
     except Exception:  # whoever reads the model says what is wrong with it
         return
     _refuse_external(message)

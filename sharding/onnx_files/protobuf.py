@@ -18,7 +18,6 @@ from sharding.errors import ModelError
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
 
 IN_MODEL_FILE = ":model:"
 """The ``location`` of a tensor whose bytes lie in the model file itself. A hostile file may
@@ -46,20 +45,14 @@ def without_weights(data: memoryview) -> bytes:
     return _rebuild(data, 0, len(data), _MODEL_GRAPH, _strip_graph)
 
 
-def parse_without_weights(path: Path, key: Key | None = None) -> onnx.ModelProto:
-    """The message of a model file that is not empty, as `without_weights` leaves it; nothing is checked.
-
-    A file of another format than ONNX is imported; ``key`` is that of an encrypted one.
+def read_message(path: Path) -> onnx.ModelProto:
+    """The message of an ONNX file that is not empty, as `without_weights` leaves it; nothing is checked.
 
     Raises `OSError`, `ModelError` (`MalformedError` where the framing is broken), and protobuf's own error
     (which has another module in each of its implementations).
     """
     import onnx
 
-    from sharding.importers import import_model, is_imported
-
-    if is_imported(path):
-        return import_model(path, key=key)
     refuse_placeholder(path)
     model = onnx.ModelProto()
     with (

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING
 
 from sharding.common.text import counted
 from sharding.errors import SliceError
+from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of, subgraphs
 from sharding.pipeline.balance import Costs, balanced
-from sharding.search.cost import BYTES_PER_SECOND, COLLECTIVE_SECONDS, NODE_SECONDS, Sizes, reshard_seconds
+from sharding.search.cost import (
+    BYTES_PER_SECOND,
+    COLLECTIVE_SECONDS,
+    NODE_SECONDS,
+    node_seconds,
+    reshard_seconds,
+)
 from sharding.search.randomness import draws
 from sharding.search.solve import counted_weights
 from sharding.search.steps import Step
@@ -310,7 +317,7 @@ def _can_cross(value: ir.Value) -> bool:
 
 def _seconds(graph: Sequence[Step], measured: Mapping[str, float], sizes: Sizes) -> list[float]:
     """Seconds of each step on one rank that does all of it: measured, else estimated, in proportion."""
-    estimates = [sizes.seconds(step) for step in graph]
+    estimates = [node_seconds(step, sizes) for step in graph]
     if not measured:
         return estimates
     pairs = [

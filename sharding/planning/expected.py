@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
+from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
 from sharding.graph.symbols import shown_shape
-from sharding.search.cost import SYMBOL_LENGTH, Sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

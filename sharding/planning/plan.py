@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sharding.common.bounds import MAX_RANKS
 from sharding.demands.annotations import is_annotated
 from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError, SliceError
@@ -31,8 +32,6 @@ from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes
-
-MAX_RANKS = 4096
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sharding.common.bounds import MAX_MICRO_BATCHES, MAX_RANKS
 from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.storage import why_unwritable
 from sharding.demands.demand import Demand, first_output, label_of
 from sharding.slices.folder import replace_file
-from sharding.slices.mesh import AXES, MAX_SIZE, Mesh
+from sharding.slices.mesh import AXES, Mesh
 from sharding.slices.placement import REPLICATED, Placement, parse_placement
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 WHAT = "saved plan"
 FORMAT, VERSION = "shardrun-plan", 1
 MAX_BYTES = 256 << 20
-MAX_MICRO_BATCHES = 1 << 20
 _KEYS = ("format", "version", "source", "ranks", "mesh", "micro_batches", "stages", "nodes")
 _MAY_LACK = "lengths"
 _CHOICE = re.compile(r"([^()]{1,200})\(([^()]*)\) -> ([^()]*)")
@@ -133,10 +133,10 @@ def read_saved_plan(path: Path) -> SavedPlan:
         raise wrong("$.source.sha256", "64 hexadecimal digits", source["sha256"])
     mesh = data["mesh"]
     if not isinstance(mesh, dict) or set(mesh) != set(AXES) or not all(map(_is_size, mesh.values())):
-        raise wrong("$.mesh", f"the sizes of {', '.join(AXES)}, from 1 to {MAX_SIZE}", mesh)
+        raise wrong("$.mesh", f"the sizes of {', '.join(AXES)}, from 1 to {MAX_RANKS}", mesh)
     found_mesh = Mesh(tuple(mesh.items()))
-    if type(data["ranks"]) is not int or data["ranks"] != found_mesh.size or found_mesh.size > MAX_SIZE:
-        raise wrong("$.ranks", f"the product of the mesh's sizes, at most {MAX_SIZE}", data["ranks"])
+    if type(data["ranks"]) is not int or data["ranks"] != found_mesh.size or found_mesh.size > MAX_RANKS:
+        raise wrong("$.ranks", f"the product of the mesh's sizes, at most {MAX_RANKS}", data["ranks"])
     pieces = data["micro_batches"]
     if type(pieces) is not int or not 1 <= pieces <= MAX_MICRO_BATCHES:
         raise wrong("$.micro_batches", f"a whole number from 1 to {MAX_MICRO_BATCHES}", pieces)
@@ -158,7 +158,7 @@ def read_saved_plan(path: Path) -> SavedPlan:
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and 1 <= value <= MAX_SIZE
+    return type(value) is int and 1 <= value <= MAX_RANKS
 
 
 def check_source(path: Path, saved: SavedPlan, source: Source) -> None:

@@ -11,6 +11,7 @@ from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.graph.constants import constants_to_initializers, load_inner_weights, loaded
+from sharding.graph.sizes import Sizes
 from sharding.graph.symbols import tell_apart
 from sharding.graph.values import captured
 from sharding.importers import import_model, is_imported
@@ -24,7 +25,6 @@ from sharding.reading.shapes import infer, part_merged_axes
 from sharding.rewrite.folded_weights import fold_weights
 from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
-from sharding.search.cost import Sizes
 from sharding.slices.manifest import FileEntry, sha256_of
 
 if TYPE_CHECKING:

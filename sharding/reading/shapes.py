@@ -42,7 +42,7 @@ def infer(model: ir.Model, path: Path) -> None:
 
 
 def part_merged_axes(model: ir.Model) -> None:
-    """Takes merged axes of an inferred model apart (`sharding.rewrite.joined_pieces`, `sharding.rewrite.merged_axes`)."""
+    """Takes merged axes of an inferred model apart (`rewrite.joined_pieces`, `rewrite.merged_axes`)."""
     opset = model.opset_imports.get("", 1)
     completion = _Completion(model)
     completion.run()

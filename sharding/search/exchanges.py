@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from sharding.graph.sizes import Sizes
 from sharding.rules.base import Dim, NodeView, Option
 from sharding.rules.common import dim, shape_like, shape_of, splits
 from sharding.rules.quantization import quantized_product
-from sharding.search.cost import COLLECTIVE_SECONDS, ELEMENTS_PER_SECOND, Sizes, reshard_seconds
+from sharding.search.cost import COLLECTIVE_SECONDS, ELEMENTS_PER_SECOND, reshard_seconds
 from sharding.slices.placement import PARTIAL, REPLICATED, Partial
 
 TENSOR_FLOAT = 1

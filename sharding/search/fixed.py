@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sharding.errors import SliceError
+from sharding.graph.sizes import Sizes
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of
 from sharding.rules.base import Emit, Option
-from sharding.search.cost import IMPOSSIBLE, Sizes, reshard_seconds
+from sharding.search.cost import IMPOSSIBLE, reshard_seconds
 from sharding.search.reshard import reshard
 from sharding.search.steps import Step, fits
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement

@@ -11,9 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of
 from sharding.onnx_files.tensors import WeightTensor
-from sharding.search.cost import IMPOSSIBLE, NODE_SECONDS, Sizes, reshard_seconds, weight_cost
+from sharding.search.cost import IMPOSSIBLE, NODE_SECONDS, node_seconds, reshard_seconds, weight_cost
 from sharding.search.steps import Step
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement
 
@@ -110,7 +111,7 @@ class Problem:
             tuple(None if value is None else self.numbers[value] for value in step.inputs) for step in graph
         ]
         self.outputs = [tuple(self.numbers[value] for value in step.node.outputs) for step in graph]
-        self.choices = [self._choices(step, source.sizes.seconds(step)) for step in graph]
+        self.choices = [self._choices(step, node_seconds(step, source.sizes)) for step in graph]
         self.rows = [_rows(step, source.sizes) for step in graph]
         """Of each step how many rows it has for one of a batch, that it multiplies with a weight; 0 where it
         looks up rows of the weight."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sharding.common.bounds import MAX_RANKS
 from sharding.errors import SliceError
 
 AXES = ("data", "pipeline", "tensor")
 """Also the default order: ranks of one tensor group are neighbours."""
-MAX_SIZE = 4096
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def parse_mesh(text: str) -> Mesh:
                 f"{', '.join(AXES)}, each once; "
                 f"{name[:40]!r} {what}."
             )
-        if not (size.isascii() and size.isdigit() and len(size) < 5 and 1 <= int(size) <= MAX_SIZE):
+        if not (size.isascii() and size.isdigit() and len(size) < 5 and 1 <= int(size) <= MAX_RANKS):
             raise SliceError(
                 f"The mesh {text[:80]!r} gives {name} the size {size[:40]!r}; expected a whole "
-                f"number from 1 to {MAX_SIZE}."
+                f"number from 1 to {MAX_RANKS}."
             )
         sizes[name] = int(size)
     mesh = Mesh.of(**sizes)
-    if mesh.size > MAX_SIZE:
-        raise SliceError(f"The mesh {text[:80]!r} has {mesh.size} ranks; at most {MAX_SIZE} are possible.")
+    if mesh.size > MAX_RANKS:
+        raise SliceError(f"The mesh {text[:80]!r} has {mesh.size} ranks; at most {MAX_RANKS} are possible.")
     return mesh

@@ -83,7 +83,7 @@ def driver() -> None:
 
 
 def memory() -> None:
-    """`ranks.sessions.cuda.CudaMemory`: what it is given comes back, of every type, and lies on the device."""
+    """`ranks.sessions.cuda.CudaMemory`: what it is given comes back, of every type, on the device."""
     import torch
 
     from ranks.common.tensors import element_dtype
@@ -196,7 +196,7 @@ def nccl() -> None:
 
     from ranks.collectives.torch import distributed as torch_dist
     from ranks.errors import CollectiveError
-    from ranks.identity.identity import Identity
+    from ranks.identity.place import Identity
 
     for _ in range(2):
         identity = Identity(0, 1, 0, 1, source="the check", key=f"check:{secrets.token_hex(8)}")

@@ -16,7 +16,7 @@ import torch
 from ranks.collectives.torch import group as torch_group
 from ranks.collectives.torch import store as torch_store
 from ranks.collectives.torch.device import DeviceCommunicator
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.importers import torch_import
 from tests.ranks.fake_communicator import FakeCommunicator
 

@@ -28,7 +28,7 @@ from ranks.collectives.shm.reduce import Sums
 from ranks.collectives.shm.sync import signature
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.common import limits
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one

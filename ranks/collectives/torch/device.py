@@ -16,7 +16,7 @@ from ranks.collectives.torch.group import Membership
 from ranks.collectives.torch.types import moved, raw, summed, torch_type
 from ranks.devices import devices
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
 _TESTS = 2000  # of an operation before the processor is offered to others

@@ -16,7 +16,7 @@ from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
 from ranks.errors import CollectiveError, DeviceError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
 

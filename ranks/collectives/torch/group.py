@@ -21,7 +21,7 @@ from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.store import News, remote_store
 from ranks.common import forks
 from ranks.errors import CollectiveError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
 _LOOPBACK = "lo"

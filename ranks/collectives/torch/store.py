@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ranks.errors import CollectiveError, CollectiveTimeoutError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
 _AGAIN = 0.02  # seconds between two looks whether others have come

@@ -14,14 +14,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
 from ranks.weights.shared.handle import Address, is_nonce
 from ranks.weights.shared.protocol import (
     MOST_DESCRIPTORS,
     PROTOCOL,
     Packet,
-    Part,
-    close_all,
     credentials,
     receive,
     send,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from ranks.common.descriptors import Part
 from ranks.errors import WeightsError
 from ranks.sessions.session import SessionConfig
 from ranks.weights.prepared.store import Store
-from ranks.weights.shared.protocol import Part
 
 
 class OwnedStore(Store):

@@ -27,6 +27,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
@@ -37,9 +38,6 @@ PROTOCOL = "shardrun-weights-2"
 LARGEST_PACKET = 4096
 MOST_DESCRIPTORS = 200  # of one packet; the kernel's limit (SCM_MAX_FD) is 253
 LARGEST_DESCRIPTION = 256 << 20
-
-Part = tuple[dict[str, Any], list[int]]
-"""A description and descriptors that belong to it."""
 
 trace: Callable[[str], None] | None = None
 """Called with the name of each step that is done: tests stop processes there."""
@@ -200,10 +198,3 @@ def _read_all(descriptor: int) -> bytes:
     while len(content) < size and (chunk := os.pread(descriptor, size - len(content), len(content))):
         content += chunk
     return content
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Closes all of them, those that are closed already too."""
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)

@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ranks.common.descriptors import Part, close_all
 from ranks.errors import ShardrunError, WeightsError
 from ranks.weights.shared.handle import Address, is_nonce
 from ranks.weights.shared.peers import Guests
 from ranks.weights.shared.protocol import (
     PROTOCOL,
-    Part,
-    close_all,
     credentials,
     has_ended,
     name_senders,

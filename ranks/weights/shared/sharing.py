@@ -15,20 +15,20 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ranks.common.descriptors import Part, close_all
 from ranks.errors import IdentityError, ModelError, WeightsError
 from ranks.weights.shared import alike, client, peers
 from ranks.weights.shared.client import Connection
 from ranks.weights.shared.handle import address, new_handle
-from ranks.weights.shared.protocol import Part, close_all, step
+from ranks.weights.shared.protocol import step
 from ranks.weights.shared.request import Attach, Share
 from ranks.weights.shared.server import Offer, Server
 from sharding.common.text import one_line
 
 if TYPE_CHECKING:
-    from ranks.identity.identity import Identity
-    from ranks.run.rank_model import RankModel
+    from ranks.identity.place import Identity
     from ranks.weights.device.on_device import OwnedOnDevice
     from ranks.weights.prepared.store import Store
     from ranks.weights.shared.owned import OwnedStore
@@ -70,7 +70,11 @@ class SharedWeights:
             self._close()
 
 
-def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple[RankModel, SharedWeights]:
+Loaded = TypeVar("Loaded")
+"""A loaded model; what it has of variable weights is its ``weights``, if that is there."""
+
+
+def share(request: Share, use: Use, load: Callable[[Store], Loaded]) -> tuple[Loaded, SharedWeights]:
     """The model, loaded by ``load`` over a store, and shared with those whom ``request`` names.
 
     Raises `WeightsError` where weights cannot be shared here, and what ``load`` raises.
@@ -111,7 +115,7 @@ def share(request: Share, use: Use, load: Callable[[Store], RankModel]) -> tuple
     return model, SharedWeights(where.given, end, lambda: end(True))
 
 
-def attach(request: Attach, use: Use, load: Callable[[Store], RankModel]) -> tuple[RankModel, SharedWeights]:
+def attach(request: Attach, use: Use, load: Callable[[Store], Loaded]) -> tuple[Loaded, SharedWeights]:
     """The model, loaded by ``load`` over the weights of the owner that ``request`` names.
 
     Raises `WeightsError` where there is no such owner, it refuses this process, or its weights are for
@@ -208,13 +212,13 @@ def _content(path: Path) -> str:
         raise ModelError(f"{error.filename} cannot be read: {error.strerror or error}.") from None
 
 
-def _parts(model: RankModel) -> dict[str, Callable[[], Part]]:
+def _parts(model: object) -> dict[str, Callable[[], Part]]:
     """What a process is given besides the store."""
     weights = getattr(model, "weights", None)
     return {} if weights is None else {VARIABLES: weights.export}
 
 
-def _take_variables(model: RankModel, connection: Connection) -> None:
+def _take_variables(model: object, connection: Connection) -> None:
     """Lets the model follow the owner's variable weights, where it has such."""
     part = connection.parts.pop(VARIABLES, None)
     weights = getattr(model, "weights", None)

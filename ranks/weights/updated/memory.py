@@ -20,12 +20,11 @@ import numpy as np
 from ranks.common import forks
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights.updated.values import Array, Spec, number_of
+from ranks.weights.updated.values import Array, Snapshot, Spec, number_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-    from ranks.weights.updated.variable import Snapshot
 
 PAGE = 4096
 """Bytes of the page with the version (8 bytes, little-endian), and the alignment of values in a file."""
@@ -192,8 +191,6 @@ class Attached:
 
     def _read(self, description: Mapping[str, Any], left: list[int]) -> Snapshot:
         """A version from its description and files, which are taken out of ``left``."""
-        from ranks.weights.updated.variable import Snapshot
-
         try:
             version, numbers = int(description["version"]), [int(number) for number in description["files"]]
             values = {str(name): (int(e), tuple(map(int, shape)), int(number), int(offset))

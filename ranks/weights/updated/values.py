@@ -23,6 +23,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """One version of the weights; never changes. A prediction takes one and keeps to it."""
+
+    version: int
+    feeds: Mapping[str, ort.OrtValue]
+    """Further inputs of the session, ready to be given to it without a copy."""
+    arrays: Mapping[str, Array]
+    """The same values on the host; they own the memory."""
+
+
+@dataclass(frozen=True)
 class Pair:
     """A change of low rank: the weight becomes its base + ``a @ b``.
 

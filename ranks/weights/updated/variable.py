@@ -21,6 +21,7 @@ from ranks.weights.updated.values import (
     Delta,
     Given,
     Pair,
+    Snapshot,
     Spec,
     added,
     array_of,
@@ -41,17 +42,6 @@ if TYPE_CHECKING:
 
     from ranks.sessions.session import SessionConfig
     from ranks.weights.updated.memory import Attached, Published, Region
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One version of the weights; never changes. A prediction takes one and keeps to it."""
-
-    version: int
-    feeds: Mapping[str, ort.OrtValue]
-    """Further inputs of the session, ready to be given to it without a copy."""
-    arrays: Mapping[str, Array]
-    """The same values on the host; they own the memory."""
 
 
 @dataclass(frozen=True)

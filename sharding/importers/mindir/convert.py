@@ -13,14 +13,18 @@ from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
 from sharding.importers.mindir.biases import with_biases
 from sharding.importers.mindir.builder import IR_VERSION, Builder
+from sharding.importers.mindir.control import follow
 from sharding.importers.mindir.data import Data, Weight
+from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
+from sharding.importers.mindir.loops import loop
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
 from sharding.importers.mindir.program import Program
-from sharding.importers.mindir.trace import Tracer
+from sharding.importers.mindir.structure import STRUCTURE
+from sharding.importers.mindir.trace import Following, Tracer
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.protobuf import INLINE_BYTES
 
@@ -64,7 +68,7 @@ def _import(path: Path, key: Key | None, opset: int) -> onnx.ModelProto:
     content = container.read(path, key)
     program = Program(content.model, path)
     builder = Builder(opset)
-    tracer = Tracer(program, builder)
+    tracer = Tracer(program, builder, Following(follow, loop, STRUCTURE))
     tracer.version = content.version
     check_writes(tracer)
     inputs = _inputs(tracer)
@@ -96,7 +100,7 @@ def _inputs(tracer: Tracer) -> list[Value]:
             )
         try:
             kind = values.declared(item.tensor[0])
-        except values.ValueProblem as problem:
+        except ValueProblem as problem:
             raise ModelError(f"{path}: its input {local_name(item.name)[:80]!r}: {problem}.") from None
         if kind.dtype.kind == "c":
             raise ModelError(

@@ -10,8 +10,9 @@ import numpy as np
 
 from sharding.errors import ModelError
 from sharding.importers.mindir.container import Container
+from sharding.importers.mindir.dtypes import ValueProblem, tensor_dtype
 from sharding.importers.mindir.primitives.base import Array
-from sharding.importers.mindir.values import ValueProblem, byte_count, check_plain, lengths, tensor_dtype
+from sharding.importers.mindir.values import byte_count, check_plain, lengths
 from sharding.onnx_files.external import find_data
 from sharding.onnx_files.protobuf import IN_MODEL_FILE
 

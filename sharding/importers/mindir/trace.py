@@ -7,7 +7,7 @@ A graph is evaluated from its result backwards, so what nothing needs is never c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from sharding.errors import ModelError
 from sharding.importers.mindir import values
 from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.effects import PERSISTENT, effects, writes_after
 from sharding.importers.mindir.memory import Memory, contents, detached, is_writing, storage
 from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
@@ -61,11 +62,23 @@ class Frame:
     known: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Following:
+    """What a tracer does where a graph calls others: these call the tracer again."""
+
+    follow: Callable[[Tracer, Outcome], Any]
+    """An outcome to its value, all calls followed."""
+    loop: Callable[..., Any]
+    structure: Mapping[str, Callable[..., Any]]
+    """Primitives that make no node: tuples, loads, the order of effects."""
+
+
 class Tracer:
     """Evaluates graphs. ``refusals`` collects what has no conversion: reason to layers."""
 
-    def __init__(self, program: Program, builder: Builder) -> None:
+    def __init__(self, program: Program, builder: Builder, following: Following) -> None:
         self.program = program
+        self.following = following
         self.builder = builder
         self.refusals: dict[str, list[str]] = {}
         self.globals: dict[str, Any] = {}
@@ -182,7 +195,7 @@ class Tracer:
             node = self.program.constants[name]
             try:
                 items = [values.attribute(item) for item in node.attribute if item.name == "value"]
-            except values.ValueProblem as problem:
+            except ValueProblem as problem:
                 raise self.invalid(f"constant {name[:80]!r}: {problem}") from None
             if len(items) != 1:
                 raise self.invalid(f"constant {name[:80]!r} has {len(items)} values; expected one")
@@ -215,9 +228,7 @@ class Tracer:
             return self.finish(self.applied(self._lookup(frame, callee), tuple(operands)))
         self.builder.layer = node.domain[:200] or prim.op_type
         types = self._types(node)
-        from sharding.importers.mindir.structure import STRUCTURE
-
-        structural = STRUCTURE.get(prim.op_type)
+        structural = self.following.structure.get(prim.op_type)
         try:
             if structural is not None:
                 return structural(self, operands)
@@ -284,7 +295,7 @@ class Tracer:
             for item in prim.message.attribute:
                 try:
                     found[item.name] = values.attribute(item)
-                except values.ValueProblem:  # of no use to an operation, such as a graph
+                except ValueProblem:  # of no use to an operation, such as a graph
                     continue
             self._attributes[key] = found
         return self._attributes[key]
@@ -294,7 +305,7 @@ class Tracer:
             if item.name == "shape":
                 try:
                     return values.result_types(item)
-                except values.ValueProblem as problem:
+                except ValueProblem as problem:
                     raise self.invalid(f"the result of node {node.name[:80]!r}: {problem}") from None
         return ()
 
@@ -317,10 +328,8 @@ class Tracer:
 
     def finish(self, outcome: Outcome) -> Any:
         """The value of an outcome, all calls followed."""
-        from sharding.importers.mindir.control import follow
-
         with self.nested():
-            return follow(self, outcome)
+            return self.following.follow(self, outcome)
 
     @contextmanager
     def nested(self) -> Iterator[None]:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.common.element_types import numpy_dtype
 from launcher.errors import ConfigError
-from launcher.job.inputs import make_inputs, numpy_dtype, save_outputs
+from launcher.job.inputs import make_inputs, save_outputs
 from launcher.job.job import parse_dims
 
 

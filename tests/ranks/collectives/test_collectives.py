@@ -13,7 +13,7 @@ import pytest
 from ranks import collectives
 from ranks.collectives import choose
 from ranks.errors import CollectiveError, DeviceError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from tests.ranks import worlds
 
 MIB = 1 << 20

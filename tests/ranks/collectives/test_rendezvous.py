@@ -23,7 +23,7 @@ from ranks.collectives import meeting
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 PATIENCE = 30.0
 

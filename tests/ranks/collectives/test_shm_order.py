@@ -21,7 +21,7 @@ from ranks.collectives.shm.area import MAIL, PLACES
 from ranks.collectives.shm.phases import DIRECT
 from ranks.collectives.shm.sync import STEP
 from ranks.errors import CollectiveTimeoutError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pair = tuple[communicator.ShmCommunicator, communicator.ShmCommunicator]

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from ranks.collectives.torch import group as torch_group  # noqa: E402
 from ranks.collectives.torch.error import translate  # noqa: E402
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
-from ranks.identity.identity import Identity  # noqa: E402
+from ranks.identity.place import Identity  # noqa: E402
 from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]

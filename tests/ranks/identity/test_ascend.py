@@ -20,7 +20,7 @@ from onnx import helper
 import ranks
 from ranks import collectives
 from ranks.errors import DeviceError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from tests.ranks import api_models
 
 ROOT = Path(__file__).parents[3]

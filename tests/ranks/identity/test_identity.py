@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ranks.errors import IdentityError
-from ranks.identity.identity import Identity, identify
+from ranks.identity.identity import identify
+from ranks.identity.place import Identity
 from ranks.identity.rank_file import identity_from_table
 
 OPENMPI = {

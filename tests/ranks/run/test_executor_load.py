@@ -353,7 +353,10 @@ def test_a_plain_model_is_loaded_without_onnx(tmp_path: Path) -> None:
     plain = joined([mlp(0, 1)])
     del plain.opset_import[1:]
     (path,) = save([plain], tmp_path)
-    code = "import sys; from ranks.run import executor; executor.load(sys.argv[1]); assert 'onnx' not in sys.modules"
+    code = (
+        "import sys; from ranks.run import executor; executor.load(sys.argv[1]); "
+        "assert 'onnx' not in sys.modules"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ranks.errors import DeviceError
-from ranks.identity.identity import Identity
+from ranks.identity.place import Identity
 from ranks.lite.options import targets
 from ranks.precision.request import Asked, Precision
 from ranks.run import executor, group, target

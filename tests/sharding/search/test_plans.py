@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import sharding
+from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
 from sharding.planning.plan import Plan
-from sharding.search.cost import SYMBOL_LENGTH, Sizes
 from sharding.search.solve import counted_weights
 from tests.sharding import graphs, lockstep
 from tests.sharding.llama import sized

@@ -29,6 +29,8 @@ from typing import Any, TypeVar, Union
 
 import numpy as np
 
+from sharding.importers.mindir.dtypes import ValueProblem, dtype_of_id
+
 Array = np.ndarray[Any, Any]
 Shape = tuple["int | None", ...]
 
@@ -171,8 +173,6 @@ def primitive(
 
 def element_type(setting: Any) -> np.dtype[Any]:
     """The element type that a setting names: MindSpore's number (version 3) or one already (version 1)."""
-    from sharding.importers.mindir.values import ValueProblem, dtype_of_id
-
     if isinstance(setting, np.dtype):
         return setting
     if isinstance(setting, int) and not isinstance(setting, bool):

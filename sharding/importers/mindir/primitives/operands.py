@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
+from sharding.importers.mindir.dtypes import ValueProblem, dtype_of_id
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 def element_type(setting: Any, default: np.dtype[Any]) -> np.dtype[Any]:
     """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
-    from sharding.importers.mindir.values import ValueProblem, dtype_of_id
-
     if setting is None:
         return default
     if isinstance(setting, np.dtype):

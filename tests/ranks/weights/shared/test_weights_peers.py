@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ranks.common.descriptors import Part
 from ranks.errors import ModelError, WeightsError
 from ranks.weights.shared import client, handle, peers, protocol, server, sharing
 from ranks.weights.shared.peers import Guests, Status
@@ -112,14 +113,14 @@ def _null() -> int:
     return os.open("/dev/null", os.O_RDONLY)
 
 
-def _owner(**parts: Callable[[], protocol.Part]) -> tuple[handle.Address, server.Server]:
+def _owner(**parts: Callable[[], Part]) -> tuple[handle.Address, server.Server]:
     where = handle.address(handle.new_handle())
     owner = server.Server(where, Guests())
     owner.serve(server.Offer({}, os.open("/", os.O_PATH), parts))
     return where, owner
 
 
-def _close(parts: dict[str, protocol.Part]) -> None:
+def _close(parts: dict[str, Part]) -> None:
     for _, numbers in parts.values():
         for number in numbers:
             os.close(number)  # an `OSError` if it is not open: each is the caller's own
@@ -142,7 +143,7 @@ def test_parts_that_are_taken_again_and_again() -> None:
 
 @pytest.mark.usefixtures("_nothing_leaks")
 def test_a_part_that_fails_after_another_was_made() -> None:
-    def fail() -> protocol.Part:
+    def fail() -> Part:
         raise WeightsError("it is gone")
 
     where, owner = _owner(a=lambda: ({}, [_null()]), b=fail)
@@ -168,7 +169,7 @@ def test_parts_that_do_not_fit_together(monkeypatch: pytest.MonkeyPatch) -> None
     """The owner tells of one part more than it sends, and then of none of what it sends."""
     pack, more = server.pack, [["more", 1]]
 
-    def wrong(parts: dict[str, protocol.Part]) -> tuple[list[list[Any]], list[int], list[int]]:
+    def wrong(parts: dict[str, Part]) -> tuple[list[list[Any]], list[int], list[int]]:
         told, descriptors, made = pack(parts)
         return [*told, *more] if more else [], descriptors, made
 

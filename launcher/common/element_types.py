@@ -1,0 +1,29 @@
+"""Element types by the names that ONNX Runtime and manifests give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from launcher.errors import ConfigError
+
+
+def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
+    """The numpy type of an ONNX element type's name; bfloat16 and the 8-bit floats are those of ml_dtypes."""
+    if isinstance(name, np.dtype):
+        return name
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    import ml_dtypes
+
+    # ONNX writes float8e4m3fn, ml_dtypes float8_e4m3fn.
+    spelled = str(name).replace("float8e", "float8_e").replace("float4e", "float4_e")
+    try:
+        return np.dtype(getattr(ml_dtypes, spelled))
+    except (AttributeError, TypeError):
+        raise ConfigError(f"{what}: the element type {name!r} is not known to numpy or ml_dtypes") from None

@@ -1,0 +1,141 @@
+"""The layout of the code: rooms import downward only, modules in no circle, no room too full."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("sharding", "ranks", "launcher")
+
+FLOORS = (
+    *("sharding.common", "sharding.slices", "sharding.onnx_files", "sharding.importers"),
+    *("sharding.rules", "sharding.graph", "sharding.rewrite", "sharding.reading", "sharding.search"),
+    *("sharding.pipeline", "sharding.demands", "sharding.planning", "sharding.writing", "sharding"),
+    *("ranks.common", "ranks.identity", "ranks.devices", "ranks.talk", "ranks.cache", "ranks.collectives"),
+    *("ranks.models", "ranks.sessions", "ranks.precision", "ranks.agreement", "ranks.weights.prepared"),
+    *("ranks.weights.updated", "ranks.weights.device", "ranks.weights.shared", "ranks.weights"),
+    *("ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
+    *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
+    *("launcher.group", "launcher.tasks", "launcher.commands", "launcher"),
+)
+"""From the lowest up: a room imports from itself and from those before it. A package's errors, which users
+import, are in its common room."""
+
+FULL = {"sharding.rules", "sharding.importers.mindir", "sharding.importers.mindir.primitives"}
+"""Rooms of which each module is one family of operators: they may hold more than `MOST_MODULES`."""
+MOST_MODULES, MOST_LINES = 16, 400
+OF_SHARDING = {f"sharding.{room}" for room in ("errors", "common", "slices", "onnx_files", "importers")}
+"""What ranks take from sharding: no graph, no plan."""
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _imports(name: str, *, types: bool) -> Iterator[str]:
+    """The modules that a module imports, inside functions too; ``types``: also what only annotations need."""
+    tree = ast.parse(MODULES[name].read_text())
+    hidden = set()
+    if not types:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                hidden |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{name}: relative imports are not used here"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in MODULES or node.module in MODULES:
+                    yield whole if whole in MODULES else node.module
+
+
+def _outside(name: str) -> set[str]:
+    """The packages that a module imports, by their first names."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def _floor(name: str) -> int:
+    name = name.replace(".errors", ".common") if name.count(".") == 1 else name
+    room = max((room for room in FLOORS if name == room or name.startswith(f"{room}.")), key=len)
+    return FLOORS.index(room)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_import_downward_only(package: str) -> None:
+    upward = [
+        f"{name} imports {other}"
+        for name in MODULES
+        if name.split(".")[0] == package
+        for other in _imports(name, types=True)
+        if _floor(other) > _floor(name)
+    ]
+    assert not upward
+
+
+def test_ranks_know_nothing_of_plans() -> None:
+    taken = {
+        f"{name} imports {other}"
+        for name in MODULES
+        if name.split(".")[0] == "ranks"
+        for other in _imports(name, types=True)
+        if other.startswith("sharding") and ".".join(other.split(".")[:2]) not in OF_SHARDING
+    }
+    assert not taken
+
+
+def test_no_modules_import_each_other() -> None:
+    """What is imported for annotations only does not count: nothing of it runs."""
+    below = {name: set(_imports(name, types=False)) - {name} for name in MODULES}
+    while leaves := [name for name, others in below.items() if not others & below.keys()]:
+        for name in leaves:
+            del below[name]
+    above = {name: {other for other in below if name in below[other]} for name in below}
+    circles = {name for name in below if above[name]}  # what only leads into a circle is in none
+    assert not circles
+
+
+@pytest.mark.parametrize("library", ["torch", "onnxruntime", "mpi4py"])
+def test_sharding_runs_nothing(library: str) -> None:
+    """Torch is imported in one place of the importers, by name; sessions and MPI are the ranks' alone."""
+    users = [name for name in MODULES if name.split(".")[0] == "sharding" and library in _outside(name)]
+    assert not users
+
+
+def test_no_room_is_too_full() -> None:
+    rooms: dict[str, int] = {}
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            room = name.rpartition(".")[0]
+            rooms[room] = rooms.get(room, 0) + 1
+    assert {room: count for room, count in rooms.items() if count > MOST_MODULES and room not in FULL} == {}
+    assert max(len(path.read_text().splitlines()) for path in MODULES.values()) <= MOST_LINES
+    modules = [path for path in MODULES.values() if path.name != "__init__.py"]
+    lines = sorted(len(path.read_text().splitlines()) for path in modules)
+    assert lines[len(lines) // 2] <= 150
+
+
+def test_every_room_says_what_it_is() -> None:
+    missing = [name for name, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not missing
