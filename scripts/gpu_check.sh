@@ -8,15 +8,19 @@
 # was checked and right, 1 where a check failed, 2 where nothing can be checked here, 3 where all that was checked is
 # right but a part was not checked. docs/gpu.md says more.
 set -eu
-cd "$(dirname "$0")/.."
 python=""
 case "${1:-}" in
 "" | -*) ;;
 *)
-    python=$1
+    case $1 in
+    /*) python=$1 ;;
+    */*) python=$PWD/$1 ;; # as seen from where it was called
+    *) python=$1 ;;
+    esac
     shift
     ;;
 esac
+cd "$(dirname "$0")/.."
 if [ -z "$python" ]; then
     if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=python3; fi
 fi

@@ -66,6 +66,7 @@ SLOW = (
     "ranks/collectives/test_collectives_parts.py",
     "ranks/talk/test_control.py",
     "ranks/lite/test_converter.py",
+    "ranks/sessions/test_counted_cuda.py",
     "ranks/weights/test_cuda_ipc.py",
     "ranks/run/test_forked.py",
     "ranks/collectives/test_gloo_meeting.py",

@@ -61,7 +61,9 @@ def check(job: Job) -> None:
 
 def computed(asked: Asked | None, target: str) -> set[str]:
     """The types shorter than float32 that a model is made to compute in, for tolerances."""
-    if asked is None:
-        return set()
-    half = target != "cpu" and asked.mode not in {"", "enforce_fp32", "enforce_origin"}
-    return {"float16"} if half or any(kind == "float16" for _, kind in asked.plan) else set()
+    mode, plan = (asked.mode, asked.plan) if asked is not None else ("", ())
+    half = target != "cpu" and mode not in {"", "enforce_fp32", "enforce_origin"}
+    if half or any(kind == "float16" for _, kind in plan):
+        return {"float16"}
+    # CUDA's provider multiplies float32 as TF32 unless it is told not to.
+    return {"tf32"} if target == "gpu" and mode != "enforce_fp32" else set()

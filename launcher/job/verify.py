@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 TOLERANCES = {
     "float64": 1e-4,
     "float32": 1e-4,
+    "tf32": 1e-2,
     "float16": 2e-2,
     "bfloat16": 5e-2,
 }
 """Largest relative error by element type: max|a-b| / max|b| over one output. Sums over ranks are rounded in
-another order than in one process; float64 outputs may come from float32 arithmetic. Types that are not
+another order than in one process; float64 outputs may come from float32 arithmetic. TF32 is how GPUs
+multiply float32: with 11 bits of each factor, as float16 has, and sums in float32. Types that are not
 listed (integers, bool) must agree exactly, 8-bit floats to 2e-1."""
 
 _EIGHT_BITS = 2e-1

@@ -26,6 +26,11 @@ class Communicator(ABC):
     rank: int
     size: int
     timeout: float
+    awaits: bool = True
+    """Whether a collective that moves something returns only once all that came before it is done, on a
+    device, too."""
+    computing_seconds: float = 0.0
+    """How long its collectives have waited for what this rank itself still computed on its device."""
     sends_kept: int = 0
     """Messages from one rank to another that `send` leaves behind before the receiver has come. With none,
     two ranks that both send first wait for each other for ever."""

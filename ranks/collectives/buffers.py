@@ -88,6 +88,10 @@ class Memory(Protocol):
         may end earlier."""
         return False
 
+    def settle(self) -> None:
+        """Waits for all that is done with buffers so far."""
+        return
+
     def captures(self, session: Any) -> bool:
         """Whether ``session`` may keep its work for a device, to repeat it on the same buffers."""
         return False

@@ -12,6 +12,7 @@ class SingleCommunicator(Communicator):
     """A world of size 1, on numpy arrays and on torch tensors alike."""
 
     name = "single"
+    awaits = False
 
     def __init__(self, timeout: float = 300.0, member: int = 0) -> None:
         self.rank = 0

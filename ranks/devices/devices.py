@@ -15,6 +15,8 @@ import onnxruntime as ort
 
 from ranks.devices.linked import needed
 from ranks.errors import DeviceError
+from sharding.common.limits import HOLD_LESS
+from sharding.common.text import human_bytes
 
 if TYPE_CHECKING:
     from ranks.identity.place import Identity
@@ -66,7 +68,11 @@ DEVICES: Mapping[str, Device] = {
         "install the Ascend driver, CANN and the package onnxruntime-cann, or use the target cpu",
     ),
 }
-_OLDEST_DRIVERS = {12: 525, 13: 580}
+_SHOWN = 8
+_SOURCE_LINE = re.compile(
+    r"/\S+\.(?:cc|cu|h|cuh):\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)"
+)
+OLDEST_DRIVERS = {12: 525, 13: 580}
 """NVIDIA's drivers by the CUDA version whose libraries they run: NVIDIA's table of compatible releases."""
 
 
@@ -120,9 +126,26 @@ def said(text: str) -> str:
         return found[0].strip()
     if found := re.search(r"(cuDNN is unavailable) or disabled[^:]*: *(.*)", text):
         return f"{found[1]} ({found[2]}), which nodes like Conv need: pip install 'shardrun[gpu]' brings it"
-    while found := re.match(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)", text):
-        text = text[found.end() :]
-    return text
+    return _SOURCE_LINE.sub("", text)
+
+
+def memory_advice() -> str:
+    """What is free on the GPUs of a process that has loaded their libraries, and what helps where memory is
+    short, as the end of a sentence; "" for other processes."""
+    if not preload.cache_info().currsize:
+        return ""
+    from ranks.devices.cuda_driver import Driver
+
+    free = []
+    with contextlib.suppress(DeviceError):
+        driver = Driver()
+        for index in range(min(driver.devices, _SHOWN)):
+            free.append(f"{human_bytes(driver.free_bytes(index))} are free on GPU {index}")
+    known = f" ({', '.join(free)})" if free else ""
+    return (
+        f"memory of the GPU or of the host is short{known}: {HOLD_LESS}, or give smaller inputs, or end what "
+        "else uses the GPU"
+    )
 
 
 def visible() -> int:
@@ -131,8 +154,8 @@ def visible() -> int:
     return 0 if isinstance(driver, OSError) else _cuda_devices(driver)
 
 
-def number_of(identity: Identity, count: int) -> int:
-    """Which of the ``count`` devices that a rank sees is its own.
+def number_of(identity: Identity, count: int | None = None) -> int:
+    """Which of the ``count`` devices that a rank sees (None: of as many as there are ranks) is its own.
 
     The one that its launcher or a rank table names, else the one with its local rank's number. A rank that
     sees fewer, one alone above all, was given its own by a scheduler: they are counted from 0, whatever the
@@ -140,7 +163,7 @@ def number_of(identity: Identity, count: int) -> int:
     """
     if identity.device is not None:
         return identity.device
-    return identity.local_rank % max(count, 1)
+    return identity.local_rank % count if count else identity.local_rank
 
 
 @functools.cache
@@ -207,7 +230,7 @@ def _too_old(driver: ctypes.CDLL) -> str:
     runs = found.value // 1000, found.value % 1000 // 10
     if runs[0] >= int(major):
         return ""
-    wanted = _OLDEST_DRIVERS.get(int(major))
+    wanted = OLDEST_DRIVERS.get(int(major))
     newer = f", which takes driver {wanted} or a newer one" if wanted else ""
     return (
         f"its driver runs CUDA {runs[0]}.{runs[1]}, but onnxruntime {ort.__version__} is built for CUDA "

@@ -28,6 +28,14 @@ class Exchanges:
         self._memory = memory
         self._elements = elements
 
+    @property
+    def computing_seconds(self) -> float:
+        """How long exchanges have waited for this rank's own device (`Communicator.computing_seconds`)."""
+        used = [self._group] if self._group is not None else []
+        if self._mail is not None and self._mail.group not in used:
+            used.append(self._mail.group)
+        return sum((one.computing_seconds for one in used), 0.0)
+
     def calls(self, c: Collective, source: Any, target: Any, *, in_place: bool) -> list[Callable[[], Any]]:
         """What to call, in order; ``in_place``: the two buffers are one."""
         group, mail = self._group, self._mail

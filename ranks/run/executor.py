@@ -62,12 +62,14 @@ def load(
     file runs as it is. Without ``communicator``, a model with collectives joins this process's group
     (`ranks.run.group.join`).
 
-    ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
-    one to run on first, with ``provider_options`` for each; ``dims`` gives inputs other dimensions than the
-    file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys; ``store`` is where
-    they take their weights from, on the CPU, to share them with other processes; ``variable_weights`` names
-    those that `RankModel.update_weights` may replace; ``precision`` says which nodes compute in other types
-    than the model's; ``given`` is the file that ``path`` was made of, which errors name.
+    ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names,
+    the one to run on first, with ``provider_options`` for each, and ``device_id`` the device of all of
+    them, where the communicator does not hold one itself, as NCCL's does; ``dims`` gives inputs other
+    dimensions than the file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
+    ``store`` is where they take their weights from, on the CPU, to share them with other processes;
+    ``variable_weights`` names those that `RankModel.update_weights` may replace; ``precision`` says which
+    nodes compute in other types than the model's; ``given`` is the file that ``path`` was made of, which
+    errors name.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """

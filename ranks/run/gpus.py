@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ranks.agreement.handshake import gather_json
@@ -11,6 +12,9 @@ from ranks.errors import DeviceError
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
     from ranks.devices.cuda_driver import Driver
+
+
+log = logging.getLogger(__name__)
 
 
 def demand_own(host: Communicator, device: int, driver: Driver | None = None) -> None:
@@ -29,16 +33,16 @@ def demand_own(host: Communicator, device: int, driver: Driver | None = None) ->
 
 
 def say_shared(host: Communicator, device: int, driver: Driver | None = None) -> None:
-    """Warns, on the second of two ranks that use one GPU, of what that costs; otherwise as `demand_own`."""
-    from ranks.common.notice import warn_once
-
+    """Says in the log of the second of two ranks that use one GPU what that costs; else as `demand_own`."""
     shared = _shared(host, device, driver)
     if shared is not None and host.rank == shared[1]:
         first, second, what = shared
-        warn_once(
-            "gpu shared",
-            f"ranks {first} and {second} share {what}: each takes memory of its own there, and what they "
-            "exchange goes through host memory.",
+        log.warning(
+            "ranks %d and %d share %s: each takes memory of its own there, and what they exchange goes "
+            "through host memory",
+            first,
+            second,
+            what,
         )
 
 

@@ -2,7 +2,8 @@
 
 Where values lie on a device, a session need not wait for it when a collective follows that does: both are in
 order on the device's stream. And with fixed buffers the device can be given a session's whole work at once,
-as a CUDA graph, captured in the third run of a plan (`ranks.sessions.cuda.graphs_wanted`).
+as a CUDA graph (`ranks.sessions.cuda.graphs_wanted`). ONNX Runtime captures it in the first run with these,
+which it repeats for that: what a session reads never lies where it writes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 MAX_PLANS = 8
 """Sets of input shapes whose buffers are kept; the longest unused goes first."""
+
+MAX_GRAPHS = 64
+"""Plans whose sessions' work is captured: CUDA's provider frees no graph before its session ends."""
 
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")
 _GRAPH, _NO_GRAPH = "gpu_graph_id", "-1"
@@ -101,22 +105,25 @@ class Plans:
         if awaited and session in self._ordered:
             options = _with(options, *_NO_WAIT)
         if session in self._captured:
-            options = _with(options, _GRAPH, str(plan.number) if fixed else _NO_GRAPH)
+            kept = fixed and plan.number <= MAX_GRAPHS
+            options = _with(options, _GRAPH, str(plan.number) if kept else _NO_GRAPH)
+
+        told = (binding,) if options is None else (binding, options)
 
         def run() -> None:
             for bind in before:
                 bind()
-            session.run_with_iobinding(binding, options)
+            session.run_with_iobinding(*told)
 
         return run
 
-    def free(self, session: ort.InferenceSession) -> ort.RunOptions | None:
-        """The options of a run with buffers that ONNX Runtime allocates."""
-        return _with(None, _GRAPH, _NO_GRAPH) if session in self._captured else None
+    def free(self, session: ort.InferenceSession) -> tuple[ort.RunOptions, ...]:
+        """The last argument, if any, of a run with buffers that ONNX Runtime allocates."""
+        return (_with(None, _GRAPH, _NO_GRAPH),) if session in self._captured else ()
 
     def _forget(self, plan: Plan) -> None:
         for session in self._captured:
-            if hasattr(session, "release_captured_graph"):  # ONNX Runtime before 1.31 keeps what it captured
+            if hasattr(session, "release_captured_graph"):  # new in ONNX Runtime 1.31, for some providers
                 session.release_captured_graph(plan.number)
 
 

@@ -53,7 +53,7 @@ class Mail:
 
         ``announced``: every value is announced, whatever the model says, so that failures can be, too.
         """
-        self._group = communicator
+        self.group = communicator
         self._memory = memory
         self._ranks = ranks
         self._order = order
@@ -91,7 +91,7 @@ class Mail:
         if self._incoming is None:
             self._incoming = self._memory.allocate((_NUMBERS,), _INT64, exchanged=True)
         peer = self._ranks[c.attributes["peer"]]
-        self._group.recv(self._incoming, peer)
+        self.group.recv(self._incoming, peer)
         axes, element, text, *lengths = self._memory.fetch(self._incoming).tolist()
         if text > 0:
             self._done += 1
@@ -99,7 +99,7 @@ class Mail:
         shape, wanted = tuple(lengths[: max(axes, 0)]), c.attributes["shape"]
         if element != c.attributes["dtype"] or not _fits(shape, wanted):
             raise CollectiveError(
-                f"Rank {self._group.members[peer]} sent {element_dtype(element)}{list(shape)} for "
+                f"Rank {self.group.members[peer]} sent {element_dtype(element)}{list(shape)} for "
                 f"{c.output!r} where this rank's model expects {element_dtype(c.attributes['dtype'])}"
                 f"{list(wanted)}: the ranks' models do not belong together."
             )
@@ -107,7 +107,7 @@ class Mail:
 
     def take(self, c: Collective, target: Any) -> None:
         """Receives the value itself."""
-        self._group.recv(target, self._ranks[c.attributes["peer"]])
+        self.group.recv(target, self._ranks[c.attributes["peer"]])
         self._done += 1
 
     def fail(self, reason: str) -> None:
@@ -123,10 +123,10 @@ class Mail:
                 self.take(c, self._memory.allocate(shape, c.attributes["dtype"], exchanged=True))
                 continue
             peer = self._ranks[c.attributes["peer"]]
-            self._group.send(self._header(0, 0, len(text)), peer)
+            self.group.send(self._header(0, 0, len(text)), peer)
             raw = self._memory.allocate((len(text),), _UINT8, exchanged=True)
             self._memory.load(raw, np.frombuffer(text, np.uint8))
-            self._group.send(raw, peer)
+            self.group.send(raw, peer)
             self._done += 1
         self.begin()
 
@@ -140,8 +140,8 @@ class Mail:
 
     def _send(self, header: Any, source: Any, peer: int) -> None:
         if header is not None:
-            self._group.send(header, peer)
-        self._group.send(source, peer)
+            self.group.send(header, peer)
+        self.group.send(source, peer)
         self._done += 1
 
     def _receive(self, c: Collective, target: Any, shape: Shape) -> None:
@@ -152,7 +152,7 @@ class Mail:
 
     def _text(self, peer: int, count: int) -> str:
         raw = self._memory.allocate((count,), _UINT8, exchanged=True)
-        self._group.recv(raw, peer)
+        self.group.recv(raw, peer)
         return self._memory.fetch(raw).tobytes().decode(errors="replace")
 
 

@@ -26,7 +26,7 @@ from ranks.errors import ModelError
 from ranks.run.exchange import Exchanges
 from ranks.run.plans import Plan, Plans
 from ranks.run.point_to_point import Mail, ReshapedError
-from ranks.sessions.cut import Collective, Cut, Segment
+from ranks.sessions.cut import POINT_TO_POINT, Collective, Cut, Segment
 from ranks.sessions.lifetimes import Lifetimes
 from ranks.sessions.session import reason
 
@@ -114,7 +114,7 @@ class Program:
             if name in self._read:
                 self._place(name).load(values[name], array)
         level = 0
-        seconds = 0.0
+        seconds, computing = 0.0, self._exchanges.computing_seconds
         clock = time.perf_counter
         for run, exchanges in plan.steps:
             if run is not None:
@@ -131,7 +131,7 @@ class Program:
                     return self._leave_at_recv(plan, level, found)
                 seconds += clock() - start
             level += 1
-        self.communication_seconds += seconds
+        self.communication_seconds += seconds - (self._exchanges.computing_seconds - computing)
         if level < len(self._sessions):
             values = dict(values)
             self._run_free(values, level, {})
@@ -197,7 +197,7 @@ class Program:
             memory = self._place(name)
             binding.bind_output(name, memory.device, memory.device_id)
         try:
-            session.run_with_iobinding(binding, self._plans.free(session))
+            session.run_with_iobinding(binding, *self._plans.free(session))
         except Exception as error:
             raise _run_error(error) from None
         for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
@@ -216,7 +216,7 @@ class Program:
                 value = self._place(name).fetch(value)
             feeds[name] = value if isinstance(value, np.ndarray) else value.numpy()
         try:
-            results = session.run(segment.outputs, feeds, self._plans.free(session))
+            results = session.run(segment.outputs, feeds, *self._plans.free(session))
         except Exception as error:
             raise _run_error(error) from None
         for name, result in zip(segment.outputs, results, strict=True):
@@ -267,7 +267,13 @@ class Program:
             for name in segment.inputs
             if name in away
         ]
-        moved = {n for c in self._cut.collectives[level] for n in (c.input, c.output) if n}
+        group = self._communicator
+        waiting = [
+            c
+            for c in self._cut.collectives[level]
+            if c.op in POINT_TO_POINT or (group is not None and group.awaits)
+        ]
+        moved = {n for c in waiting for n in (c.input, c.output) if n}
         waits = any(nbytes(shapes[name], self._elements[name] or 0) for name in moved)
         awaited = waits and not any(name in away for name in segment.outputs)
         return self._plans.call(
@@ -387,4 +393,7 @@ class Program:
 
 
 def _run_error(error: Exception) -> ModelError:
-    return ModelError(f"ONNX Runtime could not run the model: {reason(error)}")
+    why = reason(error)
+    if "cuda_graph" in why or "captur" in why:
+        why = f"{why.rstrip('.')}; without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
+    return ModelError(f"ONNX Runtime could not run the model: {why}")

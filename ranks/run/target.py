@@ -58,7 +58,7 @@ def load(
     if target == "gpu":
         context.gpu.device_id = devices.number_of(identity, devices.visible())
     else:
-        context.ascend.device_id = identity.device if identity.device is not None else identity.local_rank
+        context.ascend.device_id = devices.number_of(identity)
     try:
         placement = place(context, modes=((target, asked.mode),) if asked and asked.mode else ())
         precision = _precision(asked, target, placement)

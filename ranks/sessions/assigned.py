@@ -21,16 +21,16 @@ def nodes_of(session: ort.InferenceSession) -> list[tuple[str, str, str]]:
     return [(part.ep_name, node.op_type, node.name) for part in parts for node in part.get_nodes()]
 
 
-def used_elsewhere(
-    graph: onnx.GraphProto, session: ort.InferenceSession, provider: str, names: Collection[str]
+def read_on_cpu(
+    graph: onnx.GraphProto, session: ort.InferenceSession, names: Collection[str]
 ) -> dict[str, str]:
-    """The values among ``names`` that a node reads which another provider than ``provider`` has taken, each
-    with that node's type. ``graph`` is what the session was made of, with its optimisations off."""
-    taken = {name: who for who, _, name in nodes_of(session)}
+    """The values among ``names`` that a node reads which the CPU's provider has taken, each with that node's
+    type. ``graph`` is what the session was made of, with its optimisations off."""
+    on_cpu = {name for who, _, name in nodes_of(session) if who == "CPUExecutionProvider"}
     return {
         name: node.op_type
         for node in graph.node
-        if taken.get(node.name, provider) != provider
+        if node.name in on_cpu
         for name in node.input
         if name in names
     }

@@ -101,7 +101,10 @@ class CudaMemory(Memory):
         self._host_bytes(array).copy_(self._bytes(buffer))
 
     def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
-        block = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        try:
+            block = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        except RuntimeError:  # no memory can be pinned: a limit of the container, say
+            return np.empty(nbytes, np.uint8)
         return block.numpy()  # which keeps the tensor
 
     def dtype(self, buffer: Any) -> np.dtype[Any]:
@@ -149,6 +152,9 @@ class CudaMemory(Memory):
         told = session.get_provider_options()
         on_device = [name for name in session.get_providers() if name != "CPUExecutionProvider"]
         return bool(on_device) and all(told[name].get("user_compute_stream") == stream for name in on_device)
+
+    def settle(self) -> None:
+        self.stream.synchronize()
 
     def captures(self, session: Any) -> bool:
         told = session.get_provider_options().get("CUDAExecutionProvider", {})

@@ -142,9 +142,10 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    text = _SOURCE_PLACE.sub("", devices.said(text))
-    short = limits.shortage(error)
-    return text[:600].rstrip(".") + (f"; {short}." if short else ".")
+    text, more = _SOURCE_PLACE.sub("", devices.said(text)), limits.shortage(error)
+    if more and limits.of_memory(error):
+        more = devices.memory_advice() or more
+    return text[:600].rstrip(".") + (f"; {more}." if more else ".")
 
 
 def options_for(config: SessionConfig) -> ort.SessionOptions:

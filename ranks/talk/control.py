@@ -16,7 +16,7 @@ from typing import Any
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.talk import wire
 from ranks.talk.stream import Stream
-from sharding.common.limits import shortage
+from sharding.common.limits import HOLD_LESS, shortage
 
 CONTROL = "SHARDRUN_CONTROL"
 JOB = "SHARDRUN_JOB"
@@ -122,7 +122,7 @@ class Control:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
         text = str(error) or type(error).__name__
         advice = shortage(error)
-        short = bool(advice) and advice not in text
+        short = bool(advice) and advice not in text and HOLD_LESS not in text
         if short:
             text = f"{text.rstrip('.')}: {advice}."
         self.send(

@@ -17,6 +17,8 @@ from sharding.common.text import human_bytes
 
 _UNLIMITED = 1 << 60  # version 1 says so with the largest number of whole pages
 _FILES = (errno.EMFILE, errno.ENFILE)
+HOLD_LESS = "use more ranks, each of which holds less"
+"""What helps where memory is short: stands in every advice about it, so that none is given twice."""
 _SHORT = (
     "bad_alloc",
     "Failed to allocate",
@@ -116,8 +118,15 @@ def shortage(error: BaseException) -> str:
     text = str(error)
     if number in _FILES or any(os.strerror(files) in text for files in _FILES):
         return files_advice()
-    short = isinstance(error, MemoryError) or number == errno.ENOMEM or any(word in text for word in _SHORT)
-    return memory_advice() if short else ""
+    return memory_advice() if of_memory(error) else ""
+
+
+def of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    number = error.errno if isinstance(error, OSError) else None
+    return (
+        isinstance(error, MemoryError) or number == errno.ENOMEM or any(word in str(error) for word in _SHORT)
+    )
 
 
 def files_advice(few: int | None = None) -> str:
@@ -140,7 +149,7 @@ def memory_advice() -> str:
     if (there := free_memory()) is not None:
         held.append(f"{human_bytes(there)} are available on this host")
     known = f" ({', '.join(held)})" if held else ""
-    return f"memory is short{known}: raise the limit, or use more ranks, each of which holds less"
+    return f"memory is short{known}: raise the limit, or {HOLD_LESS}"
 
 
 def free_memory() -> int | None:

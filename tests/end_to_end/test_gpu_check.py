@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ranks.devices import devices
+from tests.gpu import near
 from tests.ranks import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,9 +272,19 @@ def test_the_door() -> None:
     ended = run_door(sys.executable, "--list")
     assert ended.returncode == 0
     assert "(2 GPUs) NCCL between ranks: every collective" in ended.stdout.splitlines()
+    relative = os.path.relpath(sys.executable, ROOT / "docs")
+    assert run_door(relative, "--list", cwd=ROOT / "docs").returncode == 0
     ended = run_door("/nowhere/python")
     assert ended.returncode == 2
     assert ended.stderr.startswith("The GPU checks cannot run: there is no /nowhere/python;")
+
+
+def test_a_python_without_packages(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    ended = run_door(str(tmp_path / "venv" / "bin" / "python"))
+    assert ended.returncode == 2
+    message = "The GPU checks cannot run: No module named 'numpy': install shardrun's dependencies for "
+    assert ended.stderr == f"{message}{tmp_path}/venv/bin/python.\n"
 
 
 @pytest.mark.skipif(devices.visible() > 0, reason="this machine has a CUDA device")
@@ -301,3 +317,88 @@ def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> 
     result = gpu_check.run(check, 120.0)
     assert result.status == gpu_check.FAILED
     assert result.lines[0].startswith("test_a_plain_model: ") and len(result.lines) == 1
+
+
+@pytest.fixture
+def over_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Processes that the test starts see the stand-in for CUDA."""
+    for name, value in stand_in.environment(SHARDRUN_CACHE=str(tmp_path / "cache")).items():
+        monkeypatch.setenv(name, value)
+
+
+# The tests in tests/gpu run nowhere but on a GPU. Their processes do here, on values in host memory.
+OVER_TENSORS = """
+from tests.ranks.stand_in_program import use_tensors
+use_tensors()
+from tests.gpu import several_program
+several_program.main()
+"""
+OVER_GLOO = """
+import torch
+from ranks.run import group
+from ranks.collectives.torch import device as torch_device
+from ranks.identity.identity import identify
+def join(device):
+    members = torch_device.Membership(identify(), 30.0, "gloo")
+    world = torch_device.DeviceCommunicator(members, 30.0, "gloo", torch.device("cpu"))
+    group._joined["cuda"] = identify(), "gloo", world
+    return world
+group.join = join
+from tests.gpu import several_program
+several_program.main()
+"""
+
+
+@pytest.mark.usefixtures("over_stand_in")
+def test_the_processes_of_the_tests_for_gpus(tmp_path: Path) -> None:
+    from tests.gpu import test_several as several
+
+    folder = several.make(tmp_path)
+    ended = several.job(folder, "sliced", ["0", "0"], "shm", ("-c", OVER_TENSORS))
+    several.assert_right(ended, folder, {"cpu": "shm"}, ["0", "0"])
+    assert "ranks 0 and 1 share the GPU GPU-" in ended[1].errors
+    for one in several.job(folder, "variable", None, "shm", ("-c", OVER_TENSORS)):
+        assert one.status == 0, one.errors
+        assert one.told["places"] == [[2, 0]]
+        near.assert_near(np.array(one.told["before"], np.float32), several.right(folder))
+        near.assert_near(np.array(one.told["after"], np.float32), several.right(folder, "updated"))
+    left, dead = several.job(folder, "killed", program=("-c", OVER_GLOO))
+    assert (left.status, dead.status) == (0, -signal.SIGKILL), left.errors
+    assert left.told["caught"] and left.told["left"] < several.LEAVING
+
+
+def test_the_ranks_in_threads_of_the_tests_for_gpus() -> None:
+    program = """
+import pathlib, sys
+from tests.ranks.stand_in_program import RIGHT, X, rank_models, use_tensors
+use_tensors()
+from tests.gpu.test_cuda import assert_near, run_on_one_gpu
+for by_rank in run_on_one_gpu(rank_models(pathlib.Path(sys.argv[1])), [{"x": X}] * 3):
+    assert_near(by_rank, [[RIGHT], [RIGHT]])
+print("right")
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = stand_in.run(program, folder)
+    assert ended.stdout == "right\n", ended.stderr
+
+
+@pytest.mark.usefixtures("over_stand_in")
+def test_the_processes_that_share_weights(tmp_path: Path) -> None:
+    from tests.gpu import test_several as several
+    from tests.gpu.test_shared_weights import Worker
+
+    several.save_model(tmp_path / "whole.onnx", several.WEIGHTS)
+    np.save(tmp_path / "x.npy", several.RANDOM.standard_normal((5, 64)).astype(np.float32))
+    workers: list[Worker] = []
+    try:
+        for mode in ("alone", "owner", "attached"):
+            given = workers[1].handle if mode == "attached" else mode
+            workers.append(Worker(given, tmp_path / "whole.onnx", tmp_path / "x.npy"))
+            told = workers[-1].told()
+            workers[-1].handle = told["handle"]
+            near.assert_near(np.array(told["result"], np.float32), several.right(tmp_path))
+        near.assert_near(workers[2].run(), several.right(tmp_path))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.communicate(timeout=60)

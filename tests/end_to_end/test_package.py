@@ -9,9 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from ranks.devices import devices
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -128,3 +131,27 @@ def test_every_requirement_is_locked_once(python: str, machine: str) -> None:
         (exact,) = pin.specifier
         assert exact.operator == "=="
         assert requirement.specifier.contains(exact.version), f"{requirement} is locked to {exact.version}"
+
+
+def test_the_extra_for_gpus_brings_what_onnxruntime_gpu_offers() -> None:
+    (wanted,) = map(Requirement, _project()["optional-dependencies"]["gpu"])
+    assert wanted.name == "onnxruntime-gpu" and wanted.extras == {"cuda", "cudnn"}
+    try:
+        offered = importlib.metadata.metadata("onnxruntime-gpu").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime-gpu is not installed (it is for x86-64)")
+    assert wanted.extras <= set(offered)
+
+
+def test_the_page_on_gpus_names_the_versions_that_are_installed() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| 3.1")]
+    named = {cells[1].split(",")[0].strip() for cells in rows}
+    assert named == {
+        str(next(iter(pin.specifier)).version) for pin in _pins() if pin.name == "onnxruntime-gpu"
+    }
+    for _, version, built, driver, _ in rows:
+        if version.strip().startswith(onnxruntime.__version__):
+            assert built.strip() == f"CUDA {onnxruntime.cuda_version}"
+            wanted = devices.OLDEST_DRIVERS[int(onnxruntime.cuda_version.partition(".")[0])]
+            assert driver.strip().startswith(str(wanted))

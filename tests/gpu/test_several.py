@@ -46,17 +46,20 @@ def save_model(path: Path, weights: dict[str, Any]) -> None:
     onnx.save(model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], held), path)
 
 
+def make(folder: Path) -> Path:
+    """A model on two ranks, a feed, and another first weight."""
+    save_model(folder / "whole.onnx", WEIGHTS)
+    new = RANDOM.standard_normal((64, 256)).astype(np.float32)
+    np.save(folder / "new.npy", new)
+    save_model(folder / "updated.onnx", {**WEIGHTS, "w1": new})
+    slice_model(folder / "whole.onnx", 2, folder / "two")
+    np.save(folder / "x.npy", RANDOM.standard_normal((5, 64)).astype(np.float32))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model on two ranks, a feed, and another first weight."""
-    made = tmp_path_factory.mktemp("several")
-    save_model(made / "whole.onnx", WEIGHTS)
-    new = RANDOM.standard_normal((64, 256)).astype(np.float32)
-    np.save(made / "new.npy", new)
-    save_model(made / "updated.onnx", {**WEIGHTS, "w1": new})
-    slice_model(made / "whole.onnx", 2, made / "two")
-    np.save(made / "x.npy", RANDOM.standard_normal((5, 64)).astype(np.float32))
-    return made
+    return make(tmp_path_factory.mktemp("several"))
 
 
 def right(folder: Path, name: str = "whole") -> Any:
@@ -74,7 +77,11 @@ class Ended:
 
 
 def job(
-    folder: Path, scenario: str, visible: Sequence[str] | None = None, collectives: str = ""
+    folder: Path,
+    scenario: str,
+    visible: Sequence[str] | None = None,
+    collectives: str = "",
+    program: Sequence[str] = ("-m", "tests.gpu.several_program"),
 ) -> list[Ended]:
     """Two ranks of several_program.py, each with its own CUDA_VISIBLE_DEVICES where those are given."""
     base = {**os.environ, "SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -86,7 +93,7 @@ def job(
             own["CUDA_VISIBLE_DEVICES"] = visible[rank]
         ranks.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.gpu.several_program", scenario, str(folder)],
+                [sys.executable, *program, scenario, str(folder)],
                 cwd=ROOT,
                 env={**base, **own},
                 stdout=subprocess.PIPE,

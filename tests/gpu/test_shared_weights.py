@@ -63,6 +63,7 @@ class Worker:
     """A process of shared_program.py."""
 
     def __init__(self, mode: str, path: Path, feed: Path) -> None:
+        self.handle = ""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.shared_program", mode, str(path), str(feed)],
             cwd=ROOT,

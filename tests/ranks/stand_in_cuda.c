@@ -1,7 +1,8 @@
 /* The CUDA runtime and cuBLAS over host memory, for tests where there is no GPU. ONNX Runtime's own CUDA and TensorRT
    providers load over it: they read their options, take nodes, place weights, copy, and multiply float32 matrices.
    Their kernels do nothing: no other operator computes. tests/ranks/stand_in.py adds the functions that are missing
-   here, which do nothing and succeed. Settings: FAKE_CUDA_DEVICES (count), as for fake_cuda.c. */
+   here, which do nothing and succeed. Settings: FAKE_CUDA_DEVICES (count), FAKE_CUDA_BYTES (of
+   the largest block), as for fake_cuda.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,11 +31,16 @@ const char *cudaGetErrorString(int code) {
 }
 const char *cudaGetErrorName(int code) { return cudaGetErrorString(code); }
 int cudaMalloc(void **address, size_t size) {
+    const char *most = getenv("FAKE_CUDA_BYTES");
+    if (most && size > strtoull(most, NULL, 10)) return OUT_OF_MEMORY;
     *address = aligned_alloc(256, (size + 255) / 256 * 256);
     return *address ? OK : OUT_OF_MEMORY;
 }
-int cudaMallocHost(void **address, size_t size) { return cudaMalloc(address, size); }
-int cudaHostAlloc(void **address, size_t size, unsigned flags) { return cudaMalloc(address, size); }
+int cudaHostAlloc(void **address, size_t size, unsigned flags) {
+    *address = aligned_alloc(256, (size + 255) / 256 * 256);
+    return *address ? OK : OUT_OF_MEMORY;
+}
+int cudaMallocHost(void **address, size_t size) { return cudaHostAlloc(address, size, 0); }
 int cudaFree(void *address) { return given_back(address); }
 int cudaFreeHost(void *address) { return given_back(address); }
 int cudaMemcpy(void *target, const void *source, size_t size, int kind) { memcpy(target, source, size); return OK; }

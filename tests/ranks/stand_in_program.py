@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import subprocess
 import sys
 import types
@@ -183,30 +184,33 @@ def failing(folder: Path) -> Any:
     return words
 
 
+def short(folder: Path) -> Any:
+    """What is said where the device has no room for a weight."""
+    path = folder / "large.onnx"
+    onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
+    try:
+        executor.load(path, providers=CUDA)
+    except ShardrunError as error:
+        return str(error)
+    return "there was room"
+
+
 def rank(folder: Path) -> Any:
     """One rank of a job for the target gpu: its device, its answer, and what was warned of or refused."""
     use_tensors()
-    told: Any = {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            _, loaded = target.load(folder, identify(), "gpu")
-            told["near"] = near(loaded.run({"x": X})[0], X @ W[0] @ W[1])
-            sessions = [one for one in loaded._program._sessions if one is not None]
-            told["devices"] = [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions]
-        except ShardrunError as error:
-            told["error"] = str(error)
+    told: Any = {"warned": []}
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told["warned"].append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ranks").addHandler(handler)
+    try:
+        _, loaded = target.load(folder, identify(), "gpu")
+        told["near"] = near(loaded.run({"x": X})[0], X @ W[0] @ W[1])
+        sessions = [one for one in loaded._program._sessions if one is not None]
+        told["devices"] = [one.get_provider_options()[CUDA[0]]["device_id"] for one in sessions]
+    except ShardrunError as error:
+        told["error"] = str(error)
     group.leave()
-    return {**told, "warned": [str(one.message) for one in caught]}
-
-
-def _answer(found: Callable[[], Any]) -> Any:
-    """A model over weights on the GPU, its answer and what was warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = found()
-        answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
-    return made, answer.tolist(), [str(one.message) for one in caught]
+    return told
 
 
 def script(folder: Path) -> Any:
@@ -222,6 +226,15 @@ def script(folder: Path) -> Any:
     found = near(loaded.predict([X])[0].get_data_to_numpy(), X @ W[0] @ W[1])
     group.leave()
     return {"near": found, "number": context.gpu.device_id}
+
+
+def _answer(found: Callable[[], Any]) -> Any:
+    """A model over weights on the GPU, its answer and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = found()
+        answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
+    return made, answer.tolist(), [str(one.message) for one in caught]
 
 
 def shared(folder: Path) -> Any:

@@ -197,7 +197,9 @@ class DeviceCommunicator(Communicator):
             if self._begun is not None:
                 # What comes before on the stream is this rank's own: no peer is late as long as that lasts,
                 # and the library waits for it more closely than by naps.
+                began = time.perf_counter()
                 self._begun.synchronize()
+                self.computing_seconds += time.perf_counter() - began
             self._wait(work, what)
         except BaseException as error:
             self._fail(error, what, peer)
@@ -207,7 +209,8 @@ class DeviceCommunicator(Communicator):
         if isinstance(error, CollectiveError):
             mapped: BaseException = error
         elif isinstance(error, Exception):
-            lost = self._membership.lost()
+            # The kernel closes a dead rank's connections one by one, so that word of it may come later.
+            lost = self._membership.lost(0.2 if is_loss(error) else 0.0)
             if lost is None and is_loss(error):
                 lost = self.members[1 - self.rank] if self.size == 2 else peer
             mapped = translate(error, what, self.members[self.rank], self.timeout, lost)
@@ -285,7 +288,7 @@ def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCo
         raise DeviceError(
             f"The {backend} collectives need a {kind} device, and this machine has none that torch can use."
         )
-    index = devices.number_of(identity, count)
+    index = devices.number_of(identity, count if kind == "cuda" else None)
     if index >= count:
         raise DeviceError(
             f"Rank {identity.rank} needs {kind} device {index}, but this machine has {count}: start at "

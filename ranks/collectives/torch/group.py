@@ -36,6 +36,7 @@ _NCCL = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog would sleep, and who leaves wait for it
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # what it warns of is what we do
 }
 """How torch's NCCL group is told to leave errors to us. It takes these from the environment alone, when it is
 made."""
@@ -220,6 +221,8 @@ class Membership:
         self.groups.leave()
 
     def _finish(self) -> None:
+        if self._news is not None:
+            self._news.close()
         self._store = self._news = None
         descriptor, self._file = self._file, -1
         close_all([descriptor] if descriptor >= 0 else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,9 @@ class HostStaged(Communicator):
 
     def _fetched(self, buffer: Any) -> Array:
         host = self._staging.view("out", buffer)
+        began = time.perf_counter()
+        self.memory.settle()
+        self.computing_seconds += time.perf_counter() - began
         self.memory.fetch_into(host, buffer)
         return host
 

@@ -15,6 +15,7 @@ from sharding.importers import torch_import
 
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
+_CONNECT = 5.0  # seconds
 
 
 def remote_store(identity: Identity, timeout: float) -> Any:
@@ -106,16 +107,50 @@ class News:
         self._key = f"shardrun-lost-{restart}-{getattr(group, 'group_name', '')}"
         self._store = c10d._get_default_store()
         self._server = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True" else 0
+        self._line = None if dist.get_rank() == self._server else _line(self._store)
 
     def tell(self, rank: int) -> None:
         """Says that ``rank`` was lost, unless another one was before."""
         with contextlib.suppress(RuntimeError, OSError):
-            if not self._store.check([self._key]):
+            if self._is_served() and not self._store.check([self._key]):
                 self._store.set(self._key, str(rank))
 
     def lost(self) -> int | None:
         """The rank that was lost first, as far as any has said; rank 0 where its store is gone."""
         try:
-            return int(self._store.get(self._key)) if self._store.check([self._key]) else None
+            if self._is_served():
+                return int(self._store.get(self._key)) if self._store.check([self._key]) else None
         except (RuntimeError, OSError):
-            return self._server
+            pass
+        return self._server
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        if self._line is not None:
+            self._line.close()
+
+    def _is_served(self) -> bool:
+        """Whether the store's process is there, as far as can be seen without asking the store: torch would
+        print its C++ frames."""
+        if self._line is None:
+            return True
+        try:
+            return self._line.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True  # it has nothing to say
+        except OSError:
+            return False
+
+
+def _line(store: Any) -> socket.socket | None:
+    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if not hasattr(store, "port"):  # a file
+        return None
+    try:
+        line = socket.create_connection((store.host, store.port), timeout=_CONNECT)
+    except OSError:
+        return None
+    line.setblocking(False)
+    return line

@@ -33,7 +33,7 @@ from ranks.devices import dlpack
 from ranks.devices.cuda_driver import Driver
 from ranks.errors import WeightsError
 from ranks.sessions import session
-from ranks.sessions.assigned import RECORD, name_all, used_elsewhere
+from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.prepare import without_doubles
@@ -114,7 +114,8 @@ class DeviceWeights:
         except OSError as error:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
         made = session.create_plain(graph, config, what, options)
-        _say_copies(graph, made, config.providers[0], self.description["tensors"], what)
+        if config.providers[0] != session.CPU:
+            _say_copies(graph, made, self.description["tensors"], what)
         return made
 
     def close(self) -> None:
@@ -126,13 +127,13 @@ class DeviceWeights:
 
 
 def _say_copies(
-    text: bytes, made: ort.InferenceSession, provider: str, tensors: Sequence[Mapping[str, Any]], what: str
+    text: bytes, made: ort.InferenceSession, tensors: Sequence[Mapping[str, Any]], what: str
 ) -> None:
     """Warns of weights that a session cannot use in place: ONNX Runtime only logs it, and copies them."""
     import onnx
 
     sizes = {tensor["name"]: math.prod(tensor["shape"]) * dlpack.width(tensor["type"]) for tensor in tensors}
-    elsewhere = used_elsewhere(onnx.load_from_string(text).graph, made, provider, sizes)
+    elsewhere = read_on_cpu(onnx.load_from_string(text).graph, made, sizes)
     if not elsewhere:
         return
     copied, kinds = sum(sizes[name] for name in elsewhere), ", ".join(sorted(set(elsewhere.values())))

@@ -183,3 +183,7 @@ def test_types_for_tolerances() -> None:
     assert precision.computed(Asked("preferred_fp16"), "gpu") == {"float16"}
     assert precision.computed(Asked("enforce_fp32", plan), "cpu") == {"float16"}
     assert precision.computed(Asked("enforce_fp32", (("a", "float32"),)), "gpu") == set()
+    # As TF32 (11 bits) float32 products are off by up to 2**-11 of each factor: within no 1e-4.
+    assert precision.computed(None, "gpu") == {"tf32"}
+    assert precision.computed(Asked("", (("a", "float32"),)), "gpu") == {"tf32"}
+    assert precision.computed(None, "ascend") == set()

@@ -69,6 +69,7 @@ def test_other_shape_type_and_integers() -> None:
 def test_tolerance_follows_the_coarsest_type() -> None:
     assert tolerance_for(["float32"]) == 1e-4
     assert tolerance_for(["float32", "float16"]) == 2e-2
+    assert tolerance_for(["float32", "tf32"]) == 1e-2
     assert tolerance_for(["int64"]) == 0
     half = {"y": np.array([1.01], np.float32), "ids": np.array([2])}
     whole = {"y": np.array([1.0], np.float32), "ids": np.array([1])}

@@ -3,12 +3,15 @@ never end by themselves."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives.torch import group as torch_group  # noqa: E402
+from ranks.collectives.torch import store  # noqa: E402
 from ranks.collectives.torch.error import translate  # noqa: E402
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
 from ranks.identity.place import Identity  # noqa: E402
@@ -82,6 +86,7 @@ def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:
     world._begun = Begun()
     world.all_reduce(torch.ones(3))
     assert library.said == ["init nccl", "record", "all_reduce", "synchronize"]
+    assert world.computing_seconds >= 0.4
     library.stuck = True
     ended(library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, "Rank 1 did not come")
     assert time.monotonic() - began[-1] >= 0.2
@@ -105,6 +110,35 @@ def test_a_rank_tells_others_that_it_gives_up(library: Library) -> None:
         library, lambda: world.all_reduce(torch.ones(3)), CollectiveTimeoutError, "One or more of the other"
     )
     assert library.keys == {"shardrun-lost-0-world": b"0"}
+
+
+def test_news_of_a_lost_rank_over_torchs_own_store(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever tells it first is right; and where the store's own process is gone, that is the news."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    patience = timedelta(seconds=30)
+    server = dist.TCPStore("127.0.0.1", 0, 2, True, patience, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, 2, False, patience, wait_for_workers=False)
+    inner = dist.PrefixStore("a", dist.PrefixStore("b", client))
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: inner)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    news = store.News(dist, SimpleNamespace(group_name="0"))
+    assert news.lost() is None
+    news.tell(2)
+    news.tell(1)
+    assert news.lost() == 2
+    del server
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while news.lost() != 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    news.tell(3)
+    assert news.lost() == 0
+    news.close()
+    assert "frame #" not in capfd.readouterr().err
 
 
 def test_an_interrupted_wait_leaves_nothing_on_the_device(library: Library) -> None:
@@ -184,6 +218,18 @@ def test_an_abort_that_hangs_is_left_alone(library: Library, monkeypatch: pytest
     hangs.set()
 
 
+def test_leaving_where_no_thread_can_be_started(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of Python start none while the interpreter ends."""
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    world = connected(library, TWO)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    world.close()
+    assert library.said == ["init nccl", "destroy all"]
+
+
 def test_another_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(Library(rank=1, size=8, initialised=True), monkeypatch)
     with pytest.raises(CollectiveError, match=r"rank 0 of 2, but torch.distributed was .* as rank 1 of 8"):
@@ -196,6 +242,7 @@ HANDLED = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
 
 

@@ -6,6 +6,7 @@ The device is a stand-in, torch tensors in host memory; what ONNX Runtime is tol
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives.base import Communicator  # noqa: E402
+from ranks.collectives.single import SingleCommunicator  # noqa: E402
 from ranks.collectives.torch.staged import on_device  # noqa: E402
 from ranks.errors import ModelError, SettingError  # noqa: E402
 from ranks.run import assembly, executor, plans  # noqa: E402
@@ -124,6 +126,24 @@ def test_a_session_is_not_waited_for_where_a_collective_follows(runs: Runs, tmp_
     one_rank(models, tmp_path, work)
 
 
+def test_communication_is_not_what_this_rank_computed(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collective is the first that waits for the device; that wait is not counted as its own."""
+    monkeypatch.setattr(Device, "settle", lambda self: time.sleep(0.2), raising=False)
+
+    def work(loaded: Any) -> None:
+        for feed in rows(3, 3):
+            loaded.run(feed)
+        program = loaded._program
+        before, waited = program.communication_seconds, program._exchanges.computing_seconds
+        loaded.run(rows(3)[0])
+        waited = program._exchanges.computing_seconds - waited
+        assert waited >= 0.4 and 0 < program.communication_seconds - before < waited
+
+    one_rank([two_collectives()], tmp_path, work)
+
+
 def test_what_cannot_be_in_order_is_waited_for(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +166,20 @@ def test_a_collective_of_nothing_waits_for_nothing(runs: Runs, tmp_path: Path) -
         assert runs.take() == [{}] * 6
 
     one_rank([two_collectives()], tmp_path, work)
+
+
+def test_a_group_of_one_waits_for_nothing(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_on_memory", lambda world, memory: SingleCommunicator())
+    models = [two_collectives()]
+
+    def work(loaded: Any) -> None:
+        for feed in rows(3, 3):
+            assert_close(loaded.run(feed), reference(models, [feed])[0][0])
+        assert runs.take() == [{}] * 6
+
+    one_rank(models, tmp_path, work)
 
 
 def with_a_shape() -> Any:
@@ -217,6 +251,34 @@ def test_graphs_are_captured_for_fixed_buffers_and_released_with_them(
         assert runs.released == [1] * 3 + [2] * 3, "three sessions, each time that a plan ends"
 
     one_rank(models, tmp_path, work)
+
+
+def test_what_fails_to_be_captured_is_said_with_the_way_out(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("Error in execution: cuda_graph.cc:63 CUDAGraph::CaptureEnd: graph_ is NULL")
+
+    def work(loaded: Any) -> None:
+        loaded.run(rows(3)[0])
+        monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", fail)
+        with pytest.raises(ModelError, match=r"is NULL; without SHARDRUN_CUDA_GRAPHS=1 .* captured\.$"):
+            loaded.run(rows(3)[0])
+
+    one_rank([two_collectives()], tmp_path, work)
+
+
+def test_no_more_graphs_than_can_be_kept(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider frees none before its session ends."""
+    monkeypatch.setattr(Device, "graphs", True)
+    monkeypatch.setattr(plans, "MAX_GRAPHS", 1)
+
+    def work(loaded: Any) -> None:
+        for count in (2, 2, 3, 3):
+            loaded.run(rows(count)[0])
+        assert [options[GRAPH] for options in runs.take()] == [*["-1"] * 3, *["1"] * 3, *["-1"] * 6]
+
+    one_rank([two_collectives()], tmp_path, work)
 
 
 def test_no_graph_where_a_buffer_does_not_stay(

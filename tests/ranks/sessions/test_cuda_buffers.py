@@ -68,6 +68,9 @@ class CpuTensors(CudaMemory):
     def captures(self, session: Any) -> bool:
         return False
 
+    def settle(self) -> None:
+        """Nothing is ever under way."""
+
     def staging(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)  # pinned memory needs a device
 

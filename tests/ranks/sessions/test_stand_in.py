@@ -6,6 +6,7 @@ What they are told, which device they use, what takes the nodes, and what a rank
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -186,11 +187,18 @@ def test_what_a_provider_says_comes_without_its_source_lines(tmp_path: Path) -> 
     )
     assert devices.said(text) == "CUDA failure 2: out of memory"
     signature = "std::shared_ptr<onnxruntime::F> onnxruntime::Make(const S&, const std::string&) "
-    assert (
-        devices.said(f"/src/a.cc:12 {signature}Invalid TensorRT EP option: a")
-        == "Invalid TensorRT EP option: a"
+    assert devices.said(f"1 : FAIL : /src/a.cc:12 {signature}Invalid TensorRT EP option: a") == (
+        "1 : FAIL : Invalid TensorRT EP option: a"
     )
     assert devices.said("a model's own words (b) c") == "a model's own words (b) c"
+
+
+def test_the_gpu_has_no_room(tmp_path: Path) -> None:
+    said = result(start("short", str(tmp_path), FAKE_CUDA_BYTES="1000"))
+    assert "Failed to allocate memory for requested buffer of size" in said and "onnxruntime_src" not in said
+    assert re.search(
+        r"; memory of the GPU or of the host is short \(.* are free on GPU 0\): use more ranks", said
+    )
 
 
 def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,13 +238,23 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(
-    slices: Path, firsts: list[int], collectives: str = "", scenario: str = "rank", **more: str
+    slices: Path,
+    firsts: list[int],
+    collectives: str = "",
+    scenario: str = "rank",
+    slurm: bool = False,
+    **more: str,
 ) -> list[Any]:
     """What two ranks of a job say whose first visible device is the machine's with this number."""
-    base = {"SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **more}
-    base |= {"SHARDRUN_TIMEOUT": "60", "SHARDRUN_COLLECTIVES": collectives}
+    base = {"SHARDRUN_TIMEOUT": "60", "SHARDRUN_COLLECTIVES": collectives, **more}
+    if slurm:
+        base |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
+        base |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    else:
+        base |= {"SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    names = ("SLURM_PROCID", "SLURM_LOCALID") if slurm else ("RANK", "LOCAL_RANK")
     ranks = [
-        start(scenario, str(slices), RANK=str(rank), LOCAL_RANK=str(rank), FAKE_CUDA_FIRST=str(first), **base)
+        start(scenario, str(slices), **base, **dict.fromkeys(names, str(rank)), FAKE_CUDA_FIRST=str(first))
         for rank, first in enumerate(firsts)
     ]
     try:
@@ -273,13 +291,20 @@ def test_ranks_share_a_gpu_where_that_is_asked_for(slices: Path) -> None:
     assert second["warned"][0].startswith("ranks 0 and 1 share the GPU GPU-abababab-")
 
 
-def test_ranks_with_a_gpu_each_and_collectives_on_the_host(slices: Path) -> None:
-    for told in job(slices, [4, 5], "shm"):
+@pytest.mark.parametrize("slurm", [False, True])
+def test_ranks_with_a_gpu_each_and_collectives_on_the_host(slices: Path, slurm: bool) -> None:
+    """As under Slurm, which shows each of its tasks one GPU."""
+    for told in job(slices, [4, 5], "shm", slurm=slurm):
         assert told["near"] and told["warned"] == []
 
 
 def test_a_script_that_numbers_gpus_by_rank_where_each_rank_sees_one(slices: Path) -> None:
     assert job(slices, [4, 5], "shm", "script") == [{"near": True, "number": rank} for rank in range(2)]
+
+
+def test_a_script_whose_ranks_came_to_one_gpu(slices: Path) -> None:
+    for told in job(slices, [4, 4], scenario="script"):
+        assert "Ranks 0 and 1 both use the GPU GPU-abababab-" in told["error"]
 
 
 def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+"""What ONNX Runtime's own CUDA provider asks of CUDA for our runs: waits, copies, memory and graphs, counted
+in a library that stands in for CUDA's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import stand_in
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that counts."""
+    stand_in.folder()  # skips where nothing can be compiled
+    made = tmp_path_factory.mktemp("counter") / "libcount.so"
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    assert compiler is not None
+    source = Path(__file__).with_name("count_cuda.c")
+    subprocess.run([compiler, "-w", "-O1", "-fPIC", "-shared", "-o", made, source], check=True, timeout=60)
+    return made
+
+
+def run(scenario: str, folder: Path, counter: Path, **more: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ranks.counted_program", scenario, str(folder), str(counter)],
+        env=stand_in.environment(LD_PRELOAD=str(counter), **more),
+        cwd=stand_in.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_values_on_the_host_are_copied_when_they_are_bound(tmp_path: Path, counter: Path) -> None:
+    """Later changes go unseen until such a value is bound again."""
+    assert run("bound", tmp_path, counter) == [True, True]
+
+
+def test_they_are_bound_in_each_run(tmp_path: Path, counter: Path) -> None:
+    first, *planned = run("host", tmp_path, counter)
+    assert first >= 1 and planned[0] >= 2 and planned[1:] == [1, 1], (first, planned)
+
+
+def test_only_the_last_session_is_waited_for(tmp_path: Path, counter: Path) -> None:
+    """And what sessions compute in is one arena, which grows no more once shapes are known."""
+    runs, strategies, entries = run("cut", tmp_path, counter)
+    assert all(near for near, _ in runs)
+    assert runs[0][1]["wait for stream"] == 2
+    assert [calls for _, calls in runs[1:]] == [{"wait for stream": 1}] * 3
+    assert strategies == ["kSameAsRequested"] * 2
+    assert entries == {
+        "session.use_env_allocators": "1",
+        "session.use_device_allocator_for_initializers": "1",
+    }
+
+
+def test_ranks_that_share_a_device_share_its_memory(tmp_path: Path, counter: Path) -> None:
+    assert run("shared", tmp_path, counter) == [[str(8 << 30)] * 2] * 2
+
+
+def test_graphs_are_captured_once_and_launched_from_then_on(tmp_path: Path, counter: Path) -> None:
+    runs, _, entries = run("cut", tmp_path, counter, SHARDRUN_CUDA_GRAPHS="1")
+    first, second, *later = [calls for _, calls in runs]
+    assert "launch graph" not in first and second["make graph"] == 2
+    for calls in later:
+        assert calls["launch graph"] == 2 and "make graph" not in calls and "allocate" not in calls
+    assert entries["session.use_env_allocators"] == "1"  # asked for here, not by the sessions
