@@ -57,11 +57,13 @@ def _demand_own_gpu(identity: Identity) -> None:
     Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
     from ranks.run import gpus
 
+    count = devices.visible()
+    if not count:  # joining says so
+        return
     known = _joined.get("cpu")
     host = known[2] if known is not None else join(identity, "auto") if identity.shares_host else None
-    visible = devices.visible()
-    if host is not None and host.size == identity.world_size and visible:
-        gpus.demand_own(host, devices.number_of(identity, visible))
+    if host is not None:
+        gpus.demand_own(host, devices.number_of(identity, count))
 
 
 def join_for(provider: str) -> Communicator:

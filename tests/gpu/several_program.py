@@ -15,7 +15,10 @@ import numpy as np
 from ranks.errors import PeerLostError, ShardrunError
 from ranks.identity.identity import identify
 from ranks.run import executor, group, target
-from ranks.sessions.assigned import RECORD
+from ranks.sessions.assigned import RECORD, nodes_of
+from tests.gpu.near import assert_on_cuda
+
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 
 
 def sliced(folder: Path) -> Any:
@@ -63,6 +66,9 @@ def variable(folder: Path) -> Any:
     )
     before = loaded.run({"x": x})[0].tolist()
     assert loaded.weights is not None
+    for session in filter(None, loaded._program._sessions):  # type: ignore[union-attr]
+        if any(kind in PRODUCTS for _, kind, _ in nodes_of(session)):
+            assert_on_cuda(session, *PRODUCTS)
     feeds = loaded.weights.snapshot().feeds.values()
     places = [list(feed._get_c_value().__dlpack_device__()) for feed in feeds]
     loaded.update_weights({"w1": np.load(folder / "new.npy")})
