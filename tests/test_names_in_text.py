@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_rooms import FLOORS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sharding", "ranks", "launcher")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,6 +103,14 @@ def test_docstrings_and_comments_name_what_is_there(folder: str) -> None:
         for name in _wrong(text)
     ]
     assert wrong == []
+
+
+def test_the_design_describes_every_room_from_the_lowest_up() -> None:
+    described = re.findall(
+        r"^\*\*`(\w+/\w+)`\*\*", (ROOT / "docs/design.md").read_text("utf-8"), re.MULTILINE
+    )
+    rooms = [room.replace(".", "/") for room in FLOORS if room.count(".") == 1]
+    assert described == rooms
 
 
 def test_a_wrong_name_is_found() -> None:

@@ -1,6 +1,6 @@
 """Which part of a model a rank model is: what slicing wrote into its metadata.
 
-The format is that of docs/design.md, "Rank models".
+The format is that of docs/formats.md, "Rank models".
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def assemble(
 
     A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
     whole model's inputs and outputs, where something knows them better than the rank model does.
-    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
+    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for
+    `ranks.agreement.handshake.agree`.
     ``manifest``: of the slice folder that the file lies in.
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
