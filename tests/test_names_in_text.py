@@ -113,6 +113,20 @@ def test_the_design_describes_every_room_from_the_lowest_up() -> None:
     assert described == rooms
 
 
+def test_where_things_are() -> None:
+    """CONTRIBUTING's table: each file holds one of the names to look for, and each name is in a file."""
+    table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Where is")[1].split("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    assert len(rows) >= 15
+    for question, place, names in rows:
+        files = [(ROOT / path).read_text("utf-8") for path in PATH.findall(place)]
+        wanted = [re.compile(rf"\b{name}\b") for name in re.findall(r"`([^`]+)`", names)]
+        assert files and wanted, question
+        assert all(any(name.search(file) for name in wanted) for file in files), question
+        assert all(any(name.search(file) for file in files) for name in wanted), question
+
+
 def test_a_wrong_name_is_found() -> None:
     text = (
         "`launcher/nowhere.py`, `ranks.nowhere`, `sharding/nowhere/`, `ranks.Nothing`, `tests/*/nothing.py`"
