@@ -33,7 +33,7 @@ def in_sentences(peers: Iterable[Peer]) -> str:
 
 
 class Watch:
-    """Of one wait for ranks; `look` at them from time to time."""
+    """Watches for stopped ranks during one wait for them: call `look` from time to time."""
 
     def __init__(self, limit: float | None) -> None:
         """``limit``: seconds that a rank may be stopped; None for as long as it likes."""

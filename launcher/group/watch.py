@@ -222,7 +222,7 @@ class Job:
         launched = self._launcher_ended
         if trouble is not None and not trouble.told and self._some_rank is not None:
             trouble.ended = self._some_rank
-        # Where mpirun was told to end, or was killed, it says of no rank how it ended, and none is the cause.
+        # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):
             started = len(self._peers) == self.world_size

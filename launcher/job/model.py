@@ -34,7 +34,7 @@ Check = Callable[["Signature"], None]
 
 
 def is_slices(path: Path) -> bool:
-    """Whether the path is meant as a slice folder; any folder is (the manifest says if it is none)."""
+    """Whether the path is meant as a slice folder; any folder is (its manifest says whether it is one)."""
     return path.is_dir()
 
 

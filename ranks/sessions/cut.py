@@ -36,7 +36,7 @@ DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, Any]] = {
 """Per collective its attributes and their defaults; ``...``: must be given; None: the group's size."""
 POINT_TO_POINT = frozenset({"Send", "Recv"})
 MAX_AXES = 13
-"""Of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
+"""The most axes of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_VERSION = 10_000
-"""Of the format and of operators: far beyond any that there will be."""
+"""The highest version of the format and of operators: far beyond any that there will be."""
 
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
@@ -143,7 +143,8 @@ def _forget_unknown(graph: onnx.GraphProto) -> None:
 
 
 def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:
-    """The graph's own form knows no maps: inside they are of no known type, at its ends they are refused."""
+    """`onnx_ir` cannot describe maps: inside the graph their type is dropped, as inputs and outputs they are
+    refused."""
     for what, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if has_map(value.type):

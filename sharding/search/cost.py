@@ -24,7 +24,7 @@ COLLECTIVE_SECONDS = 5e-5
 BYTES_PER_SECOND = 8e9
 """Between two ranks of a host."""
 NODE_SECONDS = 5e-7
-"""Of a node that only selects: a local slice."""
+"""Time of a node that only selects: a local slice."""
 
 IMPOSSIBLE = math.inf
 

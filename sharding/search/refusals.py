@@ -51,7 +51,7 @@ _DEEP = 32
 
 Interval = tuple[int, int]
 _RIGHT: Interval = (0, 0)
-"""Of what is right for an axis of any length."""
+"""The interval of indices that are right for an axis of any length."""
 
 
 def may_refuse(node: NodeView, option: Option, inputs: Sequence[ir.Value | None]) -> bool:
