@@ -48,7 +48,7 @@ def world_size(job: Job) -> int | None:
 
 
 def asked_by(job: Job) -> str:
-    """Who says the number of ranks that `world_size` gives, or the environment does."""
+    """What the number of ranks comes from (see `world_size`), for messages."""
     if job.rank_table is not None:
         return f"the rank table {job.rank_table}"
     return (
