@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FLOPS_PER_SECOND = 5e10
 """Multiply-adds of matrix products count two."""
 ELEMENTS_PER_SECOND = 4e9
-"""Of every other operator: most work in cache, and ONNX Runtime fuses many of them."""
+"""For every other operator: most of them work in cache, and ONNX Runtime fuses many."""
 COLLECTIVE_SECONDS = 5e-5
 """Latency of one collective, waiting for the slowest rank, ending one segment and starting the next."""
 BYTES_PER_SECOND = 8e9

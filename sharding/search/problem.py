@@ -78,7 +78,7 @@ class Value:
     output: bool = False
     """An output of the model that is no weight: needed whole."""
     last_use: int = -1
-    """The last step that uses it; of a weight that is an output, the end."""
+    """The last step that uses it; the end, for a weight that is an output."""
 
 
 @dataclass(frozen=True)
