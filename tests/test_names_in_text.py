@@ -113,6 +113,13 @@ def test_the_design_describes_every_room_from_the_lowest_up() -> None:
     assert described == rooms
 
 
+def test_every_environment_variable_is_documented() -> None:
+    sources = [path.read_text("utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    used = {name for source in sources for name in re.findall(r"\bSHARDRUN_[A-Z_]*[A-Z]\b", source)}
+    page = (ROOT / "docs/environment.md").read_text("utf-8")
+    assert used and {name for name in used if f"`{name}`" not in page} == set()
+
+
 def test_where_things_are() -> None:
     """CONTRIBUTING's table: each file holds one of the names to look for, and each name is in a file."""
     table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Where is")[1].split("\n## ")[0]
