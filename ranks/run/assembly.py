@@ -64,10 +64,10 @@ def assemble(
 ) -> Assembly:
     """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
 
-    Every rank of ``world`` must call it. ``part``: what the model's metadata say about it. ``whole``: shapes
-    of the whole model's inputs and outputs, where they are better known than from the rank model.
-    ``weights``: the variable weights, which are inputs of the model. ``fits``: as for
-    `ranks.agreement.handshake.agree`. ``manifest``: that of the slice folder in which the file lies.
+    A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
+    whole model's inputs and outputs, where something knows them better than the rank model does.
+    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
+    ``manifest``: of the slice folder that the file lies in.
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
     """

@@ -54,12 +54,12 @@ def load(
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
-    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank loads its own
+    ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own
     file.
 
-    Each rank of a slice folder loads its own shard and compares it with the manifest, as it does with a rank
-    model that lies in such a folder (``check=False``: the hash, for which all must be read, is left out). Any
-    other file runs as it is. Without ``communicator``, a model with collectives joins this process's group
+    Of a slice folder each rank takes its own shard, which is verified against the manifest (with
+    ``check=False`` without reading it all for its hash), and so is a rank model that lies in one. Any other
+    file runs as it is. Without ``communicator``, a model with collectives joins this process's group
     (`ranks.run.group.join`).
 
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names, the
