@@ -1,1 +1,1 @@
-"""What every part of the launcher uses: exits, report, files."""
+"""What every part of the launcher uses: exit codes, reports, files that are written whole."""

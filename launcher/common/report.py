@@ -67,7 +67,7 @@ def warn_of(warning: str, model: Path) -> None:
 
 
 def warn_unsplit(folder: Path, model: Path) -> None:
-    """Says it on standard error where a slice folder, made of this model, splits almost nothing."""
+    """Warns on standard error where a slice folder, made of this model, splits almost nothing."""
     from sharding.planning.unsplit import hardly_splits_slices
     from sharding.slices.manifest import read_manifest
 

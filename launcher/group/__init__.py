@@ -1,1 +1,1 @@
-"""Started ranks as a group: watched, asked, ended, the first cause of an end named."""
+"""A started group of ranks: watched, asked for predictions, and ended; finds the first cause of a failure."""

@@ -33,7 +33,7 @@ def in_sentences(peers: Iterable[Peer]) -> str:
 
 
 class Watch:
-    """Of one wait for ranks; `look` at them from time to time."""
+    """Watches for stopped ranks during one wait for them: call `look` from time to time."""
 
     def __init__(self, limit: float | None) -> None:
         """``limit``: seconds that a rank may be stopped; None for as long as it likes."""
@@ -43,9 +43,9 @@ class Watch:
         self._told: set[int] = set()
 
     def look(self, peers: Iterable[Peer]) -> RankFailedError | None:
-        """Says once of each rank that it is stopped; an error where one has been so for too long."""
+        """Warns once of each stopped rank; returns an error where one has been stopped for too long."""
         now = time.monotonic()
-        # Where this process was stopped itself, as all of a frozen container, that time is nobody's fault.
+        # This process may have been stopped too, as in a frozen container: that time is no rank's fault.
         passed, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
         found = stopped(peers)
         self._seconds = {peer.rank: self._seconds.get(peer.rank, -passed) + passed for peer in found}

@@ -22,9 +22,9 @@ def late(  # noqa: PLR0917 - what the sentence is made of
     said: Sequence[str],
     more: str = "",
 ) -> str:
-    """The sentence, and behind it the last words of what starts the ranks.
+    """The sentence, followed by the last lines that whatever starts the ranks has printed.
 
-    ``missing``: ranks of which nothing was heard; ``launcher``: the name of what starts them; ``far``: the
+    ``missing``: ranks that have not said anything; ``launcher``: the name of what starts them; ``far``: the
     hosts that it reaches over ssh; ``said``: the lines that it printed; ``more``: what else is known.
     """
     text = f"{what} within {seconds:g} s"

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 MOST = 256
 MOST_OF_ONE = 64
-"""Of one origin: an address, or on one host a process. Not fewer, for a host may hold many ranks."""
+"""From one origin: an address or, on one host, a process. Not fewer, since a host may hold many ranks."""
 
 
 class Lobby:

@@ -165,7 +165,7 @@ class Job:
             self.changed.notify_all()
 
     def _trouble(self, rank: int) -> cause.Trouble:
-        """The record of a rank in trouble; asks for a judgement. Call it with the lock held."""
+        """The record of a rank in trouble; has the first cause looked for. Call it with the lock held."""
         self._suspicious.set()
         return self._troubles.setdefault(rank, cause.Trouble(rank, self.host(rank)))
 
@@ -211,7 +211,7 @@ class Job:
         return trouble is not None and not trouble.told and self._some_rank is None
 
     def _launcher_died(self) -> bool:
-        """Whether mpirun itself was killed; a rank's death it reports in its exit code instead."""
+        """Whether mpirun itself was killed; it reports the death of a rank in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
     def _why_late(self, error: Mapping[str, Any]) -> str:
@@ -222,7 +222,7 @@ class Job:
         launched = self._launcher_ended
         if trouble is not None and not trouble.told and self._some_rank is not None:
             trouble.ended = self._some_rank
-        # Where mpirun was told to end, or was killed, it says of no rank how it ended, and none is the cause.
+        # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):
             started = len(self._peers) == self.world_size

@@ -1,1 +1,1 @@
-"""What a model, a plan or a slice folder holds, to print and to draw."""
+"""Describes what a model, a plan or a slice folder holds, as text and as a page."""

@@ -24,7 +24,7 @@ class Forecast:
     ranks: int
     mesh: str
     all_bytes: int
-    """Of the model's weights."""
+    """All weights of the model."""
     weight_bytes: int
     activation_bytes: int
     """The most that live at once between nodes; an estimate, for ONNX Runtime reuses and fuses."""

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def check_sliceable(model: Path) -> None:
-    """Raises `ConfigError` for a file that `shardrun convert` must make a model of first, with the command.
+    """Raises `ConfigError`, with the command to use, for a file that `shardrun convert` must first make a
+    model of.
 
-    What is no such file passes: whoever reads it says what is wrong.
+    Every other file passes: whoever reads it says what is wrong.
     """
     from sharding.errors import ModelError
     from sharding.importers.checkpoints import kind_of

@@ -34,7 +34,7 @@ class ModelSummary:
 
     @property
     def bytes(self) -> int:
-        """Of all weights."""
+        """The bytes of all weights."""
         return sum(weight[3] for weight in self.weights)
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from launcher.inspection.inspection import Inspection, Layer, Talk, Tensor, shap
 from sharding.common.text import counted, human_bytes
 
 MAX_COLUMNS = 16
-"""More ranks than this are drawn as one column per pipeline stage: the ranks of a stage hold equally much."""
+"""More ranks than this are drawn as one column per pipeline stage, whose ranks hold equal amounts."""
 MANY_COLUMNS = 8
 """More columns than this are drawn narrow, so that a window shows them all."""
 MAX_WEIGHTS = 2000

@@ -59,7 +59,7 @@ def count_files(pattern: Path) -> int:
 
 
 def wrong_count(asked: int, there: int, said_by: str) -> str:
-    """Who asks for another number of ranks than there is, and what to do: the middle of a sentence."""
+    """The middle of a sentence: who asks for a wrong number of ranks, and what to do."""
     if said_by == BY_FLAG:
         return f"{asked} are asked for by --ranks: leave out --ranks"
     change = "give a table of" if said_by.startswith("the rank table") else "start"

@@ -1,1 +1,1 @@
-"""What a job is to do: its options, hosts, model and inputs, checked before any rank is there."""
+"""What a job is to do: its options, hosts, model and inputs, all checked before any rank starts."""

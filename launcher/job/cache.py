@@ -138,7 +138,7 @@ def _key(model: Path, ranks: int, options: SliceOptions) -> str:
 
 
 def _told(value: Any) -> Any:
-    """An option's value for the key: of a file its content, wherever it lies."""
+    """An option's value for the key. A file counts by its content, wherever it lies."""
     if isinstance(value, Path):
         try:
             return hash_file(value)
@@ -151,7 +151,7 @@ def _told(value: Any) -> Any:
 
 @functools.cache
 def _slicer() -> str:
-    """A hash of the slicer's code: another version of it, or one being worked on, may cut otherwise."""
+    """A hash of the slicer's code: another version, or one that somebody works on, may cut differently."""
     import sharding
 
     digest = hashlib.sha256()

@@ -56,7 +56,7 @@ def is_encrypted(path: Path) -> bool:
 def check_key(key: Key | None, model: Path, against: Path | None = None) -> None:
     """Raises `ConfigError` for a key that nothing is encrypted with.
 
-    Of a slice folder only the model that it was made from can be, which is looked for later.
+    A slice folder is never encrypted. The model that it was made from may be, and is looked for later.
     """
     encrypted = any(path is not None and is_encrypted(path) for path in (model, against))
     if key is not None and not encrypted and not model.is_dir():

@@ -24,7 +24,7 @@ def remote_hosts(table: RankTable | None) -> list[str]:
 
 
 def over_ssh(hosts: Sequence[str]) -> list[str]:
-    """Of the hosts that ranks run on, those that are reached over ssh: all but this machine by its name."""
+    """The hosts of ranks that are reached over ssh: all except this machine, by its name."""
     return [host for host in hosts if host not in {"localhost", os.uname().nodename}]
 
 

@@ -34,7 +34,7 @@ Check = Callable[["Signature"], None]
 
 
 def is_slices(path: Path) -> bool:
-    """Whether the path is meant as a slice folder; any folder is (the manifest says if it is none)."""
+    """Whether the path is meant as a slice folder; any folder is (its manifest says whether it is one)."""
     return path.is_dir()
 
 
@@ -48,7 +48,7 @@ def world_size(job: Job) -> int | None:
 
 
 def asked_by(job: Job) -> str:
-    """Who says the number of ranks that `world_size` gives, or the environment does."""
+    """What the number of ranks comes from (see `world_size`), for messages."""
     if job.rank_table is not None:
         return f"the rank table {job.rank_table}"
     return (

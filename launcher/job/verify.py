@@ -188,9 +188,9 @@ def run_reference(
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
     ``timeout``: seconds to wait for another process that converts it.
 
-    Without ONNX Runtime's optimizers, some of which change answers (`ranks.sessions.session.CHANGING`, and
-    who knows which other). Where they are needed they are on, but for those: for quantized models,
-    which only the optimizers make compute in integers, and for models that do not run otherwise.
+    ONNX Runtime's optimizers are off, for some of them change answers (`ranks.sessions.session.CHANGING`, and
+    perhaps others). All but those are on where the model needs them: a quantized model computes in integers
+    only with the optimizers, and some models do not run without.
 
     Raises `ConfigError` if it cannot run.
     """

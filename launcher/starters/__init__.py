@@ -1,1 +1,1 @@
-"""How ranks are started: one module a starter."""
+"""How ranks are started (here, by mpirun, by scripts), and what their ends mean."""

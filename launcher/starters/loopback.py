@@ -2,9 +2,9 @@
 
 mpirun listens on every interface, for its daemons on other hosts, and has no setting against that: Open MPI
 5 binds to INADDR_ANY whatever `prte_if_include` and its like say, and does not start without TCP. Where all
-ranks are on this host nobody is to connect. Our mpirun is our child, so that its sockets can be had
-(pidfd_getfd(2)): a listening socket that is shut down may be bound and listen again, and mpirun keeps waiting
-on it. It is stopped meanwhile, or it would find a socket that does not listen.
+ranks are on this host, nobody should be able to connect. Our mpirun is our child, so we can get its sockets
+(pidfd_getfd(2)). A listening socket that was shut down can be bound again and listen again, and mpirun keeps
+waiting on it. Meanwhile mpirun is stopped, or it would find a socket that does not listen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP_SECONDS = 1.0
 
 
 def family(pid: int, without: Collection[int] = ()) -> list[int]:
-    """A process of this host and what descends from it, but for ``without`` and what descends from those."""
+    """A process of this host and its descendants, except ``without`` and the descendants of those."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*"):
         now = status(int(path.name)) if path.name.isdecimal() else None

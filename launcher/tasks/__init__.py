@@ -1,1 +1,1 @@
-"""What the commands do with a group: run, evaluate, convert, compare."""
+"""The work behind the commands: run, evaluate, convert, compare."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Request:
-    """What the user asks for. ``opset`` None: as it is, or the lowest that is written."""
+    """What the user asks for. ``opset`` None: that of the source, or else the lowest that is written."""
 
     model: Path | None
     network: str | None = None
@@ -39,7 +39,7 @@ class Request:
     opset: int | None = None
     key: Key | None = None
     examples: Mapping[str, Any] | None = None
-    """Arrays of ``--verify``: where nothing else says what the inputs are, they are like these."""
+    """Arrays of ``--verify``. They also say what the inputs are, where nothing else does."""
 
 
 @dataclass

@@ -96,8 +96,8 @@ def _as_input(array: Any, value: Any, where: str) -> Any:
 
 
 def verify(model: Path, feeds: Mapping[str, Any], wanted: Mapping[str, Any], *, archive: Path) -> None:
-    """Prints how far the model's answers are from those ``wanted``, which are of the file ``archive``; raises
-    `VerifyError` where that is too far."""
+    """Prints how far the model's answers are from those ``wanted``, which come from the file ``archive``;
+    raises `VerifyError` where they are too far."""
     from launcher.common.report import print_table
     from launcher.job.verify import check, compare_outputs, run_reference
     from ranks.common.tensors import is_extended

@@ -1,1 +1,1 @@
-"""What ranks compare before they run together: collectives, parts, devices."""
+"""What ranks compare before they run together: their collectives, and which part each has loaded."""

@@ -1,7 +1,7 @@
-"""Before ranks run their models together: whether these fit together.
+"""Whether the models of the ranks fit together, found out before they run.
 
-Every rank tells all others what it will exchange, and all of them play it through: a rank that would wait for
-ever is found here, on every rank alike, instead of by a time-out.
+Every rank tells all others what it will exchange, and each rank plays all of it through. So all ranks find a
+rank that would wait for ever, here and not by a time-out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def agree(
 ) -> str | None:
     """Why the ranks' models cannot run together in their present order of collectives; None if they can.
 
-    A collective of ``group``, which is the world. ``final``: there is no other order to try, so that
+    Every rank of ``group``, which is the world, must call it. ``final``: there is no other order to try, so
     messages may be sent before their receiver waits for them, as many as the backend keeps. ``fits``: what
     this rank found of its execution plan, if it has one. Raises `ShardError` where the ranks' models come
     from different slicings, and `ModelError` for a plan that fits none of them. ``memory`` learns how many

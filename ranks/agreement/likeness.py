@@ -1,6 +1,6 @@
-"""Whether each rank loaded a part of its own: the same file given to two ranks, or files of two slicings.
+"""Whether each rank loaded its own part: two ranks may have the same file, or files of two slicings.
 
-Nothing else would show either: such models run together, and their answer is another one.
+Nothing else would show such mistakes: these models run together, and give a wrong answer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Loaded:
 
 
 def compare(group: Communicator, memory: Memory, mine: Loaded) -> str | None:
-    """What to warn of, on the first of the ranks that it is about; None where there is nothing, or this is
-    another rank.
+    """What to warn of. Only the first of the ranks concerned gets the text; the others, and all ranks where
+    there is nothing to warn of, get None.
 
-    A collective of ``group``, which is the world. Weights are compared where no metadata say whose part the
-    file is: first samples, and all bytes only where these are alike. Raises `ShardError`, on every rank,
-    where the slice folders of the ranks' files are of different models or plans.
+    Every rank of ``group``, which is the world, must call it. Weights are compared where no metadata say
+    whose part the file is: first samples, and all bytes only where the samples are equal. Raises
+    `ShardError`, on every rank, where the slice folders of the ranks' files are of different models or plans.
     """
     weights = _weights(mine, whole=False) if mine.part is None else _NOTHING
     rows = gather_rows(_slicing(mine.manifest) + weights, group, memory)

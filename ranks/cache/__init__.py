@@ -1,1 +1,1 @@
-"""The cache folder: its kinds, locks, limit, and whether what lies there is whole."""
+"""The cache folder: the kinds of things in it, their locks, its limit, and what may be damaged."""

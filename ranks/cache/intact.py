@@ -91,5 +91,5 @@ def say_damaged(what: Path) -> None:
 
 
 def _kind(files: Files) -> str:
-    """Of one folder, what is remembered of several sets of files."""
+    """The name under which this set of files is remembered; one folder may have several such sets."""
     return f"{_KIND} {hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()}"

@@ -59,7 +59,7 @@ FORMS = {
     "hashes": Form(rf"{_DIGEST}\.json"),
     "weights": Form(r"[0-9a-f]{32}\.(?:json|onnx|boot)|blobs|locks|work"),
 }
-"""Of each kind of thing in the cache."""
+"""What each kind of thing in the cache looks like."""
 
 
 def place_of(root: Path, kind: str) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from ranks.cache import regular_files
 
 FORMAT = 2
-"""Of the store's files; others are not looked at."""
+"""The version of the store's files; files of other versions are not looked at."""
 _MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
 
 
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of the graph and all its weights, whether other entries share them or not."""
+        """The bytes of the graph and all its weights, whether other entries share them or not."""
         return self.graph_bytes + sum(blob.bytes for blob in self.blobs)
 
 

@@ -23,15 +23,15 @@ PATIENCE = 1.0
 class Pool(Generic[Worker, Given, Result]):
     """Runs ``work(worker, given)`` for any number of threads, each worker for one of them at a time.
 
-    Who comes while all workers are busy waits, at most ``queue_limit`` at once, and is served in the order of
-    coming. While a worker is free, a caller's work runs in the caller's own thread. What waits is run by
-    threads of the pool, so that a worker goes from one to the next without waiting until another thread wakes
-    up, gets a core and Python's global lock: with a processor per worker that would cost some percent, on a
-    busy machine a quarter of the work done.
+    While all workers are busy, callers wait, at most ``queue_limit`` at once, and are served in the order in
+    which they came. While a worker is free, a caller's work runs in the caller's own thread. Work that waited
+    is run by threads of the pool. So a worker goes from one piece to the next at once, and need not wait
+    until another thread wakes up and gets a core and Python's global lock. That wait would cost some
+    percent with a processor per worker, and a quarter of the work done on a busy machine.
 
-    Of the workers, ``at_once`` are used (all, unless given). The others are in reserve, for work so long that
-    none has ended for `PATIENCE`: more at once than there are processors end no sooner, but each takes
-    memory, and what the processor has cached, from the others.
+    ``at_once`` workers are used (all, unless given). The others are a reserve for long work, when none has
+    ended for `PATIENCE`. More at once than there are processors would end no sooner, and each takes memory
+    and cache of the processor from the others.
     """
 
     def __init__(

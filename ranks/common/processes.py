@@ -10,9 +10,9 @@ _STAT_BYTES = 4096
 
 @dataclass(frozen=True)
 class Status:
-    """Of a running process: its parent's number, and its start in clock ticks since the host started, which
-    tell it from another one of the same number; its name, of at most 15 characters; whether it is stopped by
-    a signal, by a debugger or in a frozen container."""
+    """What is known of a running process: its parent's number; its start in clock ticks since the host
+    started, which tells it from a later process with the same number; its name, of at most 15 characters;
+    whether it is stopped by a signal, by a debugger or in a frozen container."""
 
     parent: int
     start: int

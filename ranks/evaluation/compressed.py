@@ -9,16 +9,16 @@ from sharding.common.limits import free_memory
 from sharding.common.text import human_bytes
 
 LARGE = 256 << 20
-"""Bytes up to which nobody asks whether memory is free."""
+"""Up to this many bytes, it is not asked whether memory is free."""
 MOST_BLOWN_UP = 64 << 20
-"""Bytes of a member that may come from any number of compressed ones: masks and padding are mostly zeros."""
+"""Up to this many bytes, a member may shrink as much as it likes: masks and padding are mostly zeros."""
 MOST_RATIO = 100
-"""How many times as large as in the archive a larger member may be; data that are not made up shrink less."""
+"""A larger member may be this many times as large as in the archive; real data shrink less."""
 
 
 def check_member(member: ZipInfo, where: str) -> None:
-    """Raises `EvaluationError` for a member that is far smaller in its archive than it says that it is, or
-    that does not fit into memory."""
+    """Raises `EvaluationError` for a member that would become suspiciously large, or does not fit into
+    memory."""
     if member.file_size > max(MOST_BLOWN_UP, MOST_RATIO * member.compress_size):
         raise EvaluationError(
             f"{where}: {human_bytes(member.compress_size)} in the archive would become "

@@ -37,7 +37,7 @@ class Built:
     ) -> None:
         self._load = load
         self.shared = shared
-        """Of a model that shares its weights, or is attached to another process's."""
+        """Set for a model that shares its weights, or is attached to another process's."""
         self.model = model
         self.run = model.run
         self.inputs = model.inputs

@@ -1,1 +1,1 @@
-"""Model files as a rank finds and reads them."""
+"""Finds and reads the model file that a rank runs."""

@@ -72,7 +72,7 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
 def naming(file: Path, given: Path | str) -> Iterator[None]:
     """Errors raised inside name the model that the user gave, where they would name the ``file`` made of it.
 
-    They come from many places, ONNX Runtime among them, whose sentences hold paths too.
+    Errors come from many places, also from ONNX Runtime, and their sentences hold paths.
     """
     try:
         yield

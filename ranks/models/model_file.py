@@ -34,7 +34,7 @@ _ONLY_WITH_NCCL = {
 
 
 def of_any_rank(model: onnx.ModelProto) -> frozenset[str]:
-    """The inputs of which a model does not say how many axes they have."""
+    """The inputs whose number of axes the model does not say."""
     return frozenset(
         value.name
         for value in model.graph.input
@@ -49,8 +49,8 @@ class Shard:
     path: Path
     manifest: Manifest | None
     ranks: tuple[int, ...] | None = None
-    """The ranks that the manifest says this file is of; None for a folder, of which each rank takes its
-    own."""
+    """The ranks to which this file belongs, by the manifest; None for a folder, where each rank takes its own
+    file."""
 
     def verify(self, rank: int, world_size: int, *, hashes: bool = True) -> Path:
         """The model file that this rank may run. Raises `ShardError` where the manifest says otherwise."""
@@ -212,9 +212,9 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
-    """A tensor's bytes as the file has them, of a model that `read` has checked; mapped if they lie beside.
+    """A tensor's bytes as the file of its model has them, which `read` has checked; mapped if external.
 
-    Those of a tensor whose numbers stand in a field of their type are that field's.
+    A tensor whose numbers stand in a field of their type gives the bytes of that field.
     """
     if tensor.data_location != tensor.EXTERNAL:
         return memoryview(tensor.raw_data or tensor.SerializeToString())

@@ -1,6 +1,6 @@
 """Which part of a model a rank model is: what slicing wrote into its metadata.
 
-The format is that of docs/design.md, "Rank models".
+The format is that of docs/formats.md, "Rank models".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Part:
     """Input -> the axis that data parallelism and micro-batches cut."""
     batch_outputs: Mapping[str, int] = field(default_factory=dict)
     digest: bytes = b""
-    """Of all of the metadata that the ranks must have in common."""
+    """The hash of all metadata that the ranks must have in common."""
 
     @property
     def scheduled(self) -> bool:

@@ -18,7 +18,7 @@ _LISTED = 8  # files that an error names
 
 
 def is_pattern(path: str | Path) -> bool:
-    """Whether a path stands for one file per rank: it has a field, and is that of no file."""
+    """Whether a path stands for one file per rank: it has a field, and no file has exactly this name."""
     text = str(path)
     if "{" not in text or _FIELD.search(text) is None:
         return False

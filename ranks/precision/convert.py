@@ -43,7 +43,8 @@ KEPT_IN_FLOAT32 = frozenset({
 def apply(model: onnx.ModelProto, precision: Precision, file: Path, *, part: bool = False) -> dict[str, bool]:
     """Changes ``model`` as asked; returns the plan's entries, and whether each fits any node.
 
-    Of one rank's ``part`` of a model, a plan may name nodes that other ranks have; see `check_together`.
+    ``part``: the model is one rank's, so the plan may name nodes that only other ranks have; see
+    `check_together`.
     Raises `ModelError` where a plan cannot be followed: it names what is not there, a node that has no such
     type, or weights do not fit into float16.
     """

@@ -1,1 +1,1 @@
-"""One rank's model as it runs: segments, collectives between them, requests."""
+"""Runs one rank's model: its segments, the collectives between them, and the requests that it answers."""

@@ -1,8 +1,8 @@
 """What one rank sends to another: the ``Send`` and ``Recv`` of rank models.
 
 An announced value goes in two messages: 16 numbers (64-bit: the number of axes, the element type, the bytes
-of a failure's text, the lengths), then the value. A rank that could not compute what it should send says so
-instead, with the reason, and so does whoever needed that in turn: all ranks are still in step afterwards.
+of a failure's text, the lengths), then the value. A rank that could not compute what it should send sends the
+reason instead, and so does every rank that needed that value. So all ranks are still in step afterwards.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Mail:
         self._done += 1
 
     def fail(self, reason: str) -> None:
-        """Does what is left of this run's mail without computing: tells who waits for this rank why it has
-        nothing to send, and drops what comes."""
+        """Finishes this run's sends and receives without computing: tells the ranks that wait for this one
+        why it has nothing to send, and drops what arrives."""
         text = reason.encode(errors="replace")[:_MOST_TEXT] or b"?"
         for c in self._order[self._done :]:
             if c.op == "Recv":

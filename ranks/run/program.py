@@ -94,8 +94,8 @@ class Program:
             return results
 
     def fail(self, reason: str) -> None:
-        """Instead of a run, or after one that failed: does what is left of its sends and receives without
-        values, which tells peers why."""
+        """Instead of a run, or after one that failed: finishes its sends and receives without values, and so
+        tells peers the reason."""
         if self._mail is not None:
             with self._memory.active():
                 self._mail.fail(reason)
@@ -204,7 +204,7 @@ class Program:
             values[name] = value if self._elements[name] is None else self._place(name).adopt(value)
 
     def _run_on_strings(self, session: ort.InferenceSession, level: int, values: Values) -> None:
-        """A segment that reads an input of strings, which ONNX Runtime takes in no other way than this."""
+        """Runs a segment that reads an input of strings: ONNX Runtime takes strings in this way only."""
         segment = self._cut.segments[level]
         feeds: dict[str, Any] = {}
         for name in segment.inputs:
@@ -321,7 +321,7 @@ class Program:
             pool.give(block)
 
     def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Any]:
-        """A segment failed in its plan: if its output shapes are others this time, no plan can hold them."""
+        """For a segment that failed in its plan: if its outputs have new shapes, no plan can hold them."""
         values = dict(plan.values)
         shapes: dict[str, Shape] = {}
         self._run_free(values, level, shapes)  # raises what is not about shapes

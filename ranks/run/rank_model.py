@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """Of one loaded model; ``communication_seconds`` is the time spent in collectives so far."""
+    """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far."""
 
     segments: int
     collectives: int

@@ -1,9 +1,9 @@
 """Runs a rank's program as its mesh says: its rows of the batch, in micro-batches, and everyone's outputs.
 
 Each data rank takes a run of the batch's rows and cuts it into micro-batches. A stage runs its program for
-one after the other; what it waits for are the sends and receives in it, so that different stages work on
-different micro-batches at the same time. At the end one rank of each stage and data rank shows its outputs to
-the others, which put them together in the order of the rows.
+one micro-batch after the other, and waits only in the sends and receives of the program. So different stages
+work on different micro-batches at the same time. At the end one rank of each stage and data rank shows its
+outputs to the others, which put them together in the order of the rows.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Schedule:
 
     def _rows(self, feeds: Sequence[Any]) -> int | None:
         """The batch's length; None where no input has a batch axis, and where one symbol of the inputs stands
-        for two lengths: that rows are computed apart was proved for equal ones, so nothing is cut then."""
+        for two lengths. The proof that rows are computed apart holds for equal lengths only: nothing is cut
+        then."""
         if unlike(self._inputs, [array.shape for array in feeds]):
             return None
         first: int | None = None
@@ -112,7 +113,7 @@ class Schedule:
     def _compute(
         self, feeds: Sequence[Any], rows: slice | None
     ) -> tuple[dict[str, Array], ModelError | None]:
-        """This rank's outputs for its rows, or why it has none: then its peers know it, too."""
+        """This rank's outputs for its rows, or why it has none, which its peers then know as well."""
         count = 0 if rows is None else rows.stop - rows.start
         pieces = [rows]
         if rows is not None and count > 0:

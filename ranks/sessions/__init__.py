@@ -1,1 +1,1 @@
-"""ONNX Runtime sessions, and a rank model cut into what each session runs."""
+"""Cuts a rank model into segments, and makes the ONNX Runtime session of each."""

@@ -7,8 +7,8 @@ cut.
 
 Collectives are nodes of the domain ``com.microsoft`` (the names and attributes of ONNX Runtime's collective
 operators: ``AllReduce``, ``AllGather``, ``AllToAll``) and of ``shardrun`` (``Broadcast``, ``Send``,
-``Recv``). Where ``AllGather`` has no ``axis``, it is 1: the default of ONNX Runtime's schema, which fills the
-attribute in before the kernel (whose own default, 0, therefore never shows) is made.
+``Recv``). An ``AllGather`` without ``axis`` has the axis 1, the default of ONNX Runtime's schema. The schema
+fills the attribute in before the kernel is made, so the kernel's own default, 0, never shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, Any]] = {
 """Per collective its attributes and their defaults; ``...``: must be given; None: the group's size."""
 POINT_TO_POINT = frozenset({"Send", "Recv"})
 MAX_AXES = 13
-"""Of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
+"""The most axes of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
 
 
 @dataclass(frozen=True)

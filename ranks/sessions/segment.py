@@ -1,7 +1,6 @@
 """The segments of a cut model as small ONNX models of their own.
 
-Weights stay where they are: a segment refers to the external data of the weights that it reads and of no
-other.
+Weights stay where they are: a segment refers only to the external data of the weights that it reads.
 """
 
 from __future__ import annotations
@@ -155,13 +154,13 @@ def _without(declared: onnx.TypeProto, symbols: Set[str]) -> onnx.TypeProto:
 
 
 def _believed(declared: onnx.TypeProto, shared: Set[str], *, shaped: bool) -> onnx.TypeProto:
-    """A declared type without lengths and ``shared`` symbols, and unless ``shaped`` without the number of
+    """A declared type without lengths and ``shared`` symbols; unless ``shaped``, also without the number of
     axes.
 
-    ONNX Runtime only warns where a file declares other axes or lengths for a value or an output than it has
-    (exporters do); but where the value is a later segment's input, or an output that lies in a buffer, it
-    would insist on them. The lengths that matter are inferred from the weights anyway. The axes in rank
-    models that slicing wrote were inferred, those in other files are the exporter's word.
+    Exporters declare wrong axes and lengths of values and outputs. ONNX Runtime only warns of that, but it
+    would insist on them where the value is a later segment's input, or an output that lies in a buffer. The
+    lengths that matter are inferred from the weights anyway. The axes in rank models that slicing wrote were
+    inferred; in other files they are only what the exporter says.
     """
     result = _without(declared, shared)
     if result.HasField("tensor_type") and not shaped:

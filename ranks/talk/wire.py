@@ -73,7 +73,7 @@ class PeerClosed(WireError):  # noqa: N818 - the end of a stream is an event, li
 
 
 class Kind(IntEnum):
-    """What a message is; see docs/design.md, "Control messages"."""
+    """What a message is; see docs/internals.md, "Control messages"."""
 
     HELLO = 1
     READY = 2

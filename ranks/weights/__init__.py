@@ -1,1 +1,1 @@
-"""Weights that several sessions, processes and models hold once: prepared, shared, replaced."""
+"""Weights that several sessions, processes and models hold once; they can be replaced while serving."""

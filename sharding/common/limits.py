@@ -96,7 +96,7 @@ def _folders(controller: str, root: Path) -> Iterator[Path]:
             if not (first or second):
                 continue
             top = root / point.lstrip("/")
-            # Of a container, the part of the tree that is mounted may be another one than the path names.
+            # In a container, another part of the tree may be mounted than the path names.
             inside = os.path.relpath(path, mounted)
             own = top if inside.startswith("..") or not (top / inside).is_dir() else top / inside
             yield from (one for one in (own, *own.parents) if one.is_relative_to(top))

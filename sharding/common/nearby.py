@@ -32,7 +32,7 @@ def shown(path: str | Path) -> str:
 
 
 def hint(path: str | Path) -> str:
-    """What to say behind the path of a model, or of another file, that is not there; "" where nothing is."""
+    """A hint to print behind the path of a file that is not there; "" where there is none to give."""
     if is_address(str(path)):
         return " (an address: nothing is downloaded here, so fetch the file first and give its path)"
     found = similar(path)

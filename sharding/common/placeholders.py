@@ -22,7 +22,7 @@ _PAGE = re.compile(rb"\s*(?:<!doctype html|<html|<\?xml)", re.IGNORECASE)
 
 def placeholder(path: Path, *, pages: bool = True) -> str | None:
     """The end of a sentence about a file that stands for another one; None for any other file, and for one
-    that cannot be read. ``pages``: whether a web page is none that may be meant."""
+    that cannot be read. ``pages``: whether a web page counts as such a file, too."""
     try:
         if not path.is_file():
             return None

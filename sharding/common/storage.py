@@ -64,7 +64,7 @@ def is_place(error: OSError | ValueError) -> bool:
 def probe(target: Path) -> None:
     """Raises the `OSError` that making ``target``, and the folders above it that are not there, would end in.
 
-    Quick, and nothing is made: what only the writing shows (a full disk) stays to be seen.
+    It is quick and makes nothing. A full disk, say, is not noticed before something is written.
     """
     for part in target.parts:
         if len(os.fsencode(part)) > _LONGEST_NAME:

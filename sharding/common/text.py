@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def without_long_words(text: str) -> str:
-    """A sentence whose words a person can read: of a name of 10 kB only its ends, as no path is that long."""
+    """A sentence whose words a person can read: a name of 10 kB is cut to its ends; no path is that long."""
     return _TOO_LONG.sub(lambda word: shortened(word[0], _KEPT), text)
 
 

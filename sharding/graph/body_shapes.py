@@ -1,8 +1,9 @@
-"""Shapes of what the nodes with bodies (If, Loop, Scan) give, from what is known of the values they use.
+"""Shapes of the outputs of nodes with bodies (If, Loop, Scan), from what is known of the values they use.
 
-onnx's inference says nothing of what a Loop carries from turn to turn, for the body may change its shape.
-Here the body is asked: where it gives back the shape that it is given, every turn does, and no turn as well.
-An axis that it changes is open, and the body is asked again.
+onnx's inference says nothing about the values that a Loop carries from turn to turn, for the body may change
+their shapes. Here shapes are inferred through the body. If it returns a value in the shape that it was given,
+the shape holds after any number of turns, and after none. If it changes an axis, that axis is open, and the
+body is inferred again.
 """
 
 from __future__ import annotations

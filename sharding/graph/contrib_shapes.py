@@ -81,7 +81,7 @@ def _normalized(node: _Node) -> Found:
 
 
 def _layer_normalized(node: _Node) -> Found:
-    """As ONNX Runtime has it in the standard domain of every version, for the standard does from 17 on."""
+    """ONNX Runtime has the operator in the standard domain of every version, the standard only from 17 on."""
     shape = node.shape(0)
     if shape is None:
         return [(node.type(0), None)]
@@ -145,7 +145,7 @@ def _sum(a: Dim, b: Dim) -> Dim:
 
 
 def _attention(node: _Node, past: int = 4, weights: int = 1) -> Found:
-    """Of fused projections: the output has the width of V; present is past, longer by the sequence."""
+    """Attention with fused projections: the output is as wide as V; present is past plus the sequence."""
     shape, columns = node.shape(0), node.dim(weights, -1)
     sizes = node.attributes.get("qkv_hidden_sizes")
     width = sizes[2] if sizes else columns // 3 if isinstance(columns, int) else None

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MICROSOFT = "com.microsoft"
 OPSET = 17
-"""Of the standard forms: the last one before operators took types that these variants do not have."""
+"""The standard forms' opset: the last one before operators took types that these variants do not have."""
 FLOAT, UINT8, INT32 = 1, 2, 6
 """Element types as onnx numbers them."""
 

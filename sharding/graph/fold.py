@@ -39,8 +39,8 @@ _FOLDED = frozenset(
         *("Trilu", "Unsqueeze", "Where", "Xor"),
     }
 )
-"""What shapes, masks and scales are computed with. Of other operators the reference implementation does not
-always give what ONNX Runtime does, in the last bit or even in the type."""
+"""Operators with which shapes, masks and scales are computed. For others, the reference implementation does
+not always give what ONNX Runtime gives, in the last bit or even in the type."""
 _GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
 
 

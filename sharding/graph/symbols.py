@@ -53,5 +53,5 @@ def shown(axis: Dim) -> Dim:
 
 
 def is_made_up(axis: Dim) -> bool:
-    """Whether a symbol is no one's name, but inference's for a length that it does not know."""
+    """Whether inference made up this symbol, for a length that it does not know."""
     return isinstance(axis, str) and axis.startswith(MADE_UP)

@@ -1,1 +1,1 @@
-"""ONNX files as they lie on the disk: read without their weights, checked, with links and external data."""
+"""Reads ONNX files without their weights, checks them, and finds where their external data lie."""

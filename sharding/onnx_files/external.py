@@ -21,8 +21,8 @@ _SHOWN = 80
 def find_data(model: Path, location: str, what: str) -> Path:
     """The file with external data that ``model`` names ``location``; it need not be there.
 
-    Raises `ModelError`, which begins with ``what``: the location is no relative path, or leads (by a link,
-    too) to neither of the two folders, or to what is no file.
+    Raises `ModelError`, which begins with ``what``, where the location is not a relative path, leads out of
+    both folders (also by a link), or leads to something that is not a file.
     """
     folder = model.parent
     if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
@@ -55,7 +55,7 @@ def find_data(model: Path, location: str, what: str) -> Path:
 
 def target_of(model: Path) -> Path:
     """The path at which ONNX Runtime finds a model's data by itself: it looks beside the name that it is
-    given. That is the name, or where it is a link and data lie beside its target only, the target."""
+    given. That is the model's own name, or the target of a link where data lie beside the target only."""
     if not model.is_symlink():
         return model
     try:

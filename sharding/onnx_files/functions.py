@@ -113,8 +113,8 @@ def _size(holder: Any, sizes: dict[Key, int]) -> int:
 
 
 def _needs_late_defaults(functions: dict[Key, onnx.FunctionProto]) -> bool:
-    """Whether a function hands an attribute on that it may not have been given, to one with a default for it:
-    that shows only while inlining, and the inliner knows no defaults."""
+    """Whether a function hands on an attribute that it may not have been given, to a function that has a
+    default for it. That shows only while inlining, and the inliner knows no defaults."""
     for function in functions.values():
         own = {item.name for item in function.attribute_proto}
         for node in nodes_of([function]):

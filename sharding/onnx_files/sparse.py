@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_BYTES = 1 << 28
-"""Of all dense forms together: a few bytes of a hostile file can ask for any size."""
+"""The most that all dense forms take together: a few bytes of a hostile file can ask for any size."""
 
 
 def make_dense(proto: onnx.ModelProto, path: Path) -> None:

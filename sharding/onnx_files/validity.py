@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_VERSION = 10_000
-"""Of the format and of operators: far beyond any that there will be."""
+"""The highest version of the format and of operators: far beyond any that there will be."""
 
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
@@ -24,8 +24,8 @@ _ALIAS = "ai.onnx"
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Checks a model, and writes what can be said in two ways in one: the default domain as an empty name, a
-    type that is not known as none, a sparse tensor as a dense one."""
+    """Checks a model. What can be written in two ways is then written in one: the default domain as an empty
+    name, an unknown type as no type, a sparse tensor as a dense one."""
     if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with outputs and an opset version.")
     _check_versions(proto, path)
@@ -38,7 +38,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The first line of what an error that wraps others says of its first cause."""
+    """The first line of the innermost of the errors that an error wraps."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()
@@ -143,7 +143,8 @@ def _forget_unknown(graph: onnx.GraphProto) -> None:
 
 
 def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:
-    """The graph's own form knows no maps: inside they are of no known type, at its ends they are refused."""
+    """`onnx_ir` cannot describe maps: inside the graph their type is dropped, as inputs and outputs they are
+    refused."""
     for what, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if has_map(value.type):

@@ -1,9 +1,9 @@
 """Where to cut a chain of steps into pipeline stages: dynamic programming over the cut points.
 
-The slowest stage sets the pace of micro-batches, so its time (of its steps, and of receiving what crosses its
-beginning) is made least. But a pipeline is there for memory, too: no stage may hold more than ``1 + SLACK``
-times the average bytes of weights, or where no cuts allow that, the least that is possible. Among cuts that
-come within `TIE` of the least time, the least is spent on crossings.
+The slowest stage sets the pace of micro-batches, so its time is made as short as possible: the time of its
+steps, and of receiving the values that it needs. But a pipeline also saves memory: no stage may hold more
+than ``1 + SLACK`` times the average bytes of weights, or, where no cuts allow that, than the least possible.
+Of the cuts within `TIE` of the shortest time, those that send least are taken.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Costs:
         for size, uses in self._weights.values():
             single[uses[0]] += size
             for before, here in pairwise(uses):
-                # A stage that starts after the use before holds it again for this one.
+                # A stage that starts after the previous use holds the weight again, for this one.
                 first = np.searchsorted(bounds, before)
                 last = np.searchsorted(bounds, here)
                 total[first:last, last:] += size

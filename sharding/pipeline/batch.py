@@ -1,17 +1,17 @@
 """Whether a model computes the rows of a batch apart, and on which axes its batch lies.
 
-Data groups and micro-batches run the model as it is, on fewer rows. That this gives the rows of the whole
-result is proved before it is done: the model is inferred twice, once for a batch of `WAYS` * `ROWS` rows (the
-whole) and once for `ROWS` (the part), all other open lengths being numbers, so that shape arithmetic becomes
-constants. Then each node is followed in order. Of each value it is known that the part's run holds
+Data groups and micro-batches run the model as it is, on fewer rows. First it is proved that this gives the
+rows of the whole result. The shapes of the model are inferred twice, once for a batch of `WAYS` * `ROWS` rows
+(the whole) and once for `ROWS` (the part). All other open lengths are numbers, so shape arithmetic becomes
+constants. Then the nodes are followed in order. For each value, the part's run is known to hold
 
 * the same as the whole's (weights, masks without a batch axis),
 * its own rows of the whole's: the `Split` of the operator rules, which state just that,
 * a length: a constant of the whole's run that is another in the part's,
 * row numbers: those of the whole's counted from the part's first row,
 
-or nothing is known, and then no output may depend on it. A rule's option counts only where what it would have
-a rank run is what the part's run has: the same node, with the part's constants.
+or nothing is known, and then no output may depend on it. An option of a rule counts only where a rank would
+run exactly what the part's run has: the same node, with the part's constants.
 """
 
 from __future__ import annotations

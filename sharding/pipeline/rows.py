@@ -111,8 +111,8 @@ def _counted(rows: Rows) -> Relation | None:
 
 @_row_rule("Slice")
 def _sliced(rows: Rows) -> Relation | None:
-    """Of what has no batch axis the same elements, though the bounds say the batch's length (and are cut to
-    the axis)."""
+    """A value without a batch axis gives the same elements, although the bounds say the batch's length: they
+    are cut to the axis."""
     shape = rows.node.shapes[0]
     if shape is None or rows.inputs[0] != REPLICATED or not all(isinstance(length, int) for length in shape):
         return None

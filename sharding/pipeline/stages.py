@@ -165,7 +165,7 @@ class _Cutter:
     # What is repeated.
 
     def _cones(self) -> list[frozenset[int] | None]:
-        """Per step the steps to repeat with it, itself included; None where it is run in one stage only."""
+        """For each step, the steps to repeat with it, itself included; None if only one stage runs it."""
         cones: list[frozenset[int] | None] = []
         constant: list[bool] = []
         for index, step in enumerate(self.graph):

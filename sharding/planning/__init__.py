@@ -1,1 +1,1 @@
-"""The plan of a slicing, from a graph and its options."""
+"""Makes the plan of a slicing: chooses the mesh, applies demands, runs the search, describes the result."""

@@ -1,10 +1,10 @@
-"""Weights that are held whole, for to cut them would take a collective of their own in every inference.
+"""Weights that every rank holds whole, because a cut would cost a collective of its own in every inference.
 
-The one key and value head that all query heads share is needed whole by each rank, and so is the latent from
-which queries or keys and values are made: what projects to them gives a rank few numbers from many, and then
-each rank goes on with its own heads. A constant mask is added whole to each rank's heads. An expert holds
-both on every rank. Whether a weight is one shows in the plan: what comes of it is exchanged, and no longer is
-once the weight need not be cut.
+Each rank needs the whole of the one key and value head that all query heads share, and of the latent from
+which queries or keys and values are made. The weight that projects to them makes few numbers from many, and
+each rank then goes on with its own heads. A constant mask is added whole to each rank's heads, too. People
+who plan by hand hold such weights on every rank. The plan shows which weights these are: what is computed
+from them is exchanged, and no longer is once the weight need not be cut.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Plan:
     stage_held: tuple[dict[str, tuple[Placement, ...]], ...]
     """For each stage every constant in use and how it is held; more than one placement where uses differ."""
     collectives: tuple[Collective, ...]
-    """Of one inference, in order, stage by stage."""
+    """The collectives of one inference, in order, stage by stage."""
     whole: dict[str, int]
     """Operator name -> nodes that compute with a weight worth splitting and hold it whole."""
     whole_weights: tuple[str, ...]

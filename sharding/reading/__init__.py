@@ -1,1 +1,1 @@
-"""From a model file to a graph with the shapes of all its values."""
+"""Turns a model file into a graph that has the shapes of all its values."""

@@ -105,7 +105,7 @@ def _says_more(declared: Shape, inferred: Shape | None) -> bool:
 
 
 def _is_better(mine: Dim, theirs: Dim) -> bool:
-    """A length before a symbol, the file's own symbol before nothing and before what inference made up."""
+    """Whether ``mine`` is better. A length beats a symbol; the file's own beats a made-up one and nothing."""
     if mine is None or mine == theirs or isinstance(theirs, int):
         return False
     return isinstance(mine, int) or theirs is None or is_made_up(theirs) or shown(theirs) != theirs
@@ -236,7 +236,7 @@ def _shapes_at(
 
 
 def _contradictions(model: ir.Model) -> set[str]:
-    """What is made of inputs that do not go together: inference may have known its shape by one of them,
+    """Outputs of nodes whose inputs do not fit together: inference may have taken the shape from one input,
     before it knew the other."""
     wrong = [node for node in model.graph if node.op_type in ELEMENTWISE and not _broadcast(node)]
     return {value.name or "" for node in wrong for value in node.outputs}

@@ -103,9 +103,9 @@ def _forget_shape(kind: onnx.TypeProto) -> None:
 
 
 def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
-    """Adds to a value what inference found; whether that changed anything.
+    """Adds to a value what inference found; returns whether that changed anything.
 
-    Of each axis the more exact is kept: a length before a symbol before nothing.
+    Each axis keeps what is more exact: a length, then a symbol, then nothing.
     """
     import onnx_ir as ir
 

@@ -1,1 +1,1 @@
-"""A graph written otherwise with the same answers, so that it can be split."""
+"""Writes a graph differently, with the same answers, so that more of it can be split."""

@@ -54,7 +54,7 @@ def _known(value: ir.Value) -> bool:
 
 
 def alone(order: list[ir.Node], value: ir.Value) -> bool:
-    """Whether nothing else uses what these nodes make on the way to a value, nor the weights they use."""
+    """Whether nothing else uses these nodes' weights, or the values between them and ``value``."""
     inside = set(order)
     moved = [item for node in order for item in (*node.inputs, *node.outputs) if item is not None]
     return all(
@@ -73,10 +73,10 @@ def parameters(order: list[ir.Node]) -> list[ir.Value]:
 
 
 def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) -> tuple[str, ...]:
-    """Puts an initializer in the place of a value that these nodes of one output each make of initializers.
+    """Puts an initializer in the place of a value that these nodes, of one output each, make of initializers.
 
-    Returns the names of those that are gone then, but for numbers that go into many. Arithmetic in less than
-    single precision is done in single, and rounded once, at the end.
+    Returns the names of the initializers that it replaces, without single numbers, which many weights use.
+    Arithmetic in less than single precision is done in single, and rounded once, at the end.
     """
     import onnx_ir as ir
 

@@ -1,8 +1,8 @@
 """Weights that a model computes from its weights in every inference, folded into one.
 
 Weight normalisation writes ``g * v / ||v||``, spectral normalisation ``w / (u . w v)``, an adapter that was
-not merged ``w + b a``. A norm or a product goes over all of a weight, so that no rank could have its part of
-the result from a part of it. The result is a weight like any other.
+not merged ``w + b a``. A norm or a product needs all of a weight, so a rank that holds a part of it cannot
+compute its part of the result. The result itself is a weight like any other.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Pick:
 
 
 Entry = Any
-"""Of a shape: an int, a `Pick`, or a value that is a vector of length 1."""
+"""One entry of a shape: an int, a `Pick`, or a value that is a vector of length 1."""
 
 
 class GraphWriter:

@@ -1,8 +1,8 @@
 """Fused operators written out as their parts, where no cut of the whole operator would do.
 
 EmbedLayerNormalization of ONNX Runtime looks up and adds embeddings and normalizes the sum. The tables, which
-can be most of a model, may be cut along the hidden axis or by vocabulary, but only the sum of what is looked
-up can be brought together before it is normalized. The parts are those that
+can be most of a model, may be cut along the hidden axis or by vocabulary. But what ranks look up must be
+joined after it is summed and before it is normalized, inside the operator. The parts are those that
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md lists.
 """
 

@@ -1,9 +1,9 @@
 """Batch and heads that are merged into one axis for a batched product, taken apart again.
 
-Exporters write attention as a product of three axes: [batch, heads, length, size] as [batch * heads, length,
-size]. Each rank has its own heads of every row of the batch, which no cut of the one axis says, least of all
-where the batch is a symbol. The same products with both axes give the same numbers, and heads are an axis
-that can be cut. Reshapes keep every element's number, so from one to the other is a Reshape at most.
+Exporters write attention as a product of three axes: [batch, heads, length, size] becomes [batch * heads,
+length, size]. Each rank should have its own heads of every row of the batch, but no cut of the merged axis
+can say that, least of all where the batch is a symbol. The same products with both axes give the same
+numbers, and the axis of heads can be cut. At most a Reshape leads from one form to the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 PRODUCT_AXES = 3
-"""Of a batched product with one batch axis: with more the heads are an axis of their own already."""
+"""The axes of a batched product with one batch axis; with more, heads already have an axis of their own."""
 PRODUCTS = ("MatMul", "Einsum")
 """Operators that are such a product."""
 OPSET = 9
@@ -120,7 +120,7 @@ class _Analysis:
         return length is not None and (length == 1 or not isinstance(merged, int) or length == merged)
 
     def _length(self, value: ir.Value | None) -> Dim:
-        """Of a value's merged axis, as it is called there."""
+        """The length of a value's merged axis, as it is called there."""
         form, shape = self.forms.get(value) if value is not None else None, shape_of(value)
         return None if form is None or shape is None else shape[form.axis]
 

@@ -29,7 +29,7 @@ SQUARE = 2
 COPIED = {"Add": (0, 1), "Unsqueeze": (0,)}
 """What may stand between a product and the cuts, and the inputs that the product may be."""
 COLUMN_INPUTS = (1, 2, 3, 5)
-"""Of MatMulNBits: weight, scales, zero points and bias, all with the columns first."""
+"""Inputs of MatMulNBits with the columns first: weight, scales, zero points and bias."""
 DATA, KEYS, VALUES = range(3)
 """Inputs of GroupQueryAttention."""
 
@@ -58,8 +58,8 @@ def _unequal(cuts: list[Piece], columns: int) -> bool:
 def _product(node: ir.Node) -> Product | None:
     """A product with a weight that nothing else uses, and that has at least as many columns as rows.
 
-    A product that is narrower than what it is made of is rather summed over the ranks, which takes one
-    collective for all its pieces.
+    A product with fewer columns is better summed over the ranks, which takes one collective for all its
+    pieces.
     """
     kind = (node.domain, node.op_type)
     if any(attribute.is_ref() for attribute in node.attributes.values()):

@@ -90,7 +90,7 @@ def compress(node: NodeView) -> list[Option]:
 
 @rule("Det")
 def matrices(node: NodeView) -> list[Option]:
-    """Of the matrices on the last two axes."""
+    """Computes on matrices, which lie on the last two axes: any other axis may be split."""
     shape = node.shapes[0]
     return [] if shape is None else others(node, range(max(len(shape) - 2, 0), len(shape)))
 

@@ -26,7 +26,7 @@ class Layout:
     w: int = 1
     out_axis: int = 0
     in_axis: int = 1
-    """Of the weight: a convolution's is [out, in / group, ...], a transposed one's [in, out / group, ...]."""
+    """Axes of the weight, which is [out, in / group, ...], or [in, out / group, ...] in a transposed one."""
     per_channel: Sequence[int] = (2,)
     """Inputs with one value per output channel, or one number for all of them (scales, zero points)."""
     bias: int | None = 2

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the rules import this module
 
 MARK = "·"
 MAX_SYMBOLS = 8
-"""Of one length: more are unknown."""
+"""The most symbols in one length; a length with more counts as unknown."""
 
 Product = tuple[int, tuple[str, ...]]
 """A product of lengths: the known ones multiplied, the symbols sorted."""

@@ -1,1 +1,1 @@
-"""The search for a plan: what each node could do, what that costs, and the best of it."""
+"""The search for a plan: what each node can do, what that costs, and which choices cost least together."""

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 FLOPS_PER_SECOND = 5e10
 """Multiply-adds of matrix products count two."""
 ELEMENTS_PER_SECOND = 4e9
-"""Of every other operator: most work in cache, and ONNX Runtime fuses many of them."""
+"""For every other operator: most of them work in cache, and ONNX Runtime fuses many."""
 COLLECTIVE_SECONDS = 5e-5
 """Latency of one collective, waiting for the slowest rank, ending one segment and starting the next."""
 BYTES_PER_SECOND = 8e9
 """Between two ranks of a host."""
 NODE_SECONDS = 5e-7
-"""Of a node that only selects: a local slice."""
+"""Time of a node that only selects: a local slice."""
 
 IMPOSSIBLE = math.inf
 

@@ -34,7 +34,7 @@ def fix(
 ) -> None:
     """Replaces the options of the nodes that produce ``fixed`` values by ones that end at these placements.
 
-    Inputs and weights among them are ignored: of what is whole on every rank, or read from a file, each use
+    Inputs and weights among them are ignored: they are whole on every rank, or read from a file, so each use
     takes what it needs. Raises `SliceError` for a placement that a value cannot have.
     """
     for step in graph:

@@ -28,7 +28,7 @@ class Lookahead:
             self._step(index)
 
     def _candidates(self) -> list[list[int]]:
-        """Of each value the placements at which it may be held."""
+        """For each value, the placements in which it may be held."""
         problem = self.problem
         found: list[dict[int, None]] = [{} if value.weight else {WHOLE: None} for value in problem.values]
         for inputs, outputs, choices in zip(problem.inputs, problem.outputs, problem.choices, strict=True):
@@ -41,7 +41,7 @@ class Lookahead:
         return [list(placements) for placements in found]
 
     def _regrets(self, number: int) -> Regrets:
-        """Of what comes after the present step."""
+        """What each placement of the value with this number costs after the present step."""
         known = self.now.get(number)
         if known is None:
             known = {}

@@ -78,7 +78,7 @@ class Value:
     output: bool = False
     """An output of the model that is no weight: needed whole."""
     last_use: int = -1
-    """The last step that uses it; of a weight that is an output, the end."""
+    """The last step that uses it; the end, for a weight that is an output."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Problem:
         self.outputs = [tuple(self.numbers[value] for value in step.node.outputs) for step in graph]
         self.choices = [self._choices(step, node_seconds(step, source.sizes)) for step in graph]
         self.rows = [_rows(step, source.sizes) for step in graph]
-        """Of each step how many rows it has for one of a batch, that it multiplies with a weight; 0 where it
-        looks up rows of the weight."""
+        """For each step, how many rows it multiplies with a weight for one row of a batch; 0 where it looks
+        up rows of the weight."""
         self.weight_outputs = [
             self.numbers[value] for value in source.model.graph.outputs if value.is_initializer()
         ]

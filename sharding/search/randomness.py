@@ -1,6 +1,7 @@
-"""Nodes that draw random numbers without a seed: ranks would draw others, so the first one draws for all.
+"""Nodes that draw random numbers without a seed: the first rank draws for all, or ranks would not agree.
 
-Its numbers reach the others as a sum: theirs are zeros. A node with a seed draws the same on every rank.
+Its numbers reach the other ranks as a sum, to which those add zeros. A node with a seed draws the same on
+every rank.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def _draws_itself(node: ir.Node) -> bool:
 
 
 def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object, *, can_write: bool) -> Option:
-    """The option of such a node; `SliceError` where its outputs are no numbers that can be summed, or (not
-    ``can_write``) its opset lacks what it takes."""
+    """The option of such a node. Raises `SliceError` where its outputs are not numbers that can be summed, or
+    where its opset lacks the operators for it (not ``can_write``)."""
     for value in node.outputs:
         known = value.dtype is not None and value.dtype.name != "STRING" and shape_of(value) is not None
         if value.name and not (

@@ -1,8 +1,9 @@
-"""Options by which one rank might refuse what the others do not.
+"""Options under which one rank might refuse an input that the others accept.
 
-ONNX Runtime refuses an index beyond its axis when the model runs. All ranks must then refuse together: one
-that goes on alone waits for the others. Indices that every rank has whole are no trouble. Where they are cut,
-each rank sees only its own, so they must be known to be right, or the same for all ranks, or stay whole.
+ONNX Runtime refuses an index beyond its axis when the model runs. All ranks must then refuse together: a rank
+that goes on alone waits for the others for ever. Where every rank has all indices, all refuse. Where indices
+are cut, each rank sees only its own, so they must be known to be right, or be equal on all ranks, or stay
+whole.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _DEEP = 32
 
 Interval = tuple[int, int]
 _RIGHT: Interval = (0, 0)
-"""Of what is right for an axis of any length."""
+"""The interval of indices that are right for an axis of any length."""
 
 
 def may_refuse(node: NodeView, option: Option, inputs: Sequence[ir.Value | None]) -> bool:

@@ -91,7 +91,7 @@ def _own_part(e: CollectiveEmitter, value: Any, target: Split, shape: Sequence[D
 
 
 def _finer_part(e: CollectiveEmitter, value: Any, source: Split, target: Split, shape: Sequence[Dim]) -> Any:
-    """A rank's part of what it holds with more copies: of each block its place among the copies."""
+    """This rank's part of a value with more copies: of each block, the piece at its place among these."""
     ways = source.copies // target.copies
     size = _length(shape, target.axis) // (target.parts(e.world) * target.blocks)
     place = target.part(e.rank) % ways
@@ -100,7 +100,7 @@ def _finer_part(e: CollectiveEmitter, value: Any, source: Split, target: Split, 
 
 
 def _in_order(e: CollectiveEmitter, gathered: Any, source: Split, shape: Sequence[Dim]) -> Any:
-    """Ranks' parts one after the other, each of all blocks, into block order; of copies the first."""
+    """Puts gathered parts, each with a piece of every block, into block order; takes the first of copies."""
     if source.blocks == 1 and source.copies == 1:
         return gathered
     parts = source.parts(e.world)

@@ -1,8 +1,8 @@
 """Weights that several steps use: every layer of ALBERT, every time step of an LSTM that was unrolled.
 
-The search pays for a weight where it is used first, so that there its cut is settled by the first use alone.
-Here each use gets a weight of its own: the plan of that graph has no such ties and costs no more than any
-plan of the real one. What most of its uses want is then pinned, and the real graph is searched once more.
+The search pays for a weight where it is used first, so the first use alone would decide how it is cut. Here
+each use first gets a weight of its own: that graph has no such ties, and its plan costs no more than any plan
+of the real graph. The placement that most uses want is then pinned, and the real graph is searched once more.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Reuse:
         return [*(root for root in use.roots if root in self.counts), *made]
 
     def wishes(self, steps: Sequence[int], choices: Sequence[int]) -> Iterator[Pins]:
-        """What to pin, most promising first, by the choices made of `apart`'s problem: what most uses of each
-        weight want; and what most rounds want, a round being the n-th use of every weight."""
+        """What to pin, the most promising first, given the choices for `apart`'s problem: what most uses of
+        each weight want; then what most rounds want, where round n is the n-th use of every weight."""
         problem = self.problem
         wanted: list[dict[int, int]] = []
         cone: dict[int, int] = {}

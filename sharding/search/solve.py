@@ -35,7 +35,7 @@ __all__ = ["counted_weights", "solve"]
 
 WIDTH = 48
 LIVE = 1024
-"""States times the values that they hold apart: of wide graphs fewer states are kept."""
+"""The most states times the values that they hold apart: wide graphs keep fewer states."""
 MAX_HELD = 96
 """Values that a state holds apart. Beyond that the oldest are settled as the best state has them. Only graphs
 of very many parallel branches reach it: without it they would take hours."""
@@ -123,7 +123,7 @@ class _State:
     held: dict[int, Held]
     """By value number; a value that is not here is whole on every rank, a weight that is not here unused."""
     key: int
-    """Of ``held``, kept up to date with it: equal states have equal keys."""
+    """A hash of ``held``, kept up to date with it: equal states have equal keys."""
     parent: _State | None
     step: int
     choice: int

@@ -1,7 +1,7 @@
 """``manifest.json``, the table of contents of a slice folder: written, read strictly, checked against files.
 
 Imports only the standard library, for every rank reads a manifest while it starts. The format is documented
-in docs/design.md, "Manifest, version 2".
+in docs/formats.md, "Manifest, version 2".
 """
 
 from __future__ import annotations

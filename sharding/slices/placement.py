@@ -74,7 +74,7 @@ _SPLIT = re.compile(r"split:(\d{1,4})(?:/([1-9]\d{0,8}))?(?:\*([1-9]\d{0,3}))?")
 
 
 def parse_placement(text: str) -> Placement | None:
-    """The placement that prints as ``text``; None if it is none."""
+    """The placement that prints as ``text``; None if no placement does."""
     if text in {"replicated", "partial"}:
         return REPLICATED if text == "replicated" else PARTIAL
     found = _SPLIT.fullmatch(text)

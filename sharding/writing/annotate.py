@@ -48,8 +48,8 @@ Piece = bytes | tuple[int, int]
 def annotate(plan: Plan, output: str | Path) -> None:
     """Writes a copy of the plan's model with the plan as annotations.
 
-    The configuration is for the ranks of one copy of the model (data-parallel copies are none of its devices)
-    and takes the place of an earlier one for as many. External data stay where they lie if the copy is in the
+    The configuration is for the ranks of one copy of the model (data-parallel copies are not devices of it),
+    and replaces an earlier one for as many ranks. External data stay where they lie if the copy is in the
     model's folder, and are copied beside it otherwise. Raises `OutputError` if the output cannot be written.
     """
     output, source = Path(output), plan.source.path

@@ -32,7 +32,7 @@ CHUNK_BYTES = 4 << 20
 AHEAD = 4
 """Chunks that wait to be written or hashed, besides the one that is next and the one that is read."""
 WRITE_BYTES = 256 << 10
-"""Of one write: Linux took several times as long for the same file in writes of 4 MB and more."""
+"""The bytes of one write: with 4 MB and more, Linux took several times as long for the same file."""
 THREADS = 4
 """That write, and as many that hash: each file has one of both, for both are done in order. A thread hashes
 about 2 GB/s where the processor has instructions for it."""
@@ -76,7 +76,7 @@ class HashedFile:
         return self.hashing.submit(self.digest.update, data)
 
     def entry(self) -> FileEntry:
-        """Of the closed file, once all is hashed."""
+        """The manifest's entry for the closed file, once all of it is hashed."""
         return FileEntry(self.path.name, self.size, self.digest.hexdigest())
 
 

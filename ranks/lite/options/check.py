@@ -30,7 +30,7 @@ def check_list_of(name: str, value: object, kind: type) -> None:
 def check_elements(name: str, values: Sequence[object], kind: type | tuple[type, ...]) -> None:
     """Raises `TypeError` naming the index of the first element that is not an instance of ``kind``.
 
-    Of several kinds the message names the first.
+    Where several kinds are given, the message names the first.
     """
     first = kind[0] if isinstance(kind, tuple) else kind
     for index, element in enumerate(values):

@@ -23,7 +23,7 @@ from ranks.devices.cuda_driver import POSIX_DESCRIPTOR, READ, READ_WRITE, CudaEr
 from ranks.errors import WeightsError
 
 ALIGNMENT = 256
-"""Of what lies in a block: that of the CUDA allocator, which kernels may rely on."""
+"""Everything in a block is aligned as the CUDA allocator aligns it, because kernels may rely on that."""
 LARGEST = 1 << 42
 
 _own: set[str] = set()

@@ -1,1 +1,1 @@
-"""Weights in the form that ONNX Runtime computes with, on disk, mapped by all who use them."""
+"""Weights on disk in the form that ONNX Runtime computes with; all processes that use them map the files."""

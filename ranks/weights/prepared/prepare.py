@@ -90,7 +90,7 @@ class _Weight:
     tensor: onnx.TensorProto
     raw: _Extent
     packed: tuple[tuple[str, tuple[tuple[_Extent, str], ...]], ...]
-    """Of each form its name, and of each of its buffers the extent and the checksum."""
+    """For each form its name, and for each of its buffers the extent and the checksum."""
 
     @property
     def end(self) -> int:

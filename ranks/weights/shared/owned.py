@@ -39,7 +39,7 @@ class OwnedStore(Store):
 
 
 class NoStore(Store):
-    """Of a model whose weights must not be kept on the disk, whatever ``SHARDRUN_WEIGHTS`` says."""
+    """For a model whose weights must not be kept on the disk, whatever ``SHARDRUN_WEIGHTS`` says."""
 
     providers = ()
 

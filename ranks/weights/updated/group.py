@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _CHUNK = 64 << 20  # bytes of a weight that are sent at once
 
 Header = list[list[Any]]
-"""Of each weight its name, and element type and shape of its value or of the two of a pair."""
+"""For each weight its name, and the element type and shape of its value, or of both values of a pair."""
 
 
 class Together:
@@ -201,7 +201,7 @@ def _giver_alone(headers: Sequence[Header]) -> bool:
 
 
 def _digest(value: Array | Pair | Delta) -> str:
-    """Of the bytes of a weight's value or pair; type and shape are compared as headers are."""
+    """The hash of the bytes of a weight's value or pair; type and shape are compared with the headers."""
     digest = hashlib.blake2b(digest_size=32)
     for array in _arrays(value):
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -43,12 +43,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Whole:
-    """A variable weight as the caller knows it, and what of it this rank holds (nothing, of other stages)."""
+    """A variable weight as the caller knows it, and what this rank holds of it (for other stages nothing)."""
 
     spec: Spec
     shares: tuple[Share, ...]
     own: bool = False
-    """Whether it is this rank's alone, of which other ranks may hold other values."""
+    """Whether only this rank holds it: other ranks may have other values under the same name."""
 
 
 def wholes(  # noqa: PLR0917 - each says another thing about the rank model

@@ -1,8 +1,9 @@
 """Products with variable weights, written so that ONNX Runtime computes them as fast as with constant ones.
 
-Of ``x @ w`` ONNX Runtime packs a constant w once. A w that is an input it must rearrange in every run, which
-at few rows takes longer than the product. In ``(w' @ x')'`` (a quote: transposed) w' is the left factor,
-which is read as it lies, and only the few rows of x are rearranged. w' is made once per update.
+In ``x @ w``, ONNX Runtime packs a constant w once. If w is an input, it must rearrange w in every run, which
+takes longer than the product where x has few rows. In ``(w' @ x')'`` (a quote: transposed) w' is the left
+factor, which ONNX Runtime reads as it lies; only the few rows of x are rearranged. w' is made once per
+update.
 """
 
 from __future__ import annotations

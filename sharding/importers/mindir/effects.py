@@ -22,7 +22,7 @@ _READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
 
 
 def effects(program: Program, graph: Graph, node: Any) -> list[str]:
-    """Of what an UpdateState follows: the state before, what may be changed in place, and what was read."""
+    """What an UpdateState follows: the state before, what may be changed in place, and what was read."""
     found = list(node.input[:1])
     waiting, seen = list(reversed(node.input[1:])), set()
     while waiting:
