@@ -143,7 +143,7 @@ def _adaptive_family(count: int, largest: bool, *names: str) -> None:
 
     kind = "largest" if largest else "mean"
     convert.__doc__ = f"The {kind} of as many windows as the result has places, along the last {count} axes."
-    primitive(*names, settings=("output_size",))(convert)
+    primitive(*names)(convert)
 
 
 _adaptive_family(1, False, "AdaptiveAvgPool1D")

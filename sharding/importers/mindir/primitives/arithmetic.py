@@ -71,7 +71,7 @@ def div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     return _true_division(b, node, x, y)
 
 
-@primitive("DivMod", "DivMods", settings=("rounding_mode",))
+@primitive("DivMod", "DivMods")
 def div_mod(b: Builder, node: Node, x: Operand, y: Operand, *, rounding_mode: Operand = None) -> Value:
     """A division that rounds down, towards zero, or not at all."""
     if rounding_mode is None:
@@ -141,13 +141,13 @@ def power(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     return b.op("Pow", [first, second])
 
 
-@primitive("AddExt", "AddScalar", settings=("alpha",))
+@primitive("AddExt", "AddScalar")
 def add_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
     """x + alpha y"""
     return _scaled(b, node, "Add", x, y, alpha)
 
 
-@primitive("SubExt", "SubScalar", settings=("alpha",))
+@primitive("SubExt", "SubScalar")
 def sub_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
     """x - alpha y"""
     return _scaled(b, node, "Sub", x, y, alpha)
@@ -294,7 +294,7 @@ _BITS = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}
 
 
 def _bitwise(logical: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    def convert(b: Builder, x: Operand, y: Operand) -> Value:
         first, second = promoted(b, x, y)
         if is_float(first.dtype):
             raise RefusedError(f"bits of {first.dtype} cannot be combined")
@@ -310,6 +310,6 @@ _bitwise("Xor", "BitwiseXor", "BitwiseXorTensor", "BitwiseXorScalar")
 
 
 @primitive("Invert", "BitwiseNot")
-def invert(b: Builder, node: Node, x: Value) -> Value:
+def invert(b: Builder, x: Value) -> Value:
     """Every bit turned; of truth values, the opposite."""
     return b.op("Not" if x.dtype == BOOL else "BitwiseNot", [x])

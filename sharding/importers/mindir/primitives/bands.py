@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ def _padding(b: Builder, amount: Operand, x: Value) -> Value:
     return b.op("Reshape", [found, b.const([], np.int64)])
 
 
-@primitive("MatrixDiagPartV3", settings=("align",))
+@primitive("MatrixDiagPartV3")
 def matrix_diag_part(
-    b: Builder, node: Node, x: Value, k: Operand, padding: Operand, *, align: Operand = "RIGHT_LEFT"
+    b: Builder, x: Value, k: Operand, padding: Operand, *, align: Operand = "RIGHT_LEFT"
 ) -> Value:
     """Diagonals as rows; a single one without the axis of rows."""
     offsets = _offsets(b, k)
@@ -107,10 +107,9 @@ def matrix_diag_part(
     return _chosen(b, x, 2, table, _padding(b, padding, x))
 
 
-@primitive("MatrixDiagV3", settings=("align",), declared=False)
+@primitive("MatrixDiagV3", declared=False)
 def matrix_diag(
     b: Builder,
-    node: Node,
     x: Value,
     k: Operand,
     rows: Operand,
@@ -134,9 +133,9 @@ def matrix_diag(
     return _chosen(b, x, 1 if low == high else 2, table, _padding(b, padding, x))
 
 
-@primitive("MatrixSetDiagV3", settings=("align",))
+@primitive("MatrixSetDiagV3")
 def matrix_set_diag(
-    b: Builder, node: Node, x: Value, diagonal: Value, k: Operand, *, align: Operand = "RIGHT_LEFT"
+    b: Builder, x: Value, diagonal: Value, k: Operand, *, align: Operand = "RIGHT_LEFT"
 ) -> Value:
     """The matrices with other diagonals."""
     offsets = _offsets(b, k)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
 
-@primitive("SpaceToDepth", settings=("block_size",))
-def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+@primitive("SpaceToDepth")
+def space_to_depth(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Blocks of places as channels."""
     size = integer(b, block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
@@ -33,8 +33,8 @@ def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1)
     return b.reshape(turned, (b.dim(x, 0), channels * size * size, lines, columns))
 
 
-@primitive("DepthToSpace", settings=("block_size",))
-def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+@primitive("DepthToSpace")
+def depth_to_space(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
     size = integer(b, block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
@@ -45,8 +45,8 @@ def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1)
     return b.reshape(turned, (b.dim(x, 0), channels // (size * size), height * size, width * size))
 
 
-@primitive("PixelShuffle", settings=("upscale_factor",))
-def pixel_shuffle(b: Builder, node: Node, x: Value, *, upscale_factor: Operand = 1) -> Value:
+@primitive("PixelShuffle")
+def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value:
     """Channels as blocks of places, the channels first."""
     attributes = {"blocksize": integer(b, upscale_factor, "upscale_factor"), "mode": "CRD"}
     rank = known_rank(x)
@@ -60,8 +60,8 @@ def pixel_shuffle(b: Builder, node: Node, x: Value, *, upscale_factor: Operand =
     return b.reshape(found, (*shape[:-3], *last[1:]))
 
 
-@primitive("ChannelShuffle", "ShuffleChannel", settings=("group",))
-def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> Value:
+@primitive("ChannelShuffle", "ShuffleChannel")
+def channel_shuffle(b: Builder, x: Value, *, group: Operand = 1) -> Value:
     """The channels of groups interleaved."""
     shape = b.shape_of(x)
     assert isinstance(shape, tuple)
@@ -72,7 +72,7 @@ def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> 
     return b.reshape(moved(b, split_, 1, 2), shape)
 
 
-@primitive("SpaceToBatch", "SpaceToBatchND", settings=("block_size", "paddings"))
+@primitive("SpaceToBatch", "SpaceToBatchND")
 def space_to_batch(
     b: Builder, node: Node, x: Value, *, block_size: Operand = None, paddings: Operand = ()
 ) -> Value:
@@ -101,7 +101,7 @@ def space_to_batch(
     return b.reshape(turned, (-1, *shape[1:first], *kept))
 
 
-@primitive("BatchToSpace", "BatchToSpaceND", "BatchToSpaceNDV2", settings=("block_size", "crops"))
+@primitive("BatchToSpace", "BatchToSpaceND", "BatchToSpaceNDV2")
 def batch_to_space(
     b: Builder, node: Node, x: Value, *, block_size: Operand = None, crops: Operand = ()
 ) -> Value:

@@ -10,13 +10,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    computable,
-    integer,
-    integers,
-    promoted,
-    text,
-)
+from sharding.importers.mindir.primitives.operands import computable, integer, integers, promoted, text
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder

@@ -64,13 +64,9 @@ def _pads(b: Builder, padding: Operand, w: Value) -> dict[str, Any]:
     return {"pads": each * 2}
 
 
-_EXT = ("stride", "padding", "dilation", "groups")
-
-
-@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt", settings=_EXT)
+@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt")
 def conv_ext(
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -84,10 +80,9 @@ def conv_ext(
     return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=_pads(b, padding, w))
 
 
-@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding", settings=_EXT)
+@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding")
 def conv_padding(
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -102,10 +97,7 @@ def conv_padding(
     return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
 
 
-_GENERAL = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-
-
-@primitive("Convolution", "ConvolutionStr", settings=_GENERAL)
+@primitive("Convolution", "ConvolutionStr")
 def convolution(
     b: Builder,
     node: Node,
@@ -140,10 +132,9 @@ def convolution(
     )
 
 
-@primitive("ConvTranspose2D", settings=("stride", "padding", "output_padding", "groups", "dilation"))
+@primitive("ConvTranspose2D")
 def conv_transpose(
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -169,10 +160,9 @@ def conv_transpose(
     )
 
 
-@primitive("ExtractImagePatches", settings=("ksizes", "strides", "rates", "padding"))
+@primitive("ExtractImagePatches")
 def extract_patches(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     ksizes: Operand = 1,
@@ -194,7 +184,7 @@ def extract_patches(
     return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
 
 
-@primitive("Im2Col", settings=("ksizes", "strides", "dilations", "pads"))
+@primitive("Im2Col")
 def im2col(
     b: Builder,
     node: Node,
@@ -230,10 +220,9 @@ def _columns(
     return found, channels, places
 
 
-@primitive("Im2ColExt", settings=("kernel_size", "dilation", "padding", "stride"))
+@primitive("Im2ColExt")
 def im2col_ext(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,

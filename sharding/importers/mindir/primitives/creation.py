@@ -92,7 +92,7 @@ def new_ones(b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand
     return _filled(b, node, shape, 1, dtype)
 
 
-@primitive("Range", "RangeV2", settings=("maxlen",))
+@primitive("Range", "RangeV2")
 def range_(
     b: Builder, node: Node, start: Operand, end: Operand, step: Operand, *, maxlen: Operand = None
 ) -> Value:
@@ -141,7 +141,7 @@ def lin_space(
     return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
 
 
-@primitive("LogSpace", settings=("steps", "base", "dtype"))
+@primitive("LogSpace")
 def log_space(
     b: Builder,
     node: Node,
@@ -168,14 +168,14 @@ def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand 
     return b.const(np.eye(integer(b, rows, "n"), integer(b, columns, "m")).astype(wanted))
 
 
-@primitive("Triu", settings=("diagonal",))
-def triu(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+@primitive("Triu")
+def triu(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """What is on and above a diagonal."""
     return _triangle(b, x, diagonal, 1)
 
 
-@primitive("Tril", "TrilExt", settings=("diagonal",))
-def tril(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+@primitive("Tril", "TrilExt")
+def tril(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """What is on and below a diagonal."""
     return _triangle(b, x, diagonal, 0)
 
@@ -187,7 +187,7 @@ def _triangle(b: Builder, x: Value, diagonal: Operand, upper: int) -> Value:
 
 
 @primitive("MatrixBandPart")
-def matrix_band_part(b: Builder, node: Node, x: Value, lower: Operand, upper: Operand) -> Value:
+def matrix_band_part(b: Builder, x: Value, lower: Operand, upper: Operand) -> Value:
     """This many diagonals below and above the main one; negative numbers are all of them."""
     below, above = integer(b, lower, "lower"), integer(b, upper, "upper")
     found = x
@@ -199,7 +199,7 @@ def matrix_band_part(b: Builder, node: Node, x: Value, lower: Operand, upper: Op
 
 
 @primitive("Diag")
-def diag(b: Builder, node: Node, x: Value) -> Value:
+def diag(b: Builder, x: Value) -> Value:
     """A tensor along the diagonal of one with its axes twice."""
     if known_rank(x) == 1:
         return _diagonal_matrix(b, x, 0)
@@ -208,8 +208,8 @@ def diag(b: Builder, node: Node, x: Value) -> Value:
     return b.reshape(_diagonal_matrix(b, b.reshape(x, (joined_length(x, range(len(shape))),)), 0), shape * 2)
 
 
-@primitive("DiagExt", settings=("diagonal",))
-def diag_ext(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+@primitive("DiagExt")
+def diag_ext(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """A matrix with a vector along a diagonal; of a matrix, its diagonal."""
     place = integer(b, diagonal, "diagonal")
     return _diagonal_matrix(b, x, place) if known_rank(x) == 1 else diagonal_of(b, x, place, 0, 1)
@@ -230,7 +230,7 @@ def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
 
 
 @primitive("DiagPart")
-def diag_part(b: Builder, node: Node, x: Value) -> Value:
+def diag_part(b: Builder, x: Value) -> Value:
     """The diagonal of a matrix, or of a tensor that has each of its first axes twice."""
     half = known_rank(x) // 2
     if known_rank(x) != 2 * half or not half:
@@ -265,17 +265,15 @@ def _places(name: str, lower: bool) -> None:
     convert.__doc__ = (
         f"The places of a matrix's {'lower' if lower else 'upper'} triangle: rows, then columns."
     )
-    primitive(name, settings=("row", "col", "offset", "dtype"))(convert)
+    primitive(name)(convert)
 
 
 _places("TrilIndices", True)
 _places("TriuIndices", False)
 
 
-@primitive("Diagonal", "DiagonalView", settings=("offset", "dim1", "dim2"))
-def diagonal(
-    b: Builder, node: Node, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1
-) -> Value:
+@primitive("Diagonal", "DiagonalView")
+def diagonal(b: Builder, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1) -> Value:
     """A diagonal of the matrices that two axes span, as the last axis."""
     return diagonal_of(b, x, integer(b, offset, "offset"), integer(b, dim1, "dim1"), integer(b, dim2, "dim2"))
 
@@ -302,7 +300,7 @@ def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> V
     return b.transpose(found, [*range(1, rank - 1), 0])
 
 
-@primitive("OneHot", "OneHotExt", settings=("axis",))
+@primitive("OneHot", "OneHotExt")
 def one_hot(
     b: Builder,
     node: Node,

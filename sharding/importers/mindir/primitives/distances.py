@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     computable,
     floating,
@@ -24,8 +24,8 @@ _ANY_AXIS = -65530
 """The axis that MindSpore writes for the first one of length 3."""
 
 
-@primitive("Cross", settings=("dim",))
-def cross(b: Builder, node: Node, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
+@primitive("Cross")
+def cross(b: Builder, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
     """The vector product along an axis of length 3."""
     first, second = (computable(b, item) for item in promoted(b, x, y))
     place = integer(b, dim, "dim")
@@ -45,13 +45,13 @@ def cross(b: Builder, node: Node, x: Value, y: Value, *, dim: Operand = _ANY_AXI
 
 
 @primitive("MatrixDeterminant")
-def determinant(b: Builder, node: Node, x: Value) -> Value:
+def determinant(b: Builder, x: Value) -> Value:
     """The determinant of each matrix."""
     return b.op("Det", [floating(b, x)])
 
 
-@primitive("Cdist", settings=("p",))
-def cdist(b: Builder, node: Node, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
+@primitive("Cdist")
+def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     """The p-norm of the distance of each row of one to each row of the other."""
     first, second = (floating(b, item) for item in promoted(b, x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])

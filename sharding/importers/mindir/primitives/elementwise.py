@@ -50,7 +50,7 @@ _ROUNDING_FUNCTIONS = {"Floor": ("Floor",), "Ceil": ("Ceil",), "Round": ("Rint",
 
 
 def _register(op_type: str, names: tuple[str, ...], kind: str) -> None:
-    def convert(b: Builder, node: Node, x: Value) -> Value:
+    def convert(b: Builder, x: Value) -> Value:
         if kind == "rounding" and not is_float(x.dtype):
             return x
         return b.op(op_type, [floating(b, x) if kind == "float" else computable(b, x)])
@@ -70,32 +70,32 @@ for _kind, _table in (
 
 @primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity",
            "CopyToDevice", "CopyToHost", "ToDevice", "FormatCast")  # fmt: skip
-def identity(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
+def identity(b: Builder, x: Value, *rest: Operand) -> Value:
     """The value itself; where it lies and who may change it does not matter here."""
     return x
 
 
 @primitive("IdentityN")
-def identity_n(b: Builder, node: Node, x: Operand) -> Operand:
+def identity_n(b: Builder, x: Operand) -> Operand:
     """The values themselves."""
     return x
 
 
 @primitive("Rsqrt")
-def rsqrt(b: Builder, node: Node, x: Value) -> Value:
+def rsqrt(b: Builder, x: Value) -> Value:
     """1 / sqrt(x)"""
     return b.op("Reciprocal", [b.op("Sqrt", [floating(b, x)])])
 
 
 @primitive("Square")
-def square(b: Builder, node: Node, x: Value) -> Value:
+def square(b: Builder, x: Value) -> Value:
     """x x"""
     wide = computable(b, x)
     return b.op("Mul", [wide, wide])
 
 
 @primitive("Expm1")
-def expm1(b: Builder, node: Node, x: Value) -> Value:
+def expm1(b: Builder, x: Value) -> Value:
     """exp(x) - 1; for small x as 2 sinh(x/2) exp(x/2), which keeps their digits."""
     wide = floating(b, x)
     half = b.op("Mul", [wide, scalar(b, 0.5, wide)])
@@ -106,7 +106,7 @@ def expm1(b: Builder, node: Node, x: Value) -> Value:
 
 
 @primitive("Log1p")
-def log1p(b: Builder, node: Node, x: Value) -> Value:
+def log1p(b: Builder, x: Value) -> Value:
     """log(1 + x); for small x by x log(u) / (u - 1) with u = 1 + x, which keeps its digits (W. Kahan)."""
     wide = floating(b, x)
     one = scalar(b, 1, wide)
@@ -121,7 +121,7 @@ def log1p(b: Builder, node: Node, x: Value) -> Value:
 
 
 def _scaled_log(base: float, name: str) -> None:
-    def convert(b: Builder, node: Node, x: Value) -> Value:
+    def convert(b: Builder, x: Value) -> Value:
         found = b.op("Log", [floating(b, x)])
         return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
 
@@ -134,14 +134,14 @@ _scaled_log(10, "Log10")
 
 
 @primitive("Exp2")
-def exp2(b: Builder, node: Node, x: Value) -> Value:
+def exp2(b: Builder, x: Value) -> Value:
     """2 to the power of x"""
     wide = floating(b, x)
     return b.op("Pow", [scalar(b, 2, wide), wide])
 
 
 @primitive("Erfc")
-def erfc(b: Builder, node: Node, x: Value) -> Value:
+def erfc(b: Builder, x: Value) -> Value:
     """1 - erf(x), with the digits that a difference from 1 would not have: t exp(-x x + P(t)) with
     t = 1 / (1 + x/2), P from Press et al., Numerical Recipes, 6.2 (relative error below 1.2e-7)."""
     wide = b.cast(floating(b, x), np.float64)
@@ -158,7 +158,7 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
 
 
 @primitive("Sinc")
-def sinc(b: Builder, node: Node, x: Value) -> Value:
+def sinc(b: Builder, x: Value) -> Value:
     """sin(pi x) / (pi x), 1 at 0."""
     wide = floating(b, x)
     angle = b.op("Mul", [wide, scalar(b, np.pi, wide)])
@@ -167,8 +167,8 @@ def sinc(b: Builder, node: Node, x: Value) -> Value:
     return b.op("Where", [zero, scalar(b, 1, wide), ratio])
 
 
-@primitive("Round", settings=("decimals",))
-def round_(b: Builder, node: Node, x: Value, *, decimals: Operand = 0) -> Value:
+@primitive("Round")
+def round_(b: Builder, x: Value, *, decimals: Operand = 0) -> Value:
     """Rounded, halves to even, to this many decimals."""
     if not is_float(x.dtype):
         return x
@@ -181,32 +181,32 @@ def round_(b: Builder, node: Node, x: Value, *, decimals: Operand = 0) -> Value:
 
 
 @primitive("Trunc")
-def trunc(b: Builder, node: Node, x: Value) -> Value:
+def trunc(b: Builder, x: Value) -> Value:
     """Without the fraction."""
     return truncated(b, computable(b, x)) if is_float(x.dtype) else x
 
 
 @primitive("Frac")
-def frac(b: Builder, node: Node, x: Value) -> Value:
+def frac(b: Builder, x: Value) -> Value:
     """The fraction, with the number's sign."""
     wide = computable(b, x)
     return b.op("Sub", [wide, truncated(b, wide)])
 
 
 @primitive("IsNan")
-def is_nan(b: Builder, node: Node, x: Value) -> Value:
+def is_nan(b: Builder, x: Value) -> Value:
     """Where it is no number."""
     return b.op("IsNaN", [floating(b, x)])
 
 
 @primitive("IsInf")
-def is_inf(b: Builder, node: Node, x: Value) -> Value:
+def is_inf(b: Builder, x: Value) -> Value:
     """Where it is infinite."""
     return _is_infinite(b, x)
 
 
 @primitive("IsNegInf")
-def is_neg_inf(b: Builder, node: Node, x: Value) -> Value:
+def is_neg_inf(b: Builder, x: Value) -> Value:
     """Where it is minus infinity."""
     wide = floating(b, x)
     return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
@@ -218,14 +218,14 @@ def _is_infinite(b: Builder, x: Value) -> Value:
 
 
 @primitive("IsFinite")
-def is_finite(b: Builder, node: Node, x: Value) -> Value:
+def is_finite(b: Builder, x: Value) -> Value:
     """Where it is neither infinite nor no number."""
     return b.op("Not", [b.op("Or", [_is_infinite(b, x), b.op("IsNaN", [floating(b, x)])])])
 
 
-@primitive("NanToNum", settings=("nan", "posinf", "neginf"))
+@primitive("NanToNum")
 def nan_to_num(
-    b: Builder, node: Node, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
+    b: Builder, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
 ) -> Value:
     """Numbers in place of those that are none or infinite; by default 0 and the largest there are."""
     if not is_float(x.dtype):
@@ -244,7 +244,7 @@ def nan_to_num(
     return b.op("Where", [lower, scalar(b, instead["neginf"], wide), found])
 
 
-@primitive("Cast", settings=("dst_type",))
+@primitive("Cast")
 def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
     """Another element type."""
     value = b.value(x)
@@ -276,7 +276,7 @@ def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand 
     return full_like(b, x, value, element_type(dtype, result_type(node, x.dtype)))
 
 
-@primitive("ClampScalar", "ClampTensor", settings=("min", "max"))
+@primitive("ClampScalar", "ClampTensor")
 def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand = None) -> Value:
     """Between two bounds, numbers or tensors, either of which may be missing. The upper one wins."""
     from sharding.importers.mindir.primitives.arithmetic import binary
@@ -289,8 +289,8 @@ def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand
     return found
 
 
-@primitive("Logit", settings=("eps",))
-def logit(b: Builder, node: Node, x: Value, *, eps: Operand = -1.0) -> Value:
+@primitive("Logit")
+def logit(b: Builder, x: Value, *, eps: Operand = -1.0) -> Value:
     """log(x / (1 - x)), x held between eps and 1 - eps where eps is not negative."""
     wide = floating(b, x)
     margin = -1.0 if eps is None else number(eps, "eps")
@@ -300,7 +300,7 @@ def logit(b: Builder, node: Node, x: Value, *, eps: Operand = -1.0) -> Value:
 
 
 @primitive("Erfinv")
-def erfinv(b: Builder, node: Node, x: Value) -> Value:
+def erfinv(b: Builder, x: Value) -> Value:
     """The inverse of erf, by the polynomials of M. Giles, Approximating the erfinv
     function (2010)."""
     wide = b.cast(x, FLOAT32)  # what the polynomials are for
@@ -330,6 +330,6 @@ def _polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 
 @primitive("Dropout")
-def dropout(b: Builder, node: Node, x: Value, *rest: Operand) -> Operand:
+def dropout(b: Builder, x: Value, *rest: Operand) -> Operand:
     """Nothing is dropped in inference: the value, and a mask of ones."""
     return (x, full_like(b, x, 1))

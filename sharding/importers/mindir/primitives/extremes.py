@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @primitive("Max")
-def max_of_all(b: Builder, node: Node, x: Value) -> Value:
+def max_of_all(b: Builder, x: Value) -> Value:
     """The largest element."""
     return reduced(b, "ReduceMax", computable(b, x), None, False)
 
 
 @primitive("Min")
-def min_of_all(b: Builder, node: Node, x: Value) -> Value:
+def min_of_all(b: Builder, x: Value) -> Value:
     """The smallest element."""
     return reduced(b, "ReduceMin", computable(b, x), None, False)
 
@@ -41,26 +41,26 @@ def arg_of(b: Builder, kind: str, x: Value, axis: Operand, keep: bool) -> Value:
     return b.op(kind, [wide], {"axis": place, "keepdims": int(keep)})
 
 
-@primitive("Argmax", settings=("axis", "output_type"))
+@primitive("Argmax")
 def argmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None) -> Value:
     """Where the largest element is."""
     return b.cast(arg_of(b, "ArgMax", x, axis, False), element_type(output_type, result_type(node, INT32)))
 
 
-@primitive("Argmin", "ArgminV2", settings=("axis", "output_type"))
+@primitive("Argmin", "ArgminV2")
 def argmin(b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None) -> Value:
     """Where the smallest element is."""
     return b.cast(arg_of(b, "ArgMin", x, axis, False), element_type(output_type, result_type(node, INT32)))
 
 
-@primitive("ArgMaxExt", settings=("dim", "keepdim"))
-def argmax_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
+@primitive("ArgMaxExt")
+def argmax_ext(b: Builder, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
     """Where the largest element is, as int64."""
     return arg_of(b, "ArgMax", x, dim, bool(keepdim))
 
 
-@primitive("ArgMinExt", settings=("dim", "keepdim"))
-def argmin_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
+@primitive("ArgMinExt")
+def argmin_ext(b: Builder, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
     """Where the smallest element is, as int64."""
     return arg_of(b, "ArgMin", x, dim, bool(keepdim))
 
@@ -73,31 +73,27 @@ def _extreme(b: Builder, kind: str, x: Value, axis: Operand, keep: Operand) -> t
     return index, reduced(b, f"Reduce{kind}", wide, None if place is None else [place], bool(keep))
 
 
-@primitive("ArgMaxWithValue", settings=("axis", "keep_dims"))
-def argmax_with_value(
-    b: Builder, node: Node, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
-) -> Operand:
+@primitive("ArgMaxWithValue")
+def argmax_with_value(b: Builder, x: Value, *, axis: Operand = 0, keep_dims: Operand = False) -> Operand:
     """Where the largest element is, and the element."""
     return _extreme(b, "Max", x, axis, keep_dims)
 
 
-@primitive("ArgMinWithValue", settings=("axis", "keep_dims"))
-def argmin_with_value(
-    b: Builder, node: Node, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
-) -> Operand:
+@primitive("ArgMinWithValue")
+def argmin_with_value(b: Builder, x: Value, *, axis: Operand = 0, keep_dims: Operand = False) -> Operand:
     """Where the smallest element is, and the element."""
     return _extreme(b, "Min", x, axis, keep_dims)
 
 
-@primitive("MaxDim", settings=("dim", "keepdim"))
-def max_dim(b: Builder, node: Node, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
+@primitive("MaxDim")
+def max_dim(b: Builder, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
     """The largest element along an axis, and where it is."""
     index, value = _extreme(b, "Max", x, dim, keepdim)
     return value, index
 
 
-@primitive("MinDim", settings=("dim", "keepdim"))
-def min_dim(b: Builder, node: Node, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
+@primitive("MinDim")
+def min_dim(b: Builder, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
     """The smallest element along an axis, and where it is."""
     index, value = _extreme(b, "Min", x, dim, keepdim)
     return value, index

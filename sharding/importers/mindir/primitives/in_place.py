@@ -10,51 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import (
-    add_ext,
-    div_mod,
-    floor_div,
-    sub_ext,
-)
-from sharding.importers.mindir.primitives.base import (
-    PRIMITIVES,
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-)
+from sharding.importers.mindir.primitives.arithmetic import add_ext, div_mod, floor_div, sub_ext
+from sharding.importers.mindir.primitives.base import PRIMITIVES, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.comparison import masked_fill
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    full_like,
-    integers,
-    known_rank,
-    number,
-)
+from sharding.importers.mindir.primitives.operands import INT64, full_like, integers, known_rank, number
 from sharding.importers.mindir.primitives.scatter import scatter, scatter_add, scatter_value
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
-primitive("InplaceAddExt", "InplaceAddsExt", settings=("alpha",))(add_ext)
-primitive("InplaceSubExt", "InplaceSubScalar", settings=("alpha",))(sub_ext)
-primitive("InplaceDivMod", "InplaceDivMods", settings=("rounding_mode",))(div_mod)
+primitive("InplaceAddExt", "InplaceAddsExt")(add_ext)
+primitive("InplaceSubExt", "InplaceSubScalar")(sub_ext)
+primitive("InplaceDivMod", "InplaceDivMods")(div_mod)
 primitive("InplaceFloorDivide", "InplaceFloorDivides")(floor_div)
 primitive("InplaceMaskedFillTensor", "InplaceMaskedFillScalar")(masked_fill)
-primitive("InplaceScatterSrc", "InplaceScatterSrcReduce", settings=("reduce",))(scatter)
-primitive("InplaceScatterValue", "InplaceScatterValueReduce", settings=("reduce",))(scatter_value)
+primitive("InplaceScatterSrc", "InplaceScatterSrcReduce")(scatter)
+primitive("InplaceScatterValue", "InplaceScatterValueReduce")(scatter_value)
 primitive("InplaceScatterAdd")(scatter_add)
 
 
 def _like(name: str, source: str) -> None:
     """A primitive that does in place what another one gives."""
-    from sharding.importers.mindir.primitives import (  # noqa: F401 - they fill the registry
-        activation,
-        elementwise,
-        matmul,
-    )
+    # These fill the registry.
+    from sharding.importers.mindir.primitives import activation, elementwise, matmul  # noqa: F401
 
     PRIMITIVES[name] = replace(PRIMITIVES[source], name=name)
 
@@ -94,40 +73,40 @@ for _name, _source in (
     _like(_name, _source)
 
 
-@primitive("InplaceCopy", settings=("non_blocking",))
-def inplace_copy(b: Builder, node: Node, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
+@primitive("InplaceCopy")
+def inplace_copy(b: Builder, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
     """The elements of another tensor, repeated along axes that it lacks."""
     return b.op("Expand", [b.cast(src, x.dtype), b.ints(b.shape_of(x))])
 
 
 @primitive("Assign")
-def assign(b: Builder, node: Node, x: Value, value: Value) -> Value:
+def assign(b: Builder, x: Value, value: Value) -> Value:
     """Another tensor's elements."""
-    return inplace_copy(b, node, x, value)
+    return inplace_copy(b, x, value)
 
 
 @primitive("ScatterUpdate")
-def scatter_update(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def scatter_update(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Rows by their numbers."""
     places = b.unsqueeze(indices, [known_rank(indices)])
     return b.op("ScatterND", [x, b.cast(places, INT64), b.cast(updates, x.dtype)])
 
 
 @primitive("InplaceZero")
-def inplace_zero(b: Builder, node: Node, x: Value) -> Value:
+def inplace_zero(b: Builder, x: Value) -> Value:
     """Zeros."""
     return full_like(b, x, 0)
 
 
 @primitive("InplaceFillScalar", "InplaceFillTensor")
-def inplace_fill(b: Builder, node: Node, x: Value, value: Operand) -> Value:
+def inplace_fill(b: Builder, x: Value, value: Operand) -> Value:
     """One number everywhere."""
     return full_like(b, x, value if isinstance(value, Value) else number(value, "value"))
 
 
 @primitive("TensorCopySlices")
 def tensor_copy_slices(
-    b: Builder, node: Node, x: Value, value: Value, begin: Operand, end: Operand, strides: Operand
+    b: Builder, x: Value, value: Value, begin: Operand, end: Operand, strides: Operand
 ) -> Value:
     """A tensor of whose first axes the elements from begin to end are others; gives a new tensor."""
     starts, stops, steps = (

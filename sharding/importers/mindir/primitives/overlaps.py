@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
 
-@primitive("Col2Im", "Col2ImExt", settings=("kernel_size", "dilation", "padding", "stride"))
+@primitive("Col2Im", "Col2ImExt")
 def col2im(
     b: Builder,
-    node: Node,
     x: Value,
     output_size: Operand,
     *,

@@ -37,7 +37,7 @@ def _of_two(setting: Operand, b: Builder, what: str, flip: bool) -> list[int]:
 
 
 def _classic(
-    b: Builder, node: Node, op_type: str, x: Value, kernel: Operand, strides: Operand, mode: Operand,
+    b: Builder, op_type: str, x: Value, kernel: Operand, strides: Operand, mode: Operand,
     layout: Operand,
 ) -> Value:  # fmt: skip
     flip = channels_last(layout)
@@ -94,14 +94,11 @@ def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Va
     return same_padding(b, x, kernel, steps, [1] * len(kernel))
 
 
-_POOL = ("kernel_size", "strides", "pad_mode", "data_format")
-
-
 def _layout(node: Node, setting: Operand) -> Operand:
     return node.attributes.get("format", setting) if setting == "NCHW" else setting
 
 
-@primitive("MaxPool", "MaxPoolV1", settings=_POOL, rank=4)
+@primitive("MaxPool", "MaxPoolV1", rank=4)
 def max_pool(
     b: Builder,
     node: Node,
@@ -114,10 +111,10 @@ def max_pool(
 ) -> Value:
     """The largest of each window."""
     layout = _layout(node, data_format)
-    return _classic(b, node, "MaxPool", x, kernel_size, strides, pad_mode, layout)
+    return _classic(b, "MaxPool", x, kernel_size, strides, pad_mode, layout)
 
 
-@primitive("AvgPool", "AvgPoolV1", settings=_POOL, rank=4)
+@primitive("AvgPool", "AvgPoolV1", rank=4)
 def avg_pool(
     b: Builder,
     node: Node,
@@ -130,7 +127,7 @@ def avg_pool(
 ) -> Value:
     """The mean of each window; padding does not count."""
     layout = _layout(node, data_format)
-    return _classic(b, node, "AveragePool", x, kernel_size, strides, pad_mode, layout)
+    return _classic(b, "AveragePool", x, kernel_size, strides, pad_mode, layout)
 
 
 def pooled(
@@ -163,13 +160,9 @@ def pooled(
     return b.squeeze(found, [0]) if lone else found
 
 
-_POOL3D = ("kernel_size", "strides", "pad_mode", "pad_list", "ceil_mode")
-
-
-@primitive("MaxPool3D", settings=_POOL3D, rank=5)
+@primitive("MaxPool3D", rank=5)
 def max_pool3d(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,
@@ -205,13 +198,9 @@ def _in_volume(
     return pooled(b, op_type, x, kernel, steps, pads, ceil=ceil, count_padding=count_padding)
 
 
-_AVERAGE3D = (*_POOL3D, "count_include_pad", "divisor_override")
-
-
-@primitive("AvgPool3D", settings=_AVERAGE3D, rank=5)
+@primitive("AvgPool3D", rank=5)
 def avg_pool3d(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,
@@ -241,10 +230,7 @@ def _divided(b: Builder, x: Value, kernel: Sequence[int], divisor: float) -> Val
     return b.op("Mul", [x, scalar(b, np.prod(kernel) / divisor, x)]) if divisor else x
 
 
-_AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-
-
-@primitive("AvgPool1D", "AvgPool2D", "AvgPool3DExt", settings=_AVERAGE)
+@primitive("AvgPool1D", "AvgPool2D", "AvgPool3DExt")
 def avg_pool_ext(
     b: Builder,
     node: Node,
@@ -271,13 +257,11 @@ def avg_pool_ext(
     return _divided(b, found, kernel, divisor)
 
 
-_WITH_PLACES = ("kernel_size", "strides", "pads", "dilation", "ceil_mode", "argmax_type")
 _PLACE_TYPES = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
 """The places' element type as classic primitives name or number it."""
 
 
-@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax",
-           settings=_WITH_PLACES)  # fmt: skip
+@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax")  # fmt: skip
 def max_pool_places(
     b: Builder,
     node: Node,

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def _classic(op_type: str, name: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
+    def convert(b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
         wide = floating(b, x) if op_type == "ReduceMean" else computable(b, x)
         return reduced(b, op_type, wide, axes_of(b, axis, x), bool(keep_dims))
 
     convert.__doc__ = f"ONNX's {op_type}; no axes are all axes."
-    primitive(name, settings=("keep_dims",))(convert)
+    primitive(name)(convert)
 
 
 _classic("ReduceMean", "ReduceMean")
@@ -39,15 +39,9 @@ _classic("ReduceProd", "ReduceProd")
 _classic("ReduceL2", "EuclideanNorm")
 
 
-@primitive("ReduceSum", settings=("keep_dims", "skip_mode"))
+@primitive("ReduceSum")
 def reduce_sum(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = (),
-    *,
-    keep_dims: Operand = False,
-    skip_mode: Operand = False,
+    b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False, skip_mode: Operand = False
 ) -> Value:
     """The sum; no axes are all, or with ``skip_mode`` none."""
     if skip_mode and axis == ():
@@ -56,11 +50,11 @@ def reduce_sum(
 
 
 def _logic(op_type: str, name: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
+    def convert(b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
         return _truth(b, op_type, x, axis, keep_dims)
 
     convert.__doc__ = f"ONNX's {op_type} of truth values; no axes are all axes."
-    primitive(name, settings=("keep_dims",))(convert)
+    primitive(name)(convert)
 
 
 def _truth(b: Builder, op_type: str, x: Value, axis: Operand, keep: Operand) -> Value:
@@ -73,13 +67,13 @@ _logic("ReduceMax", "ReduceAny")
 
 
 @primitive("Any")
-def any_of_all(b: Builder, node: Node, x: Value) -> Value:
+def any_of_all(b: Builder, x: Value) -> Value:
     """Whether any element is true."""
     return _truth(b, "ReduceMax", x, (), False)
 
 
 @primitive("AnyExt")
-def any_along(b: Builder, node: Node, x: Value, dim: Operand = None, keepdim: Operand = False) -> Value:
+def any_along(b: Builder, x: Value, dim: Operand = None, keepdim: Operand = False) -> Value:
     """Whether any element along axes is true."""
     return _truth(b, "ReduceMax", x, dim, keepdim)
 
@@ -99,7 +93,7 @@ def _ext(op_type: str, name: str) -> None:
         return reduced(b, op_type, wide, axes_of(b, dim, x), bool(keepdim))
 
     convert.__doc__ = f"ONNX's {op_type}, computed in the result's element type."
-    primitive(name, settings=("dim", "keepdim", "dtype"))(convert)
+    primitive(name)(convert)
 
 
 _ext("ReduceSum", "SumExt")
@@ -107,7 +101,7 @@ _ext("ReduceMean", "MeanExt")
 _ext("ReduceProd", "ProdExt")
 
 
-@primitive("Nansum", settings=("dim", "keepdim", "dtype"))
+@primitive("Nansum")
 def nansum(
     b: Builder, node: Node, x: Value, *, dim: Operand = None, keepdim: Operand = False, dtype: Operand = None
 ) -> Value:
@@ -118,7 +112,7 @@ def nansum(
     return reduced(b, "ReduceSum", wide, axes_of(b, dim, x), bool(keepdim))
 
 
-@primitive("CountNonZero", settings=("dim",))
-def count_nonzero(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value:
+@primitive("CountNonZero")
+def count_nonzero(b: Builder, x: Value, *, dim: Operand = None) -> Value:
     """How many elements are not 0."""
     return reduced(b, "ReduceSum", b.cast(b.cast(x, BOOL), INT64), axes_of(b, dim, x), False)

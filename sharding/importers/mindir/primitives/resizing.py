@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    number,
-    ranked,
-    text,
-)
+from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
@@ -36,10 +31,9 @@ def _coordinates(align: Operand, half: Operand) -> str:
     return "align_corners" if align else "half_pixel" if half else "asymmetric"
 
 
-@primitive("ResizeBilinearV2", settings=("align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeBilinearV2", rank=4)
 def resize_bilinear(
     b: Builder,
-    node: Node,
     x: Value,
     size: Operand,
     *,
@@ -51,10 +45,9 @@ def resize_bilinear(
     return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
-@primitive("ResizeBilinear", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeBilinear", rank=4)
 def resize_bilinear_v1(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     size: Operand = None,
@@ -62,9 +55,7 @@ def resize_bilinear_v1(
     half_pixel_centers: Operand = False,
 ) -> Value:
     """The same, its size a setting."""
-    return resize_bilinear(
-        b, node, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers
-    )
+    return resize_bilinear(b, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers)
 
 
 def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand) -> Value:
@@ -74,10 +65,9 @@ def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand)
     })  # fmt: skip
 
 
-@primitive("ResizeNearestNeighbor", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeNearestNeighbor", rank=4)
 def resize_nearest(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     size: Operand = None,
@@ -88,10 +78,9 @@ def resize_nearest(
     return _nearest(b, x, size, align_corners, half_pixel_centers)
 
 
-@primitive("ResizeNearestNeighborV2", settings=("align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeNearestNeighborV2", rank=4)
 def resize_nearest_v2(
     b: Builder,
-    node: Node,
     x: Value,
     size: Operand,
     *,
@@ -102,10 +91,9 @@ def resize_nearest_v2(
     return _nearest(b, x, size, align_corners, half_pixel_centers)
 
 
-@primitive("ResizeBicubic", settings=("align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeBicubic", rank=4)
 def resize_bicubic(
     b: Builder,
-    node: Node,
     x: Value,
     size: Operand,
     *,
@@ -158,14 +146,9 @@ def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
     return weights
 
 
-@primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",), rank=3)
+@primitive("ResizeLinear1D", rank=3)
 def resize_linear(
-    b: Builder,
-    node: Node,
-    x: Value,
-    size: Operand,
-    *,
-    coordinate_transformation_mode: Operand = "align_corners",
+    b: Builder, x: Value, size: Operand, *, coordinate_transformation_mode: Operand = "align_corners"
 ) -> Value:
     """Between the two nearest places of one axis."""
     modes = ("asymmetric", "align_corners", "half_pixel")
@@ -194,7 +177,7 @@ def upsample_nearest(b: Builder, node: Node, x: Value, size: Operand = None, sca
     return _upsampled(b, node, x, size, scales, attributes)
 
 
-@primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D", settings=("align_corners",))
+@primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D")
 def upsample_linear(
     b: Builder,
     node: Node,
@@ -209,7 +192,7 @@ def upsample_linear(
     return _upsampled(b, node, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
-@primitive("UpsampleBicubic2D", settings=("align_corners",))
+@primitive("UpsampleBicubic2D")
 def upsample_bicubic(
     b: Builder,
     node: Node,

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.builder import Builder
 
 
-@primitive("CumSum", settings=("exclusive", "reverse"))
+@primitive("CumSum")
 def cumsum(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running sum along an axis."""
     place = b.const(integer(b, axis, "axis"), np.int64)
@@ -42,7 +36,7 @@ def cumsum(
     return b.op("CumSum", [computable(b, x), place], attributes)
 
 
-@primitive("CumsumExt", settings=("dim", "dtype"))
+@primitive("CumsumExt")
 def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Operand = None) -> Value:
     """The running sum along an axis, in the result's element type."""
     if x.rank == 0:
@@ -89,15 +83,9 @@ def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Val
     return every
 
 
-@primitive("CumProd", settings=("exclusive", "reverse"))
+@primitive("CumProd")
 def cumprod(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running product along an axis."""
     place = b.axis(integer(b, axis, "axis"), x)
@@ -120,15 +108,9 @@ def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     ])  # fmt: skip
 
 
-@primitive("CumulativeLogsumexp", settings=("exclusive", "reverse"))
+@primitive("CumulativeLogsumexp")
 def cumulative_logsumexp(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The logarithm of the running sum of the exponentials along an axis, by doubling as in `_running`."""
     wide = floating(b, x)
@@ -168,13 +150,13 @@ def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple
     return values, _running(b, here, place, "Max", -1)
 
 
-@primitive("Cummax", settings=("axis",))
-def cummax(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
+@primitive("Cummax")
+def cummax(b: Builder, x: Value, *, axis: Operand = 0) -> Operand:
     """The running maximum along an axis, and where it is."""
     return _running_extreme(b, x, axis, True)
 
 
-@primitive("Cummin", "CumminExt", settings=("axis",))
-def cummin(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
+@primitive("Cummin", "CumminExt")
+def cummin(b: Builder, x: Value, *, axis: Operand = 0) -> Operand:
     """The running minimum along an axis, and where it is."""
     return _running_extreme(b, x, axis, False)

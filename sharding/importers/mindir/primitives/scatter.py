@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     INT64,
     computable,
@@ -35,7 +35,7 @@ def _scatter_nd(b: Builder, x: Value, indices: Value, updates: Value, reduction:
 
 
 def _tensor_scatter(reduction: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    def convert(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
         return _scatter_nd(b, x, indices, updates, reduction)
 
     convert.__doc__ = f"By index vectors along the first axes ({reduction})."
@@ -50,7 +50,7 @@ _tensor_scatter("min", "TensorScatterMin")
 
 
 @primitive("TensorScatterDiv")
-def tensor_scatter_div(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def tensor_scatter_div(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Divided by index vectors along the first axes."""
     if not is_float(x.dtype):
         raise RefusedError("integers divided by place have no conversion")
@@ -58,13 +58,13 @@ def tensor_scatter_div(b: Builder, node: Node, x: Value, indices: Value, updates
 
 
 @primitive("TensorScatterSub")
-def tensor_scatter_sub(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def tensor_scatter_sub(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Taken away by index vectors along the first axes."""
     return _scatter_nd(b, x, indices, b.op("Neg", [computable(b, updates)]), "add")
 
 
 @primitive("ScatterNd")
-def scatter_nd(b: Builder, node: Node, indices: Value, updates: Value, shape: Operand) -> Value:
+def scatter_nd(b: Builder, indices: Value, updates: Value, shape: Operand) -> Value:
     """Added by index vectors to zeros in a shape."""
     wide = computable(b, updates)
     return _scatter_nd(b, filled(b, shape, 0, wide.dtype), indices, wide, "add")
@@ -77,10 +77,9 @@ def _elements(b: Builder, x: Value, axis: int, index: Value, updates: Value, red
     return b.op("ScatterElements", [computable(b, first), places, computable(b, second)], attributes)
 
 
-@primitive("TensorScatterElements", settings=("axis", "reduce", "reduction"))
+@primitive("TensorScatterElements")
 def tensor_scatter_elements(
     b: Builder,
-    node: Node,
     x: Value,
     indices: Value,
     updates: Value,
@@ -95,7 +94,7 @@ def tensor_scatter_elements(
 
 
 @primitive("ScatterAddExt")
-def scatter_add(b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value) -> Value:
+def scatter_add(b: Builder, x: Value, dim: Operand, index: Value, src: Value) -> Value:
     """Added, for each element the place along one axis."""
     return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), "add")
 
@@ -108,18 +107,18 @@ def _corner(b: Builder, src: Value, index: Value) -> Value:
     return b.op("Slice", [src, b.ints((0,) * len(axes)), b.op("Shape", [index]), b.ints(axes)])
 
 
-@primitive("Scatter", settings=("reduce",))
+@primitive("Scatter")
 def scatter(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
+    b: Builder, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
 ) -> Value:
     """Put or added, for each element the place along one axis."""
     kind = text(reduce, "reduce", REDUCE)
     return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), kind)
 
 
-@primitive("ScatterValue", settings=("reduce",))
+@primitive("ScatterValue")
 def scatter_value(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
+    b: Builder, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
 ) -> Value:
     """One number put or added, for each element the place along one axis."""
     updates = full_like(b, index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
@@ -134,9 +133,9 @@ def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reductio
     return moved(b, _scatter_nd(b, front, rows, moved(b, source, place, 0), reduction), 0, place)
 
 
-@primitive("IndexAddExt", settings=("alpha",))
+@primitive("IndexAddExt")
 def index_add_ext(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
+    b: Builder, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
 ) -> Value:
     """Added at places along one axis."""
     factor = number(alpha, "alpha")
@@ -146,14 +145,14 @@ def index_add_ext(
     return _rows(b, x, integer(b, dim, "dim"), index, source, "add")
 
 
-@primitive("IndexAdd", settings=("axis",))
-def index_add(b: Builder, node: Node, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
+@primitive("IndexAdd")
+def index_add(b: Builder, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
     """Added at places along one axis. Of a parameter, only the result is kept."""
     return _rows(b, x, integer(b, axis, "axis"), index, source, "add")
 
 
 @primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
-def index_fill(b: Builder, node: Node, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
+def index_fill(b: Builder, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
     """One number at places along one axis."""
     place = b.axis(integer(b, dim, "dim"), x)
     filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
@@ -184,13 +183,13 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
 
 
 @primitive("UnsortedSegmentSum")
-def segment_sum(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+def segment_sum(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
     """The sum of each segment's rows."""
     return _segments(b, x, ids, count, 0, "add")
 
 
 @primitive("UnsortedSegmentProd")
-def segment_prod(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+def segment_prod(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
     """The product of each segment's rows."""
     return _segments(b, x, ids, count, 1, "mul")
 
@@ -206,12 +205,12 @@ def _limit(x: Value, largest: bool) -> float:
 
 
 @primitive("UnsortedSegmentMax")
-def segment_max(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+def segment_max(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
     """The largest of each segment's rows; the smallest number there is for none."""
     return _segments(b, x, ids, count, _limit(x, False), "max")
 
 
 @primitive("UnsortedSegmentMin")
-def segment_min(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
+def segment_min(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
     """The smallest of each segment's rows; the largest number there is for none."""
     return _segments(b, x, ids, count, _limit(x, True), "min")

@@ -42,9 +42,6 @@ def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> 
     return b.op("Div", [total, count]), mean
 
 
-_MOMENTS = ("dim", "correction", "keepdim")
-
-
 def _both(
     b: Builder, x: Value, dim: Operand, correction: Operand, keep: Operand, root: bool
 ) -> tuple[Value, Value]:
@@ -52,78 +49,48 @@ def _both(
     return (b.op("Sqrt", [variance]) if root else variance), mean
 
 
-@primitive("Var", settings=_MOMENTS)
+@primitive("Var")
 def var(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
+    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
 ) -> Value:
     """The variance."""
     return _both(b, x, dim, correction, keepdim, False)[0]
 
 
-@primitive("Std", settings=_MOMENTS)
+@primitive("Std")
 def std(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
+    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
 ) -> Value:
     """The standard deviation."""
     return _both(b, x, dim, correction, keepdim, True)[0]
 
 
-@primitive("VarMean", settings=_MOMENTS)
+@primitive("VarMean")
 def var_mean(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
+    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
 ) -> Operand:
     """Variance and mean."""
     return _both(b, x, dim, correction, keepdim, False)
 
 
-@primitive("StdMean", settings=_MOMENTS)
+@primitive("StdMean")
 def std_mean(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
+    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
 ) -> Operand:
     """Standard deviation and mean."""
     return _both(b, x, dim, correction, keepdim, True)
 
 
-@primitive("ReduceStd", settings=("axis", "unbiased", "keep_dims"))
+@primitive("ReduceStd")
 def reduce_std(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    axis: Operand = (),
-    unbiased: Operand = True,
-    keep_dims: Operand = False,
+    b: Builder, x: Value, *, axis: Operand = (), unbiased: Operand = True, keep_dims: Operand = False
 ) -> Operand:
     """Standard deviation and mean."""
     return _both(b, x, axis, 1 if unbiased else 0, keep_dims, True)
 
 
-@primitive("LogSumExp", "ReduceLogSumExp", settings=("dim", "keepdim"))
-def log_sum_exp(b: Builder, node: Node, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
+@primitive("LogSumExp", "ReduceLogSumExp")
+def log_sum_exp(b: Builder, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
     """log(sum of exp(x))"""
     return reduced(b, "ReduceLogSumExp", floating(b, x), axes_of(b, dim, x), bool(keepdim))
 
@@ -145,7 +112,7 @@ def norm(b: Builder, x: Value, p: float, axes: Axes, keep: bool) -> Value:
     return b.op("Pow", [total, scalar(b, 1 / p, total)])
 
 
-@primitive("Norm", "LinalgVectorNorm", settings=("p", "dim", "keepdim", "dtype"))
+@primitive("Norm", "LinalgVectorNorm")
 def vector_norm(
     b: Builder,
     node: Node,
@@ -161,10 +128,9 @@ def vector_norm(
     return norm(b, wide, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
 
 
-@primitive("LpNorm", settings=("axis", "p", "keep_dims", "epsilon"))
+@primitive("LpNorm")
 def lp_norm(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     axis: Operand = (),
@@ -176,10 +142,9 @@ def lp_norm(
     return _bounded_norm(b, x, p, axis, keep_dims, epsilon)
 
 
-@primitive("LpNormV2", settings=("p", "dim", "keepdim", "epsilon"))
+@primitive("LpNormV2")
 def lp_norm_v2(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     p: Operand = 2,
@@ -197,13 +162,13 @@ def _bounded_norm(b: Builder, x: Value, p: Operand, axis: Operand, keep: Operand
 
 
 @primitive("SquareSumAll")
-def square_sum_all(b: Builder, node: Node, x: Value, y: Value) -> Operand:
+def square_sum_all(b: Builder, x: Value, y: Value) -> Operand:
     """The sums of the squares of each."""
     return tuple(b.op("ReduceSumSquare", [floating(b, item)], {"keepdims": 0}) for item in (x, y))
 
 
 @primitive("L2Loss")
-def l2_loss(b: Builder, node: Node, x: Value) -> Value:
+def l2_loss(b: Builder, x: Value) -> Value:
     """Half of the sum of the squares."""
     total = b.op("ReduceSumSquare", [floating(b, x)], {"keepdims": 0})
     return b.op("Mul", [total, scalar(b, 0.5, total)])
@@ -217,7 +182,7 @@ def trace(b: Builder, node: Node, x: Value) -> Value:
 
 
 @primitive("MedianExt")
-def median(b: Builder, node: Node, x: Value) -> Value:
+def median(b: Builder, x: Value) -> Value:
     """The lower of the middle elements."""
     flat = b.reshape(computable(b, x), (-1,))
     count = b.ints(middle(b, flat, 0))
@@ -225,8 +190,8 @@ def median(b: Builder, node: Node, x: Value) -> Value:
     return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
 
 
-@primitive("L2Normalize", settings=("axis", "epsilon"))
-def l2_normalize(b: Builder, node: Node, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
+@primitive("L2Normalize")
+def l2_normalize(b: Builder, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
     """x / sqrt(max(sum of x x along axes, epsilon))"""
     wide = floating(b, x)
     axes = [b.axis(item, x) for item in integers(b, axis, "axis")]

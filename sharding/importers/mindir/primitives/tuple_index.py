@@ -373,7 +373,7 @@ def remake_index(b: Builder, node: Node, x: Value, *entries: Operand) -> Value:
 
 
 @primitive("make_range", "range", declared=False)
-def make_range(b: Builder, node: Node, start: Operand, stop: Operand = None, step: Operand = 1) -> Operand:
+def make_range(b: Builder, start: Operand, stop: Operand = None, step: Operand = 1) -> Operand:
     """Python's range as a tuple."""
     bounds = (0, start, 1) if stop is None else (start, stop, step)
     known = [b.known_ints(item) for item in bounds]
