@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 

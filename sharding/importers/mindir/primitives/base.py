@@ -119,6 +119,7 @@ class RefusedError(Exception):
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Names = TypeVar("_Names", bound=Sequence[str])
 _Row = TypeVar("_Row")
 
 
@@ -167,7 +168,7 @@ def primitive(
 
 
 def table(
-    rows: Mapping[str | tuple[str, ...], _Row], *, declared: bool = True, rank: int | None = None
+    rows: Mapping[_Names, _Row], *, declared: bool = True, rank: int | None = None
 ) -> Callable[[_Function], _Function]:
     """Registers one function for the primitives of each row, with what the row holds as first argument."""
 
@@ -178,6 +179,11 @@ def table(
         return function
 
     return register
+
+
+def alike(*names: str) -> dict[str | tuple[str, ...], str]:
+    """Rows of a table for primitives that ONNX names as MindSpore does."""
+    return {name: name for name in names}
 
 
 def _register(

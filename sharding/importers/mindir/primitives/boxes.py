@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, Value, primitive
 from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, number, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # Boxes
 

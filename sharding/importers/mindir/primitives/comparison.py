@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     computable,
@@ -19,55 +18,34 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-def compare(b: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+@table({
+    ("Equal", "EqScalar"): "Equal", ("Less", "LessScalar"): "Less", "LessEqual": "LessOrEqual",
+    "Greater": "Greater", ("GreaterEqual", "GreaterEqualScalar"): "GreaterOrEqual",
+})  # fmt: skip
+def comparison(op_type: str, b: Builder, x: Operand, y: Operand) -> Value:
     """A comparison of ONNX's in the operands' common type."""
     first, second = promoted(b, x, y)
     return b.op(op_type, [computable(b, first), computable(b, second)])
 
 
-def _comparison(op_type: str, *names: str) -> None:
-    def convert(b: Builder, x: Operand, y: Operand) -> Value:
-        return compare(b, op_type, x, y)
-
-    convert.__doc__ = f"ONNX's {op_type} on the common type."
-    primitive(*names)(convert)
-
-
-_comparison("Equal", "Equal", "EqScalar")
-_comparison("Greater", "Greater")
-_comparison("GreaterOrEqual", "GreaterEqual", "GreaterEqualScalar")
-_comparison("Less", "Less", "LessScalar")
-_comparison("LessOrEqual", "LessEqual")
-
-
 @primitive("NotEqual")
 def not_equal(b: Builder, x: Operand, y: Operand) -> Value:
     """Where two differ."""
-    return b.op("Not", [compare(b, "Equal", x, y)])
+    return b.op("Not", [comparison("Equal", b, x, y)])
 
 
 @primitive("EqualExt")
 def equal_ext(b: Builder, x: Value, y: Value) -> Value:
     """Whether two tensors are equal in every element, as a vector of one."""
-    same = b.cast(compare(b, "Equal", x, y), np.int32)
+    same = b.cast(comparison("Equal", b, x, y), np.int32)
     return b.reshape(b.cast(b.op("ReduceMin", [same], {"keepdims": 0}), BOOL), (1,))
 
 
-def _logic(op_type: str, name: str) -> None:
-    def convert(b: Builder, x: Operand, y: Operand) -> Value:
-        return b.op(op_type, [b.cast(x, BOOL), b.cast(y, BOOL)])
-
-    convert.__doc__ = f"ONNX's {op_type} of truth values; numbers are true where they are not 0."
-    primitive(name)(convert)
-
-
-_logic("And", "LogicalAnd")
-_logic("Or", "LogicalOr")
-_logic("Xor", "LogicalXor")
+@table({f"Logical{kind}": kind for kind in ("And", "Or", "Xor")})
+def logic(op_type: str, b: Builder, x: Operand, y: Operand) -> Value:
+    """Of truth values; numbers are true where they are not 0."""
+    return b.op(op_type, [b.cast(x, BOOL), b.cast(y, BOOL)])
 
 
 @primitive("LogicalNot")
@@ -110,19 +88,9 @@ def heaviside(b: Builder, x: Value, values: Value) -> Value:
     return b.op("Where", [b.op("Equal", [first, zero]), second, sides])
 
 
-@primitive("Fmax")
-def fmax(b: Builder, x: Value, y: Value) -> Value:
-    """The larger; what is no number gives way."""
-    return _skipping_nan(b, "Max", x, y)
-
-
-@primitive("Fmin")
-def fmin(b: Builder, x: Value, y: Value) -> Value:
-    """The smaller; what is no number gives way."""
-    return _skipping_nan(b, "Min", x, y)
-
-
-def _skipping_nan(b: Builder, op_type: str, x: Value, y: Value) -> Value:
+@table({"Fmax": "Max", "Fmin": "Min"})
+def skipping_nan(op_type: str, b: Builder, x: Value, y: Value) -> Value:
+    """The larger or the smaller; what is no number gives way."""
     first, second = (computable(b, item) for item in promoted(b, x, y))
     if not is_float(first.dtype):
         return b.op(op_type, [first, second])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
 from sharding.importers.mindir.primitives.operands import (
@@ -16,10 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     promoted,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # The later functions, with all settings as numbers
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
@@ -20,9 +19,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     scalar,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _sortable(b: Builder, x: Value) -> Value:

@@ -7,8 +7,8 @@ and of eigenvectors are nobody's: any is right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import INT64, text
 from sharding.importers.mindir.primitives.steps import (
@@ -26,9 +26,6 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _SWEEPS = 40
 """At most, over all pairs of columns; ten do for what is no accident."""

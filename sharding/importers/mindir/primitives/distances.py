@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     computable,
@@ -16,9 +15,6 @@ from sharding.importers.mindir.primitives.operands import (
     promoted,
     scalar,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _ANY_AXIS = -65530
 """The axis that MindSpore writes for the first one of length 3."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import truncated
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.arithmetic import binary, truncated
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     computable,
@@ -20,52 +19,26 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-_FLOAT_FUNCTIONS = {
-    "Exp": ("Exp",),
-    "Log": ("Log",),
-    "Sqrt": ("Sqrt",),
-    "Sin": ("Sin",),
-    "Cos": ("Cos",),
-    "Tan": ("Tan",),
-    "Asin": ("Asin", "AsinExt"),
-    "Acos": ("ACos", "AcosExt"),
-    "Atan": ("Atan", "AtanExt"),
-    "Sinh": ("Sinh",),
-    "Cosh": ("Cosh",),
-    "Tanh": ("Tanh",),
-    "Asinh": ("Asinh", "AsinhExt"),
-    "Acosh": ("Acosh", "AcoshExt"),
-    "Atanh": ("Atanh",),
-    "Erf": ("Erf",),
-    "Reciprocal": ("Reciprocal", "Inv"),
-}
-"""ONNX's functions of floating-point numbers and MindSpore's names of them; integers become float32."""
-_ANY_FUNCTIONS = {"Abs": ("Abs",), "Neg": ("Neg",), "Sign": ("Sign",)}
-"""Those of integers too."""
-_ROUNDING_FUNCTIONS = {"Floor": ("Floor",), "Ceil": ("Ceil",), "Round": ("Rint",)}
-"""Those that do nothing to integers."""
+@table(alike("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh", "Atanh", "Erf") | {
+    ("Asin", "AsinExt"): "Asin", ("ACos", "AcosExt"): "Acos", ("Atan", "AtanExt"): "Atan",
+    ("Asinh", "AsinhExt"): "Asinh", ("Acosh", "AcoshExt"): "Acosh", ("Reciprocal", "Inv"): "Reciprocal",
+})  # fmt: skip
+def of_floats(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's function of floating-point numbers; integers become float32."""
+    return b.op(op_type, [floating(b, x)])
 
 
-def _register(op_type: str, names: tuple[str, ...], kind: str) -> None:
-    def convert(b: Builder, x: Value) -> Value:
-        if kind == "rounding" and not is_float(x.dtype):
-            return x
-        return b.op(op_type, [floating(b, x) if kind == "float" else computable(b, x)])
-
-    convert.__doc__ = f"ONNX's {op_type}."
-    primitive(*names)(convert)
+@table(alike("Abs", "Neg", "Sign"))
+def of_numbers(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's function of integers too."""
+    return b.op(op_type, [computable(b, x)])
 
 
-for _kind, _table in (
-    ("float", _FLOAT_FUNCTIONS),
-    ("any", _ANY_FUNCTIONS),
-    ("rounding", _ROUNDING_FUNCTIONS),
-):
-    for _op_type, _names in _table.items():
-        _register(_op_type, _names, _kind)
+@table({"Floor": "Floor", "Ceil": "Ceil", "Rint": "Round"})
+def rounded(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's way of rounding, which does nothing to integers."""
+    return b.op(op_type, [computable(b, x)]) if is_float(x.dtype) else x
 
 
 @primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity",
@@ -120,17 +93,11 @@ def log1p(b: Builder, x: Value) -> Value:
     return b.op("Where", [far, plain, corrected])
 
 
-def _scaled_log(base: float, name: str) -> None:
-    def convert(b: Builder, x: Value) -> Value:
-        found = b.op("Log", [floating(b, x)])
-        return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
-
-    convert.__doc__ = f"The logarithm to base {base:g}."
-    primitive(name)(convert)
-
-
-_scaled_log(2, "Log2")
-_scaled_log(10, "Log10")
+@table({"Log2": 2, "Log10": 10})
+def scaled_log(base: float, b: Builder, x: Value) -> Value:
+    """The logarithm to a base."""
+    found = b.op("Log", [floating(b, x)])
+    return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
 
 
 @primitive("Exp2")
@@ -202,7 +169,8 @@ def is_nan(b: Builder, x: Value) -> Value:
 @primitive("IsInf")
 def is_inf(b: Builder, x: Value) -> Value:
     """Where it is infinite."""
-    return _is_infinite(b, x)
+    wide = floating(b, x)
+    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
 
 
 @primitive("IsNegInf")
@@ -212,15 +180,10 @@ def is_neg_inf(b: Builder, x: Value) -> Value:
     return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
 
 
-def _is_infinite(b: Builder, x: Value) -> Value:
-    wide = floating(b, x)
-    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
-
-
 @primitive("IsFinite")
 def is_finite(b: Builder, x: Value) -> Value:
     """Where it is neither infinite nor no number."""
-    return b.op("Not", [b.op("Or", [_is_infinite(b, x), b.op("IsNaN", [floating(b, x)])])])
+    return b.op("Not", [b.op("Or", [is_inf(b, x), b.op("IsNaN", [floating(b, x)])])])
 
 
 @primitive("NanToNum")
@@ -257,16 +220,10 @@ def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
     return b.cast(x, result_type(node, x.dtype))
 
 
-@primitive("ZerosLike", "ZerosLikeExt")
-def zeros_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
-    """Zeros in the shape of another."""
-    return full_like(b, x, 0, element_type(dtype, result_type(node, x.dtype)))
-
-
-@primitive("OnesLike", "OnesLikeExt")
-def ones_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
-    """Ones in the shape of another."""
-    return full_like(b, x, 1, element_type(dtype, result_type(node, x.dtype)))
+@table({("ZerosLike", "ZerosLikeExt"): 0, ("OnesLike", "OnesLikeExt"): 1})
+def same_number_like(amount: int, b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
+    """Zeros or ones in the shape of another."""
+    return full_like(b, x, amount, element_type(dtype, result_type(node, x.dtype)))
 
 
 @primitive("FullLike", "Fills")
@@ -279,8 +236,6 @@ def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand 
 @primitive("ClampScalar", "ClampTensor")
 def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand = None) -> Value:
     """Between two bounds, numbers or tensors, either of which may be missing. The upper one wins."""
-    from sharding.importers.mindir.primitives.arithmetic import binary
-
     found: Value = x
     if min is not None:
         found = binary(b, node, "Max", found, min)

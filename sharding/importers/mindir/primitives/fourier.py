@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
     Node,
@@ -27,9 +28,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 NORMS = ("backward", "forward", "ortho")
 """Which way is divided by the length, in the order of version 3's numbers; ortho: each by its root."""

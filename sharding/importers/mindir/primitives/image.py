@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.boxes import _column
 from sharding.importers.mindir.primitives.operands import (
@@ -20,9 +19,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("GridSampler2D")

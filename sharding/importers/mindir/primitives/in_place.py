@@ -6,71 +6,45 @@ What follows from that for other names of the same tensor is not theirs (`memory
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import add_ext, div_mod, floor_div, sub_ext
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives import (  # noqa: F401
+    activation,
+    arithmetic,
+    comparison,
+    elementwise,
+    matmul,
+    scatter,
+)
 from sharding.importers.mindir.primitives.base import PRIMITIVES, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.comparison import masked_fill
 from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import INT64, full_like, integers, known_rank, number
-from sharding.importers.mindir.primitives.scatter import scatter, scatter_add, scatter_value
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
-primitive("InplaceAddExt", "InplaceAddsExt")(add_ext)
-primitive("InplaceSubExt", "InplaceSubScalar")(sub_ext)
-primitive("InplaceDivMod", "InplaceDivMods")(div_mod)
-primitive("InplaceFloorDivide", "InplaceFloorDivides")(floor_div)
-primitive("InplaceMaskedFillTensor", "InplaceMaskedFillScalar")(masked_fill)
-primitive("InplaceScatterSrc", "InplaceScatterSrcReduce")(scatter)
-primitive("InplaceScatterValue", "InplaceScatterValueReduce")(scatter_value)
-primitive("InplaceScatterAdd")(scatter_add)
-
-
-def _like(name: str, source: str) -> None:
-    """A primitive that does in place what another one gives."""
-    # These fill the registry.
-    from sharding.importers.mindir.primitives import activation, elementwise, matmul  # noqa: F401
-
-    PRIMITIVES[name] = replace(PRIMITIVES[source], name=name)
-
-
-for _name, _source in (
-    ("AssignAdd", "Add"),
-    ("AssignSub", "Sub"),
-    ("ScatterNdUpdate", "TensorScatterUpdate"),
-    ("ScatterNdAdd", "TensorScatterAdd"),
-    ("ScatterNdSub", "TensorScatterSub"),
-    ("InplaceMul", "Mul"),
-    ("InplaceMuls", "Muls"),
-    ("InplaceDiv", "Div"),
-    ("InplaceDivs", "Divs"),
-    ("InplaceRemainderTensorTensor", "RemainderTensorTensor"),
-    ("InplaceRemainderTensorScalar", "RemainderTensorScalar"),
-    ("InplaceClampScalar", "ClampScalar"),
-    ("InplaceClampTensor", "ClampTensor"),
-    ("InplaceReLU", "ReLU"),
-    ("InplaceSiLU", "SiLU"),
-    ("InplaceSigmoid", "Sigmoid"),
-    ("InplaceTanh", "Tanh"),
-    ("InplaceExp", "Exp"),
-    ("InplaceLog", "Log"),
-    ("InplaceFloor", "Floor"),
-    ("InplaceSign", "Sign"),
-    ("InplaceErfinv", "Erfinv"),
-    ("InplaceElu", "Elu"),
-    ("InplaceHardtanh", "Hardtanh"),
-    ("InplaceThreshold", "Threshold"),
-    ("InplaceAddmm", "Addmm"),
-    ("InplaceStopGradient", "StopGradient"),
-    ("InplaceIndexAddExt", "IndexAddExt"),
-    ("InplaceIndexFillScalar", "IndexFillScalar"),
-    ("InplaceIndexFillTensor", "IndexFillTensor"),
-):
-    _like(_name, _source)
+# Each does in place what another one gives. These modules fill the registry.
+for _name, _source in {
+    **dict.fromkeys(("InplaceAddExt", "InplaceAddsExt"), "AddExt"),
+    **dict.fromkeys(("InplaceSubExt", "InplaceSubScalar"), "SubExt"),
+    **dict.fromkeys(("InplaceDivMod", "InplaceDivMods"), "DivMod"),
+    **dict.fromkeys(("InplaceFloorDivide", "InplaceFloorDivides"), "FloorDiv"),
+    **dict.fromkeys(("InplaceMaskedFillTensor", "InplaceMaskedFillScalar"), "MaskedFill"),
+    **dict.fromkeys(("InplaceScatterSrc", "InplaceScatterSrcReduce"), "Scatter"),
+    **dict.fromkeys(("InplaceScatterValue", "InplaceScatterValueReduce"), "ScatterValue"),
+    "InplaceScatterAdd": "ScatterAddExt",
+    "AssignAdd": "Add",
+    "AssignSub": "Sub",
+    "ScatterNdUpdate": "TensorScatterUpdate",
+    "ScatterNdAdd": "TensorScatterAdd",
+    "ScatterNdSub": "TensorScatterSub",
+    **{f"Inplace{name}": name for name in (
+        "Mul", "Muls", "Div", "Divs", "RemainderTensorTensor", "RemainderTensorScalar", "ClampScalar",
+        "ClampTensor", "ReLU", "SiLU", "Sigmoid", "Tanh", "Exp", "Log", "Floor", "Sign", "Erfinv", "Elu",
+        "Hardtanh", "Threshold", "Addmm", "StopGradient", "IndexAddExt", "IndexFillScalar", "IndexFillTensor",
+    )},
+}.items():  # fmt: skip
+    PRIMITIVES[_name] = replace(PRIMITIVES[_source], name=_name)
 
 
 @primitive("InplaceCopy")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     INT32,
@@ -16,10 +15,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     tensors,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 END = 2**62
 """Beyond any length; ONNX's Slice stops at the end of the axis."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, TensorType, Value, primitive
 from sharding.importers.mindir.primitives.matmul import swapped
 from sharding.importers.mindir.primitives.operands import floating, promoted, scalar
@@ -19,9 +19,6 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def inverse_of(b: Builder, x: Value) -> Value:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import INT64, floating, known_rank, number, scalar, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 REDUCTIONS = ("sum", "mean", "none")
 """In the order of version 3's numbers."""

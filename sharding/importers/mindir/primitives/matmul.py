@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
@@ -17,9 +16,6 @@ from sharding.importers.mindir.primitives.operands import (
     tensors,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 FORMATS = (
     "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     flattened,
@@ -17,10 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 from sharding.importers.mindir.primitives.running import flipped
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # Padding
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, promoted, tensors
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("Concat")

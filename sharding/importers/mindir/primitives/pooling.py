@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
@@ -23,9 +24,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 from sharding.importers.mindir.primitives.windows import completed, last_windows
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _of_two(setting: Operand, b: Builder, what: str, flip: bool) -> list[int]:

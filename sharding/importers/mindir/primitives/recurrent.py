@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import FLOAT32, integer, known_rank, number
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sharding.importers.mindir.builder import Builder
 
 
 def _part(b: Builder, x: Value, axis: int, start: int, length: int) -> Value:

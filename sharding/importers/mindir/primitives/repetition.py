@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, shown, tensors, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("Tile", "Repeat")

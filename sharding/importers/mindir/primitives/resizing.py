@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: dict[str, Any]) -> Value:

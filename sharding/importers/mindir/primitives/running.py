@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
@@ -19,11 +20,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     scalar,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("CumSum")

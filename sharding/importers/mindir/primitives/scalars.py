@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.arithmetic import floored
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -19,6 +20,7 @@ from sharding.importers.mindir.primitives.base import (
     Value,
     element_type,
     primitive,
+    table,
 )
 from sharding.importers.mindir.primitives.operands import is_float
 
@@ -59,32 +61,25 @@ def _common(b: Builder, x: Operand, y: Operand) -> list[Value]:
     return [b.cast(b.value(item, None if isinstance(item, Value) else kind), kind) for item in (x, y)]
 
 
-def _arithmetic(name: str, python: Callable[[Any, Any], Any], onnx: str) -> None:
-    @primitive(f"Scalar{name}", f"scalar_{name.lower()}")
-    def convert(b: Builder, x: Operand, y: Operand) -> Operand:
-        if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
-            result = python(x, y)
-            if isinstance(result, int) and abs(result) > _MOST:
-                raise RefusedError("its result is beyond 64-bit integers")
-            return result
-        return b.op(onnx, _common(b, x, y))
-
-    convert.__doc__ = f"{onnx} of two numbers."
+_ARITHMETIC: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "add": (operator.add, "Add"), "sub": (operator.sub, "Sub"), "mul": (operator.mul, "Mul"),
+    "gt": (operator.gt, "Greater"), "ge": (operator.ge, "GreaterOrEqual"), "lt": (operator.lt, "Less"),
+    "le": (operator.le, "LessOrEqual"), "eq": (operator.eq, "Equal"),
+    "max": (max, "Max"), "min": (min, "Min"),
+}  # fmt: skip
+"""Python's function of known numbers, and ONNX's of such as only a run tells."""
 
 
-for _name, _python, _onnx in (
-    ("Add", operator.add, "Add"),
-    ("Sub", operator.sub, "Sub"),
-    ("Mul", operator.mul, "Mul"),
-    ("Gt", operator.gt, "Greater"),
-    ("Ge", operator.ge, "GreaterOrEqual"),
-    ("Lt", operator.lt, "Less"),
-    ("Le", operator.le, "LessOrEqual"),
-    ("Eq", operator.eq, "Equal"),
-    ("Max", max, "Max"),
-    ("Min", min, "Min"),
-):
-    _arithmetic(_name, _python, _onnx)
+@table({(f"Scalar{name.title()}", f"scalar_{name}"): row for name, row in _ARITHMETIC.items()})
+def arithmetic(row: tuple[Callable[[Any, Any], Any], str], b: Builder, x: Operand, y: Operand) -> Operand:
+    """What two numbers give."""
+    python, onnx = row
+    if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
+        result = python(x, y)
+        if isinstance(result, int) and abs(result) > _MOST:
+            raise RefusedError("its result is beyond 64-bit integers")
+        return result
+    return b.op(onnx, _common(b, x, y))
 
 
 @primitive("ScalarNe", "scalar_ne")
@@ -113,15 +108,6 @@ def scalar_div(b: Builder, x: Operand, y: Operand) -> Operand:
     return b.op("Div", [b.cast(x, np.float32), b.cast(y, np.float32)])
 
 
-def _floored(b: Builder, x: Value, y: Value) -> Value:
-    """Division of integers that rounds down; ONNX's rounds towards zero."""
-    quotient = b.op("Div", [x, y])
-    rest = b.op("Sub", [x, b.op("Mul", [quotient, y])])
-    uneven = b.op("Not", [b.op("Equal", [rest, b.const(0, x.dtype)])])
-    signs = b.op("Xor", [b.op("Less", [rest, b.const(0, x.dtype)]), b.op("Less", [y, b.const(0, x.dtype)])])
-    return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, signs]), x.dtype)])
-
-
 @primitive("ScalarFloorDiv", "ScalarFloordiv", "scalar_floordiv", "scalar_floor_div")
 def scalar_floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
     """Division that rounds down."""
@@ -129,7 +115,7 @@ def scalar_floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
         return x // y
     one, other = _common(b, x, y)
     if one.dtype.kind == "i":
-        return _floored(b, one, other)
+        return floored(b, one, other)
     return b.op("Floor", [b.op("Div", [one, other])])
 
 
@@ -196,26 +182,15 @@ def bool_not(b: Builder, x: Operand) -> Operand:
     return not truth if isinstance(truth, bool) else b.op("Not", [truth])
 
 
-@primitive("BoolAnd", "bool_and", "ScalarAnd")
-def bool_and(b: Builder, x: Operand, y: Operand) -> Operand:
-    """Both."""
+@table({("BoolAnd", "bool_and", "ScalarAnd"): False, ("BoolOr", "bool_or", "ScalarOr"): True})
+def combined(decisive: bool, b: Builder, x: Operand, y: Operand) -> Operand:
+    """Both, which one that is false decides; or at least one, which one that is true decides."""
     one, other = _truth(b, x), _truth(b, y)
     if isinstance(one, bool):
-        return other if one else False
+        return decisive if one is decisive else other
     if isinstance(other, bool):
-        return one if other else False
-    return b.op("And", [one, other])
-
-
-@primitive("BoolOr", "bool_or", "ScalarOr")
-def bool_or(b: Builder, x: Operand, y: Operand) -> Operand:
-    """At least one."""
-    one, other = _truth(b, x), _truth(b, y)
-    if isinstance(one, bool):
-        return True if one else other
-    if isinstance(other, bool):
-        return True if other else one
-    return b.op("Or", [one, other])
+        return decisive if other is decisive else one
+    return b.op("Or" if decisive else "And", [one, other])
 
 
 @primitive("BoolEq", "bool_eq")

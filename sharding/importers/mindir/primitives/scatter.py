@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     INT64,
     computable,
@@ -22,9 +21,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 REDUCE = ("none", "add")
 
 
@@ -34,19 +30,12 @@ def _scatter_nd(b: Builder, x: Value, indices: Value, updates: Value, reduction:
     return b.op("ScatterND", [wide, b.cast(indices, INT64), other], {"reduction": reduction})
 
 
-def _tensor_scatter(reduction: str, *names: str) -> None:
-    def convert(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
-        return _scatter_nd(b, x, indices, updates, reduction)
-
-    convert.__doc__ = f"By index vectors along the first axes ({reduction})."
-    primitive(*names)(convert)
-
-
-_tensor_scatter("none", "TensorScatterUpdate")
-_tensor_scatter("add", "TensorScatterAdd")
-_tensor_scatter("mul", "TensorScatterMul")
-_tensor_scatter("max", "TensorScatterMax")
-_tensor_scatter("min", "TensorScatterMin")
+@table({f"TensorScatter{kind}": kind.lower() for kind in ("Add", "Mul", "Max", "Min")} | {
+    "TensorScatterUpdate": "none",
+})  # fmt: skip
+def tensor_scatter(reduction: str, b: Builder, x: Value, indices: Value, updates: Value) -> Value:
+    """By index vectors along the first axes."""
+    return _scatter_nd(b, x, indices, updates, reduction)
 
 
 @primitive("TensorScatterDiv")
@@ -182,16 +171,10 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])
 
 
-@primitive("UnsortedSegmentSum")
-def segment_sum(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
-    """The sum of each segment's rows."""
-    return _segments(b, x, ids, count, 0, "add")
-
-
-@primitive("UnsortedSegmentProd")
-def segment_prod(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
-    """The product of each segment's rows."""
-    return _segments(b, x, ids, count, 1, "mul")
+@table({"UnsortedSegmentSum": (0, "add"), "UnsortedSegmentProd": (1, "mul")})
+def segment_fold(row: tuple[int, str], b: Builder, x: Value, ids: Value, count: Operand) -> Value:
+    """The sum or the product of each segment's rows."""
+    return _segments(b, x, ids, count, *row)
 
 
 def _limit(x: Value, largest: bool) -> float:
@@ -204,13 +187,7 @@ def _limit(x: Value, largest: bool) -> float:
     return int(bounds.max if largest else bounds.min)
 
 
-@primitive("UnsortedSegmentMax")
-def segment_max(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
-    """The largest of each segment's rows; the smallest number there is for none."""
-    return _segments(b, x, ids, count, _limit(x, False), "max")
-
-
-@primitive("UnsortedSegmentMin")
-def segment_min(b: Builder, x: Value, ids: Value, count: Operand) -> Value:
-    """The smallest of each segment's rows; the largest number there is for none."""
-    return _segments(b, x, ids, count, _limit(x, True), "min")
+@table({"UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"})
+def segment_extreme(kind: str, b: Builder, x: Value, ids: Value, count: Operand) -> Value:
+    """The largest or the smallest of each segment's rows; for none, the number at the other end."""
+    return _segments(b, x, ids, count, _limit(x, kind == "min"), kind)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, joined_length, known_rank
 from sharding.importers.mindir.primitives.running import flipped
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("Reshape", "View")

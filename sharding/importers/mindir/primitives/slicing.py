@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
 from sharding.importers.mindir.primitives.operands import INT64, integer, integers, known_rank
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # Slices
 

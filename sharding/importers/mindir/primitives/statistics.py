@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.creation import diagonal_of
 from sharding.importers.mindir.primitives.operands import (
     Axes,
@@ -22,9 +23,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 from sharding.importers.mindir.primitives.ordering import middle
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> tuple[Value, Value]:
@@ -42,43 +40,33 @@ def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> 
     return b.op("Div", [total, count]), mean
 
 
-def _both(
-    b: Builder, x: Value, dim: Operand, correction: Operand, keep: Operand, root: bool
-) -> tuple[Value, Value]:
-    variance, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keep))
-    return (b.op("Sqrt", [variance]) if root else variance), mean
+@dataclass(frozen=True)
+class _Moments:
+    """What a primitive gives."""
+
+    root: bool
+    """The standard deviation instead of the variance."""
+    mean: bool
+    """The mean too."""
 
 
-@primitive("Var")
-def var(
-    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
-) -> Value:
-    """The variance."""
-    return _both(b, x, dim, correction, keepdim, False)[0]
-
-
-@primitive("Std")
-def std(
-    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
-) -> Value:
-    """The standard deviation."""
-    return _both(b, x, dim, correction, keepdim, True)[0]
-
-
-@primitive("VarMean")
-def var_mean(
-    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
+@table({
+    "Var": _Moments(False, False), "Std": _Moments(True, False),
+    "VarMean": _Moments(False, True), "StdMean": _Moments(True, True),
+})  # fmt: skip
+def spread(
+    wanted: _Moments,
+    b: Builder,
+    x: Value,
+    *,
+    dim: Operand = None,
+    correction: Operand = 1,
+    keepdim: Operand = False,
 ) -> Operand:
-    """Variance and mean."""
-    return _both(b, x, dim, correction, keepdim, False)
-
-
-@primitive("StdMean")
-def std_mean(
-    b: Builder, x: Value, *, dim: Operand = None, correction: Operand = 1, keepdim: Operand = False
-) -> Operand:
-    """Standard deviation and mean."""
-    return _both(b, x, dim, correction, keepdim, True)
+    """Variance or standard deviation, and the mean."""
+    found, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keepdim))
+    found = b.op("Sqrt", [found]) if wanted.root else found
+    return (found, mean) if wanted.mean else found
 
 
 @primitive("ReduceStd")
@@ -86,7 +74,8 @@ def reduce_std(
     b: Builder, x: Value, *, axis: Operand = (), unbiased: Operand = True, keep_dims: Operand = False
 ) -> Operand:
     """Standard deviation and mean."""
-    return _both(b, x, axis, 1 if unbiased else 0, keep_dims, True)
+    correction = 1 if unbiased else 0
+    return spread(_Moments(True, True), b, x, dim=axis, correction=correction, keepdim=keep_dims)
 
 
 @primitive("LogSumExp", "ReduceLogSumExp")
@@ -128,20 +117,6 @@ def vector_norm(
     return norm(b, wide, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
 
 
-@primitive("LpNorm")
-def lp_norm(
-    b: Builder,
-    x: Value,
-    *,
-    axis: Operand = (),
-    p: Operand = 2,
-    keep_dims: Operand = False,
-    epsilon: Operand = 1e-12,
-) -> Value:
-    """The p-norm, at least epsilon."""
-    return _bounded_norm(b, x, p, axis, keep_dims, epsilon)
-
-
 @primitive("LpNormV2")
 def lp_norm_v2(
     b: Builder,
@@ -153,12 +128,22 @@ def lp_norm_v2(
     epsilon: Operand = 1e-12,
 ) -> Value:
     """The p-norm, at least epsilon."""
-    return _bounded_norm(b, x, p, dim, keepdim, epsilon)
-
-
-def _bounded_norm(b: Builder, x: Value, p: Operand, axis: Operand, keep: Operand, epsilon: Operand) -> Value:
-    found = norm(b, x, float(number(p, "p")), axes_of(b, axis, x), bool(keep))
+    found = norm(b, x, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
     return b.op("Max", [found, scalar(b, number(epsilon, "epsilon"), found)])
+
+
+@primitive("LpNorm")
+def lp_norm(
+    b: Builder,
+    x: Value,
+    *,
+    axis: Operand = (),
+    p: Operand = 2,
+    keep_dims: Operand = False,
+    epsilon: Operand = 1e-12,
+) -> Value:
+    """The same with other names."""
+    return lp_norm_v2(b, x, p=p, dim=axis, keepdim=keep_dims, epsilon=epsilon)
 
 
 @primitive("SquareSumAll")
