@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import (
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    alike,
+    primitive,
+    table,
+)
 from sharding.importers.mindir.primitives.operands import (
     axes_of,
     behind,
@@ -49,16 +57,20 @@ def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 
     return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
 
 
-@primitive("Sigmoid")
-def sigmoid(b: Builder, x: Value) -> Value:
-    """1 / (1 + exp(-x))"""
-    return b.op("Sigmoid", [floating(b, x)])
+_FUNCTIONS: dict[str | tuple[str, ...], tuple[str, dict[str, float]]] = {
+    "Sigmoid": ("Sigmoid", {}),  # 1 / (1 + exp(-x))
+    "Softsign": ("Softsign", {}),  # x / (1 + |x|)
+    "HSigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),  # relu6(x + 3) / 6
+    # The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
+    ("SeLU", "SeLUExt"): ("Selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+}
+"""ONNX's operators and their attributes."""
 
 
-@primitive("HSigmoid")
-def hard_sigmoid(b: Builder, x: Value) -> Value:
-    """relu6(x + 3) / 6"""
-    return b.op("HardSigmoid", [floating(b, x)], {"alpha": 1 / 6, "beta": 0.5})
+@table(_FUNCTIONS)
+def function(row: tuple[str, dict[str, float]], b: Builder, x: Value) -> Value:
+    """ONNX's operator of floating-point numbers."""
+    return b.op(row[0], [floating(b, x)], row[1])
 
 
 @primitive("HSwish")
@@ -138,13 +150,6 @@ def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(number(alpha, "alpha"))})
 
 
-@primitive("SeLU", "SeLUExt")
-def selu(b: Builder, x: Value) -> Value:
-    """The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017)."""
-    constants = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
-    return b.op("Selu", [floating(b, x)], constants)
-
-
 @primitive("PReLU")
 def prelu(b: Builder, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
@@ -175,23 +180,11 @@ def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: 
     return b.op("Where", [b.op("Greater", [inner, scalar(b, number(limit, "threshold"), wide)]), wide, found])
 
 
-@primitive("Softsign")
-def softsign(b: Builder, x: Value) -> Value:
-    """x / (1 + |x|)"""
-    return b.op("Softsign", [floating(b, x)])
-
-
-@primitive("SoftShrink")
-def soft_shrink(b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
-    """Nearer to 0 by lambd, and 0 where that is beyond it."""
+@table({"SoftShrink": True, "HShrink": False})
+def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
+    """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
     margin = float(number(lambd, "lambd"))
-    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin})
-
-
-@primitive("HShrink")
-def hard_shrink(b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
-    """0 where |x| is at most lambd."""
-    return b.op("Shrink", [floating(b, x)], {"lambd": float(number(lambd, "lambd")), "bias": 0.0})
+    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin if soft else 0.0})
 
 
 @primitive("Threshold")
@@ -217,8 +210,9 @@ def mish(b: Builder, x: Value) -> Value:
     return b.op("Mul", [wide, b.op("Tanh", [b.op("Softplus", [wide])])])
 
 
-def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
-    """A softmax along one axis or, flattened, along several neighbours."""
+@table(alike("Softmax", "LogSoftmax"))
+def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
+    """exp(x) / sum of exp(x), or its logarithm, along one axis or, flattened, along several neighbours."""
     wide = floating(b, x)
     axes = axes_of(b, axis, wide)
     if wide.rank == 0:
@@ -238,22 +232,10 @@ def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
     return b.transpose(b.reshape(flat, shape), [order.index(axis) for axis in range(rank)])
 
 
-@primitive("Softmax")
-def softmax(b: Builder, x: Value, *, axis: Operand = -1) -> Value:
-    """exp(x) / sum of exp(x) along axes."""
-    return _along(b, "Softmax", x, axis)
-
-
-@primitive("LogSoftmax")
-def log_softmax(b: Builder, x: Value, *, axis: Operand = -1) -> Value:
-    """The logarithm of the softmax."""
-    return _along(b, "LogSoftmax", x, axis)
-
-
 @primitive("LogSoftmaxExt")
 def log_softmax_ext(b: Builder, x: Value, *, dim: Operand = None, dtype: Operand = None) -> Value:
     """The same, computed in another element type if one is given; without an axis, along 0 for 0, 1 and 3
     axes, else 1."""
     wide = b.cast(x, element_type(dtype, x.dtype))
     axis = dim if dim is not None else 0 if known_rank(x) in {0, 1, 3} else 1
-    return _along(b, "LogSoftmax", wide, axis)
+    return softmax("LogSoftmax", b, wide, axis=axis)

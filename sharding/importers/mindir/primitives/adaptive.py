@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, table
 from sharding.importers.mindir.primitives.operands import computable, floating, integers, known_rank, scalar
 
 
@@ -29,10 +29,10 @@ def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Va
     return found
 
 
-def _adaptive(b: Builder, x: Value, setting: Operand, count: int, largest: bool) -> Value:
+def _adaptive(b: Builder, x: Value, lengths: Sequence[int | Value | None], largest: bool) -> Value:
     wide = floating(b, x) if not largest else computable(b, x)
-    first = x.rank - count if x.rank is not None else -count
-    for axis, wanted in zip(range(first, first + count), _wanted(b, x, setting, count), strict=True):
+    first = (x.rank or 0) - len(lengths)
+    for axis, wanted in enumerate(lengths, first):
         if wanted is not None:
             wide = _adapted(b, wide, axis, wanted, largest)
     return wide
@@ -131,21 +131,14 @@ def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | Value | None
     return b.reshape(found, (*front, *counts))
 
 
-def _adaptive_family(count: int, largest: bool, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
-        found = _adaptive(b, x, output_size, count, largest)
-        if len(node.result_types) < 2:
-            return found
-        return found, _places_of_largest(b, computable(b, x), _wanted(b, x, output_size, count))
-
-    kind = "largest" if largest else "mean"
-    convert.__doc__ = f"The {kind} of as many windows as the result has places, along the last {count} axes."
-    primitive(*names)(convert)
-
-
-_adaptive_family(1, False, "AdaptiveAvgPool1D")
-_adaptive_family(2, False, "AdaptiveAvgPool2D", "AdaptiveAvgPool2DExt")
-_adaptive_family(3, False, "AdaptiveAvgPool3D", "AdaptiveAvgPool3DExt")
-_adaptive_family(1, True, "AdaptiveMaxPool1D")
-_adaptive_family(2, True, "AdaptiveMaxPool2D")
-_adaptive_family(3, True, "AdaptiveMaxPool3D")
+@table({
+    "AdaptiveAvgPool1D": (1, False), ("AdaptiveAvgPool2D", "AdaptiveAvgPool2DExt"): (2, False),
+    ("AdaptiveAvgPool3D", "AdaptiveAvgPool3DExt"): (3, False), "AdaptiveMaxPool1D": (1, True),
+    "AdaptiveMaxPool2D": (2, True), "AdaptiveMaxPool3D": (3, True),
+})  # fmt: skip
+def adaptive(row: tuple[int, bool], b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
+    """The mean, or the largest, of as many windows as the result has places, along the last axes."""
+    count, largest = row
+    wanted = _wanted(b, x, output_size, count)
+    found = _adaptive(b, x, wanted, largest)
+    return found if len(node.result_types) < 2 else (found, _places_of_largest(b, computable(b, x), wanted))

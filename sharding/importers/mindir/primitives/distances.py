@@ -13,8 +13,8 @@ from sharding.importers.mindir.primitives.operands import (
     known_rank,
     number,
     promoted,
-    scalar,
 )
+from sharding.importers.mindir.primitives.statistics import norm
 
 _ANY_AXIS = -65530
 """The axis that MindSpore writes for the first one of length 3."""
@@ -52,19 +52,7 @@ def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     first, second = (floating(b, item) for item in promoted(b, x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
-    distance = b.op("Abs", [b.op("Sub", [rows, columns])])
-    power, last = float(number(p, "p")), b.ints((-1,))
+    power = float(number(p, "p"))
     if power < 0 or np.isnan(power):
         raise RefusedError(f"p {power} is negative")
-    if np.isinf(power):
-        return b.op("ReduceMax", [distance, last], {"keepdims": 0})
-    if power == 0:
-        away = b.op("Greater", [distance, scalar(b, 0, distance)])
-        return b.op("ReduceSum", [b.cast(away, distance.dtype), last], {"keepdims": 0})
-    if power == 1:
-        return b.op("ReduceSum", [distance, last], {"keepdims": 0})
-    if power == 2:
-        square = b.op("ReduceSum", [b.op("Mul", [distance, distance]), last], {"keepdims": 0})
-        return b.op("Sqrt", [square])
-    total = b.op("ReduceSum", [b.op("Pow", [distance, scalar(b, power, distance)]), last], {"keepdims": 0})
-    return b.op("Pow", [total, scalar(b, 1 / power, total)])
+    return norm(b, b.op("Sub", [rows, columns]), power, [-1], False)

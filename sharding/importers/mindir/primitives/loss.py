@@ -6,7 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import INT64, floating, known_rank, number, scalar, text
 
 REDUCTIONS = ("sum", "mean", "none")
@@ -123,17 +123,14 @@ def smooth_l1(
     return _reduced(b, b.op("Where", [near, half, line]), reduction)
 
 
-@primitive("MSELossExt")
-def mse_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
-    """The squared distance."""
+@table({"MSELossExt": True, "L1LossExt": False})
+def distance_loss(
+    squared: bool, b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean"
+) -> Value:
+    """The distance, or its square."""
     distance = binary(b, node, "Sub", x, target)
-    return _reduced(b, b.op("Mul", [distance, distance]), reduction)
-
-
-@primitive("L1LossExt")
-def l1_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
-    """The distance."""
-    return _reduced(b, b.op("Abs", [binary(b, node, "Sub", x, target)]), reduction)
+    found = b.op("Mul", [distance, distance]) if squared else b.op("Abs", [distance])
+    return _reduced(b, found, reduction)
 
 
 @primitive("KLDivLoss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.indexing import END, indices_of
 from sharding.importers.mindir.primitives.operands import (
     INT32,
@@ -58,20 +58,19 @@ def sort(b: Builder, x: Value, *, axis: Operand = -1, descending: Operand = Fals
     return values, b.cast(places, INT32)
 
 
-@primitive("SortExt")
+@table({"SortExt": False, "ArgSort": True})
 def sort_ext(
-    b: Builder, x: Value, *, dim: Operand = -1, descending: Operand = False, stable: Operand = False
+    places_only: bool,
+    b: Builder,
+    x: Value,
+    *,
+    dim: Operand = -1,
+    descending: Operand = False,
+    stable: Operand = False,
 ) -> Operand:
-    """In order along an axis, and the places."""
-    return _sorted(b, x, dim, descending)
-
-
-@primitive("ArgSort")
-def arg_sort(
-    b: Builder, x: Value, *, dim: Operand = -1, descending: Operand = False, stable: Operand = False
-) -> Value:
-    """The places in order along an axis."""
-    return _sorted(b, x, dim, descending)[1]
+    """In order along an axis, and the places; or these alone."""
+    values, places = _sorted(b, x, dim, descending)
+    return places if places_only else (values, places)
 
 
 @primitive("Median")

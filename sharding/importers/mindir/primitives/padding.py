@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     flattened,
     integers,
@@ -149,13 +149,10 @@ def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand 
     return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "constant", amount)
 
 
-@primitive("ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D")
-def reflection_pad(b: Builder, x: Value, *, padding: Operand = ()) -> Value:
-    """A reflection without the edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "reflect")
-
-
-@primitive("ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D")
-def replication_pad(b: Builder, x: Value, *, padding: Operand = ()) -> Value:
-    """The nearest edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "edge")
+@table({
+    tuple(f"{kind}Pad{count}D" for count in (1, 2, 3)): mode
+    for kind, mode in (("Reflection", "reflect"), ("Replication", "edge"))
+})  # fmt: skip
+def mirrored(mode: str, b: Builder, x: Value, *, padding: Operand = ()) -> Value:
+    """A reflection without the edge, or the nearest edge; the list begins with the last axis."""
+    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), mode)

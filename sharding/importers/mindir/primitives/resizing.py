@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
-from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    primitive,
+    table,
+)
 from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
 
 
@@ -29,8 +37,9 @@ def _coordinates(align: Operand, half: Operand) -> str:
     return "align_corners" if align else "half_pixel" if half else "asymmetric"
 
 
-@primitive("ResizeBilinearV2", rank=4)
-def resize_bilinear(
+@table({"ResizeBilinearV2": "linear", "ResizeNearestNeighborV2": "nearest"}, rank=4)
+def resize(
+    mode: str,
     b: Builder,
     x: Value,
     size: Operand,
@@ -38,33 +47,17 @@ def resize_bilinear(
     align_corners: Operand = False,
     half_pixel_centers: Operand = False,
 ) -> Value:
-    """Between the four nearest places."""
-    mode = _coordinates(align_corners, half_pixel_centers)
-    return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
-
-
-@primitive("ResizeBilinear", rank=4)
-def resize_bilinear_v1(
-    b: Builder,
-    x: Value,
-    *,
-    size: Operand = None,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
-) -> Value:
-    """The same, its size a setting."""
-    return resize_bilinear(b, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers)
-
-
-def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand) -> Value:
+    """Between the four nearest places, or the nearest, which without either setting is the one before."""
+    rounded = "round_prefer_ceil" if align_corners or half_pixel_centers else "floor"
     return _resized(b, x, size, {
-        "mode": "nearest", "coordinate_transformation_mode": _coordinates(align, half),
-        "nearest_mode": "round_prefer_ceil" if align or half else "floor",
+        "mode": mode, "coordinate_transformation_mode": _coordinates(align_corners, half_pixel_centers),
+        "nearest_mode": rounded if mode == "nearest" else None,
     })  # fmt: skip
 
 
-@primitive("ResizeNearestNeighbor", rank=4)
-def resize_nearest(
+@table({"ResizeBilinear": "linear", "ResizeNearestNeighbor": "nearest"}, rank=4)
+def resize_by_setting(
+    mode: str,
     b: Builder,
     x: Value,
     *,
@@ -72,21 +65,8 @@ def resize_nearest(
     align_corners: Operand = False,
     half_pixel_centers: Operand = False,
 ) -> Value:
-    """The nearest place, which without either setting is the one before."""
-    return _nearest(b, x, size, align_corners, half_pixel_centers)
-
-
-@primitive("ResizeNearestNeighborV2", rank=4)
-def resize_nearest_v2(
-    b: Builder,
-    x: Value,
-    size: Operand,
-    *,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
-) -> Value:
-    """The same, its size an operand."""
-    return _nearest(b, x, size, align_corners, half_pixel_centers)
+    """The same, the size a setting."""
+    return resize(mode, b, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers)
 
 
 @primitive("ResizeBicubic", rank=4)
@@ -175,8 +155,9 @@ def upsample_nearest(b: Builder, node: Node, x: Value, size: Operand = None, sca
     return _upsampled(b, node, x, size, scales, attributes)
 
 
-@primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D")
-def upsample_linear(
+@table({("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D"): None, "UpsampleBicubic2D": -0.75})
+def upsample(
+    cubic: float | None,
     b: Builder,
     node: Node,
     x: Value,
@@ -185,22 +166,8 @@ def upsample_linear(
     *,
     align_corners: Operand = False,
 ) -> Value:
-    """Between the nearest places."""
-    mode = _coordinates(align_corners, True)
-    return _upsampled(b, node, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
-
-
-@primitive("UpsampleBicubic2D")
-def upsample_bicubic(
-    b: Builder,
-    node: Node,
-    x: Value,
-    size: Operand = None,
-    scales: Operand = None,
-    *,
-    align_corners: Operand = False,
-) -> Value:
-    """Between the sixteen nearest places, by Keys' cubic with -0.75."""
-    mode = _coordinates(align_corners, True)
-    attributes = {"mode": "cubic", "coordinate_transformation_mode": mode, "cubic_coeff_a": -0.75}
-    return _upsampled(b, node, x, size, scales, attributes)
+    """Between the nearest places, or between the sixteen nearest by Keys' cubic with a coefficient."""
+    return _upsampled(b, node, x, size, scales, {
+        "mode": "linear" if cubic is None else "cubic",
+        "coordinate_transformation_mode": _coordinates(align_corners, True), "cubic_coeff_a": cubic,
+    })  # fmt: skip
