@@ -336,6 +336,12 @@ class Builder:
         shape.sequence = True
         return shape
 
+    def lengths(self, x: Value) -> tuple[int | Value, ...]:
+        """All lengths of a tensor whose number of axes is known."""
+        found = self.shape_of(x)
+        assert isinstance(found, tuple)
+        return found
+
     def axis(self, axis: int, x: Value) -> int:
         """An axis counted from the front. Raises `RefusedError` where there is no such axis."""
         if x.shape is None:

@@ -225,8 +225,7 @@ def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
     kept = [axis for axis in range(rank) if axis not in axes]
     order = [*kept, *axes]
     turned = b.transpose(wide, order)
-    shape = b.shape_of(turned)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(turned)
     joined = joined_length(turned, range(len(kept), rank))
     flat = b.op(op_type, [b.reshape(turned, (*shape[: len(kept)], joined))], {"axis": -1})
     return b.transpose(b.reshape(flat, shape), [order.index(axis) for axis in range(rank)])

@@ -51,8 +51,7 @@ def _adapted(b: Builder, x: Value, axis: int, wanted: int | Value, largest: bool
     if length == wanted:
         return x
     if length % wanted == 0:
-        shape = b.shape_of(x)
-        assert isinstance(shape, tuple)
+        shape = b.lengths(x)
         cut = b.reshape(x, (*shape[:axis], wanted, length // wanted, *shape[axis + 1 :]))
         return b.op(kind, [cut, b.ints((axis + 1,))], {"keepdims": 0})
     bounds = [(i * length // wanted, -(-(i + 1) * length // wanted)) for i in range(wanted)]
@@ -107,8 +106,7 @@ def _adapted_later(
 
 def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | Value | None]) -> Value:
     """Where the largest of each window is, counted over the last axes."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     front, lengths = shape[: -len(wanted)], shape[-len(wanted) :]
     counts = tuple(length if count is None else count for length, count in zip(lengths, wanted, strict=True))
     # The places of the windows of all axes so far, a row for each window.

@@ -79,8 +79,7 @@ def _known(x: Value, count: int) -> tuple[int, ...]:
 def _chosen(b: Builder, x: Value, axes: int, table: np.ndarray[Any, Any], other: Value) -> Value:
     """Elements of the last axes taken as one, by a table of places; ``other`` where the place is -1."""
     if axes == 2:
-        shape = b.shape_of(x)
-        assert isinstance(shape, tuple)
+        shape = b.lengths(x)
         lengths = _known(x, 2)
         x = b.reshape(x, (*shape[:-2], lengths[0] * lengths[1]))
     taken = b.op("Gather", [x, b.const(np.maximum(table, 0))], {"axis": -1})

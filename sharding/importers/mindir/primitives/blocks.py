@@ -48,19 +48,16 @@ def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value
     rank = known_rank(x)
     if rank == 4:
         return b.op("DepthToSpace", [x], attributes)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     found = b.op("DepthToSpace", [b.reshape(x, (-1, *shape[-3:]))], attributes)
-    last = b.shape_of(found)
-    assert isinstance(last, tuple)
+    last = b.lengths(found)
     return b.reshape(found, (*shape[:-3], *last[1:]))
 
 
 @primitive("ChannelShuffle", "ShuffleChannel")
 def channel_shuffle(b: Builder, x: Value, *, group: Operand = 1) -> Value:
     """The channels of groups interleaved."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     groups = integer(b, group, "group")
     channels = shape[1]
     each = channels // groups if isinstance(channels, int) and groups > 0 else -1
@@ -78,8 +75,7 @@ def space_to_batch(
     before = [0] * first + [pads[2 * i] for i in range(len(block))]
     after = [0] * first + [pads[2 * i + 1] for i in range(len(block))]
     padded = b.op("Pad", [x, b.const([*before, *after], np.int64)]) if any(pads) else x
-    shape = b.shape_of(padded)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(padded)
     if not all(isinstance(length, int) for length in shape[first:]):
         raise RefusedError("the lengths of the axes in blocks must be known")
     lengths: list[Operand] = list(shape[:first])
@@ -104,8 +100,7 @@ def batch_to_space(
     """The inverse: batch entries as blocks of places, cropped then."""
     block, cut = _block(b, node, block_size, crops, "crops")
     rank, first = known_rank(x), known_rank(x) - len(block)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     parts = b.reshape(x, (*block, -1, *shape[1:]))
     order = list(range(len(block), len(block) + first))
     for i in range(len(block)):

@@ -189,8 +189,7 @@ def diag(b: Builder, x: Value) -> Value:
     """A tensor along the diagonal of one with its axes twice."""
     if known_rank(x) == 1:
         return _diagonal_matrix(b, x, 0)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     return b.reshape(_diagonal_matrix(b, b.reshape(x, (joined_length(x, range(len(shape))),)), 0), shape * 2)
 
 
@@ -223,8 +222,7 @@ def diag_part(b: Builder, x: Value) -> Value:
         raise RefusedError(f"a tensor with {x.rank} axes has not each of them twice")
     if half == 1:
         return diagonal_of(b, x, 0, 0, 1)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     length = joined_length(x, range(half))
     if length < 0:
         raise RefusedError("its lengths must be known")

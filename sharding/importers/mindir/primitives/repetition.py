@@ -55,8 +55,7 @@ def repeat_interleave(
     if len(times) > 1:
         rows = np.repeat(np.arange(len(times)), times)
         return b.op("Gather", [x, b.const(rows, np.int64)], {"axis": place})
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     wide = b.unsqueeze(x, [place + 1])
     reps = [1] * (rank + 1)
     reps[place + 1] = times[0]

@@ -21,8 +21,7 @@ from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranke
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: dict[str, Any]) -> Value:
     """The axes behind the channels at other lengths."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     lengths = b.ints(size)
     whole = b.op("Concat", [b.ints(shape[:2]), lengths], {"axis": 0})
     wide = x if x.dtype == FLOAT32 else b.cast(x, FLOAT32)

@@ -67,8 +67,7 @@ def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float)
 
 def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
     """A running fold along an axis whose length only a run tells: one step after the other."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     rest = (*shape[:axis], *shape[axis + 1 :])
     first = filled(b, rest, neutral, x.dtype)
     lengths = tuple(length if isinstance(length, int) else None for length in rest)

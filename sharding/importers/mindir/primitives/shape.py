@@ -137,8 +137,7 @@ def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operan
     first, last = b.axis(integer(b, start_dim, "start_dim"), x), b.axis(integer(b, end_dim, "end_dim"), x)
     if first == last:
         return x
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     joined = joined_length(x, range(first, last + 1))
     return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
 
