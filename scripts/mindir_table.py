@@ -70,7 +70,7 @@ def table() -> str:
     load()
     families: dict[str, list[str]] = defaultdict(list)
     for name, primitive in PRIMITIVES.items():
-        families[primitive.convert.__module__.rpartition(".")[2].replace("_", " ")].append(name)
+        families[primitive.family.replace("_", " ")].append(name)
     families["structure"] = list(STRUCTURE)
     proven = checked()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,14 +135,7 @@ class Inspection:
                     "name": layer.name,
                     "stage": layer.stage,
                     "weights": [
-                        {
-                            "name": weight.name,
-                            "placement": str(weight.placement),
-                            "dtype": weight.dtype,
-                            "shape": list(weight.shape),
-                            "bytes": weight.bytes,
-                            "rank_bytes": weight.rank_bytes,
-                        }
+                        asdict(weight) | {"placement": str(weight.placement), "shape": list(weight.shape)}
                         for weight in layer.weights
                     ],
                     "collectives": [
@@ -184,6 +177,14 @@ def shape_of(entry: TensorEntry) -> Shape | None:
 def tensors_json(tensors: Sequence[Tensor]) -> list[list[Any]]:
     """As plain JSON values."""
     return [[name, dtype, None if shape is None else list(shape)] for name, dtype, shape in tensors]
+
+
+def weights_json(weights: Sequence[tuple[str, str, Sequence[int], int]]) -> list[dict[str, Any]]:
+    """Names, element types, shapes and bytes as plain JSON values."""
+    return [
+        {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
+        for name, dtype, shape, size in weights
+    ]
 
 
 def shape_text(shape: Shape | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection.inspection import Tensor, tensor_bytes, tensors_json
+from launcher.inspection.inspection import Tensor, tensor_bytes, tensors_json, weights_json
 
 if TYPE_CHECKING:
     import onnx
@@ -47,10 +47,7 @@ class ModelSummary:
             "inputs": tensors_json(self.inputs),
             "outputs": tensors_json(self.outputs),
             "weight_bytes": self.bytes,
-            "weights": [
-                {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
-                for name, dtype, shape, size in self.weights
-            ],
+            "weights": weights_json(self.weights),
             "operators": self.operators,
             "functions": self.functions,
             "device_configurations": list(self.annotated),

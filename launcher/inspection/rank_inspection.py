@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection.inspection import Tensor, tensors_json, used
+from launcher.inspection.inspection import Tensor, tensors_json, used, weights_json
 from launcher.inspection.layers import by_layer
 from launcher.inspection.model_summary import signature, weights_of
 from launcher.inspection.rank_models import count_files, open_rank_models, read_rank_model
@@ -66,10 +66,7 @@ class RankModels:
             "outputs": tensors_json(self.outputs),
             "ranks": [asdict(item) for item in self.ranks],
             "layers": [asdict(item) for item in self.layers],
-            "weights": [
-                {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}
-                for name, dtype, shape, size in self.weights
-            ],
+            "weights": weights_json(self.weights),
         }
 
 

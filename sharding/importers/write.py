@@ -89,11 +89,7 @@ def _write_message(file: BinaryIO, model: onnx.ModelProto) -> None:
 
 
 def _write_data(
-    file: BinaryIO,
-    external: list[onnx.TensorProto],
-    read: _Reader,
-    name: str,
-    progress: Progress | None,
+    file: BinaryIO, external: list[onnx.TensorProto], read: _Reader, name: str, progress: Progress | None
 ) -> None:
     done, total = 0, sum(_length(item, read.held) for item in external)
     for item in external:

@@ -235,6 +235,7 @@ class RankEmitter:
             outer, self.moving = self.moving, value
             moved = reshard(self, held[start], start, placement, shape)
             self.moving = outer
+            assert isinstance(moved, self.ir.Value)
             held[placement] = self._adopt(value, placement, moved)
         return held[placement]
 

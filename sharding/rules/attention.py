@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
+from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
-    Values,
     absent,
     dim,
     int64,
@@ -28,7 +27,7 @@ MICROSOFT = "com.microsoft"
 _COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")
 
 
-def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Value]:
     """The node with the attributes that count heads divided by the number of ranks."""
     changed: dict[str, Any] = {  # fewer key/value heads than ranks: one on each
         name: max(1, int(node.attributes[name]) // e.world) for name in _COUNTS if node.attributes.get(name)
@@ -285,7 +284,7 @@ def group_query_attention(node: NodeView) -> list[Option]:
     if copies is not None and (copies == 1 or not packed):
         cache = Split(1, copies=copies)
         parts = _present(node, {3: cache, 4: cache, 11: Split(0)})
-        emit: Any = partial(divided_counts, node)
+        emit: Emit | None = partial(divided_counts, node)
         if not packed:
             parts |= {0: Split(2), **dict.fromkeys((1, 2), Split(2, copies=copies))}
         elif heads == pairs:
@@ -308,7 +307,7 @@ def group_query_attention(node: NodeView) -> list[Option]:
     return options
 
 
-def _unpacked(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+def _unpacked(node: NodeView, e: Emitter, values: Values) -> list[Value]:
     """Takes this rank's heads out of the packed queries, keys and values, which are unequally many."""
     heads, pairs = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
     size = int((node.shapes[0] or ())[2] or 0) // (heads + 2 * pairs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from sharding.slices.placement import Placement
 
 Dim = int | str | None
 """An axis length: known, a symbol (equal symbols are equal lengths), or unknown."""
+Value: TypeAlias = object
+"""A value of the graph that an emitter writes, None where an optional one is absent: opaque to a rule, which
+only hands it on."""
+Values: TypeAlias = Sequence[Value]
 
 
 @dataclass(frozen=True)
@@ -55,26 +59,26 @@ class NodeView:
 
 
 class Emitter(Protocol):
-    """Writes rank ``rank``'s copy of a node into that rank's graph. ``Value`` is opaque to a rule."""
+    """Writes rank ``rank``'s copy of a node into that rank's graph."""
 
     rank: int
     world: int
     version: int
     """Version of the default opset, whatever the node's domain."""
 
-    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+    def copy(self, inputs: Values, **attributes: Any) -> list[Value]:
         """The node itself with these inputs; keyword arguments replace attributes. Returns its outputs."""
 
     def op(
-        self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> list[Any]:
+        self, op_type: str, inputs: Values, *, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> list[Value]:
         """A further node. Returns its outputs."""
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+    def constant(self, value: np.ndarray[Any, Any]) -> Value:
         """A constant value (equal constants are stored once)."""
 
 
-Emit = Callable[[Emitter, Sequence[Any]], Sequence[Any]]
+Emit = Callable[[Emitter, Values], Values]
 """(emitter, this rank's inputs, None where absent) -> this rank's outputs, one per output of the node."""
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option
+from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
 Shape = Sequence[Dim]
-Values = Sequence[Any]
 
 
 def option(
@@ -117,12 +116,12 @@ def same_shape(a: Shape | None, b: Shape | None) -> bool:
     return a is not None and b is not None and None not in a and list(a) == list(b)
 
 
-def int64(e: Emitter, values: Sequence[int]) -> Any:
+def int64(e: Emitter, values: Sequence[int]) -> Value:
     """A one-dimensional int64 constant."""
     return e.constant(np.asarray(values, dtype=np.int64))
 
 
-def with_lengths(e: Emitter, shape: Any, lengths: Sequence[int | None]) -> Any:
+def with_lengths(e: Emitter, shape: Value, lengths: Sequence[int | None]) -> Value:
     """A shape with some entries replaced; those that are None in ``lengths`` keep their value at run time."""
     if all(length is not None for length in lengths):
         return int64(e, [length or 0 for length in lengths])
@@ -130,7 +129,7 @@ def with_lengths(e: Emitter, shape: Any, lengths: Sequence[int | None]) -> Any:
     return e.op("Where", [mask, int64(e, [length or 0 for length in lengths]), shape])[0]
 
 
-def first_rank_only(e: Emitter, values: Values, index: int) -> list[Any]:
+def first_rank_only(e: Emitter, values: Values, index: int) -> list[Value]:
     """The inputs with the optional input ``index`` (a bias) left out on all ranks but the first."""
     kept = list(values)
     if e.rank != 0 and index < len(kept):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sharding.rules.along_axis import others
-from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, option, shape_of, splits
+from sharding.rules.base import Emitter, NodeView, Option, Values, rule
+from sharding.rules.common import absent, dim, option, shape_of, splits
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.matmul import product
 from sharding.slices.placement import Placement, Split

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, constant, dim, first_rank_only, option, splits, summable
+from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import absent, constant, dim, first_rank_only, option, splits, summable
 from sharding.slices.placement import PARTIAL, Placement, Split
 
 MICROSOFT = "com.microsoft"
@@ -112,7 +111,7 @@ def _has(node: NodeView, index: int | None) -> bool:
 
 
 def _output_channels(
-    node: NodeView, layout: Layout, parts: dict[int, Split], out: Split, emit: Any = None
+    node: NodeView, layout: Layout, parts: dict[int, Split], out: Split, emit: Emit | None = None
 ) -> Option:
     """With all that has one value per output channel cut as the channels are."""
     inputs: dict[int, Placement] = dict(parts)
@@ -131,7 +130,7 @@ def _one_number(node: NodeView, index: int) -> bool:
     )
 
 
-def _bias_once(index: int, e: Emitter, values: Values) -> list[Any]:
+def _bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
     return e.copy(first_rank_only(e, values, index))
 
 
@@ -148,7 +147,7 @@ def _whole_groups(node: NodeView, layout: Layout, group: int, channel: int) -> l
     return options
 
 
-def _emit_groups(group: int, e: Emitter, values: Values) -> list[Any]:
+def _emit_groups(group: int, e: Emitter, values: Values) -> list[Value]:
     return e.copy(values, group=group // e.world)
 
 

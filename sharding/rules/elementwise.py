@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
-    Values,
     absent,
     constant,
     floating,
@@ -162,7 +160,7 @@ def adding(node: NodeView) -> list[Option]:
     return options
 
 
-def _add_on_first_rank(index: int, negative: bool, e: Emitter, values: Values) -> list[Any]:
+def _add_on_first_rank(index: int, negative: bool, e: Emitter, values: Values) -> list[Value]:
     if e.rank == 0:
         return e.copy(values)
     return e.op("Neg" if negative else "Identity", [values[index]])

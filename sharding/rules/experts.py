@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, option, shape_of, summable
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import absent, dim, option, shape_of, summable
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
 MICROSOFT = "com.microsoft"
@@ -72,7 +72,7 @@ def _inner(node: NodeView, *, first: tuple[int, ...], second: tuple[int, ...], b
     return [option(node, parts, PARTIAL, emit)]
 
 
-def _bias_once(index: int, e: Emitter, values: Values) -> list[Any]:
+def _bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
     if e.rank == 0:
         return e.copy(values)
     return e.copy([None if i == index else value for i, value in enumerate(values)])
@@ -115,12 +115,12 @@ def _whole_experts(node: NodeView, weights: range, kept: tuple[int, ...]) -> lis
 def _own_experts(  # noqa: PLR0917 - what the rule binds, then what `Emit` takes
     experts: int,
     hidden: int | None,
-    routed: Callable[[Emitter, Any], Any],
+    routed: Callable[[Emitter, Value], Value],
     chosen: int,
     whole: Sequence[int],
     e: Emitter,
     values: Values,
-) -> list[Any]:
+) -> list[Value]:
     """The rank's experts, weighted as all experts together would be.
 
     The operator weights the best ``k`` by their softmax. Given the logarithms of the weights that the rank's
@@ -147,14 +147,14 @@ def _own_experts(  # noqa: PLR0917 - what the rule binds, then what `Emit` takes
     return e.op("Reshape", [scaled, shape])
 
 
-def _cut(e: Emitter, value: Any, axis: int, count: int) -> Any:
+def _cut(e: Emitter, value: Value, axis: int, count: int) -> Value:
     """The ``count`` entries of an axis that are this rank's."""
     return e.op("Gather", [value, e.constant(np.arange(count) + e.rank * count)], axis=axis)[0]
 
 
 def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the scores
-    experts: int, chosen: int, normalized: int, quantized: bool, e: Emitter, scores: Any
-) -> Any:
+    experts: int, chosen: int, normalized: int, quantized: bool, e: Emitter, scores: Value
+) -> Value:
     """The weight of each expert for each token, [tokens, experts], zero where it is not chosen.
 
     The operator itself computes them, with experts of which each returns its own unit vector: so they are

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from sharding.rules.along_axis import others
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     absent,
     dim,
     first_rank_only,
@@ -110,7 +108,7 @@ def _along_blocks(
     return {index: Split(0, columns * blocks)} if len(shape) == 1 and shape[0] == columns * count else None
 
 
-def _fewer(lengths: dict[str, int], e: Emitter, values: Values) -> list[Any]:
+def _fewer(lengths: dict[str, int], e: Emitter, values: Values) -> list[Value]:
     return e.copy(values, **{name: length // e.world for name, length in lengths.items()})
 
 
@@ -127,14 +125,16 @@ def _shared_bytes(node: NodeView, columns: int, count: int) -> tuple[int, dict[i
 
 def _fewer_rows(
     node: NodeView, inner: int, points: tuple[int, int, int], e: Emitter, values: Values
-) -> list[Any]:
+) -> list[Value]:
     kept = first_rank_only(e, values, 5)
     if points[2] > 1:
         kept[3] = _own_zero_points(e, kept[3], *points, flat=len(shape_of(node, 3) or ()) == 1)
     return e.copy(kept, K=inner // e.world)
 
 
-def _own_zero_points(e: Emitter, packed: Any, columns: int, count: int, copies: int, *, flat: bool) -> Any:
+def _own_zero_points(
+    e: Emitter, packed: Value, columns: int, count: int, copies: int, *, flat: bool
+) -> Value:
     """This rank's of ``count`` 4-bit zero points a column, two in a byte, out of those of ``copies`` ranks.
 
     All inputs are known when the model is loaded, so that ONNX Runtime computes this once.
@@ -222,5 +222,5 @@ def matmul_integer_to_float(node: NodeView) -> list[Option]:
     return options
 
 
-def _bias_once(index: int, e: Emitter, values: Values) -> list[Any]:
+def _bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
     return e.copy(first_rank_only(e, values, index))

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     absent,
     axis_attribute,
     int64,
@@ -58,7 +57,7 @@ def gather(node: NodeView) -> list[Option]:
     return options + partial_option(node)
 
 
-def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> list[Any]:
+def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> list[Value]:
     """Rank r holds rows r * rows to (r + 1) * rows; negative indices count from the end.
 
     Which rank holds a row is looked up in a table as long as the whole axis: that lookup refuses on every
@@ -73,7 +72,7 @@ def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> l
     held = e.op("Gather", [e.constant(mine), indices])[0]
     kind = node.dtypes[1] or np.dtype(np.int64)
 
-    def number(value: int) -> Any:
+    def number(value: int) -> Value:
         return e.constant(np.asarray(value, dtype=kind))
 
     if e.version >= MOD_OPSET:
@@ -91,7 +90,7 @@ def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> l
 
 def _emit_masked(
     node: NodeView, axis: int, kind: np.dtype[Any] | None, e: Emitter, values: Values
-) -> list[Any]:
+) -> list[Value]:
     """The same, with zeros for what lies beyond the whole axis, as GatherBlockQuantized gives them."""
     table = node.shapes[0] or ()
     vocabulary, trailing = table[axis], len(table) - axis - 1
@@ -99,7 +98,7 @@ def _emit_masked(
     rows = vocabulary // e.world
     whole = node.dtypes[1] or np.dtype(np.int64)
 
-    def number(value: int) -> Any:
+    def number(value: int) -> Value:
         return e.constant(np.asarray(value, dtype=whole))
 
     indices = values[1]
@@ -115,7 +114,7 @@ def _emit_masked(
     return e.op("Where", [outside, e.constant(np.zeros((), dtype=kind)), found])
 
 
-def _append_axes(node: NodeView, e: Emitter, value: Any, count: int) -> Any:
+def _append_axes(node: NodeView, e: Emitter, value: Value, count: int) -> Value:
     rank = len(node.shapes[1] or ())
     axes = list(range(rank, rank + count))
     if e.version < 13:

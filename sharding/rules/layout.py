@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     axes_parameter,
     constant,
     dim,
@@ -97,7 +95,7 @@ def expand(node: NodeView) -> list[Option]:
     return options + partial_option(node)
 
 
-def _emit_expand(node: NodeView, position: int, length: int, e: Emitter, values: Values) -> list[Any]:
+def _emit_expand(node: NodeView, position: int, length: int, e: Emitter, values: Values) -> list[Value]:
     value = constant(node, 1)
     requested = dim(node.shapes[1], 0)
     assert isinstance(requested, int)

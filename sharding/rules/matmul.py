@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, first_rank_only, option, shape_of, summable
+from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import absent, dim, first_rank_only, option, shape_of, summable
 from sharding.slices.placement import PARTIAL, Placement, Split
 
 
@@ -92,7 +91,7 @@ def gemm(node: NodeView) -> list[Option]:
     return options
 
 
-def _gemm_rows(version: int, e: Emitter, values: Values) -> list[Any]:
+def _gemm_rows(version: int, e: Emitter, values: Values) -> list[Value]:
     if version < 11 and e.rank != 0:  # C became optional in opset 11
         return e.copy(values, beta=0.0)
     return e.copy(first_rank_only(e, values, 2))

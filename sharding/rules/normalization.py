@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     absent,
     axis_attribute,
     dim,
@@ -64,7 +62,7 @@ def batch_normalization(node: NodeView) -> list[Option]:
     return options
 
 
-def _shift_once(node: NodeView, channels: int, e: Emitter, values: Values) -> list[Any]:
+def _shift_once(node: NodeView, channels: int, e: Emitter, values: Values) -> list[Value]:
     if e.rank == 0:
         return e.copy(values)
     bias, mean = (e.constant(np.zeros(channels, dtype=node.dtypes[i])) for i in (2, 3))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     axes_parameter,
     axis_attribute,
     dim,
@@ -106,7 +104,7 @@ def _sizes(node: NodeView, length: object, axis: int) -> list[int] | None:
     return sizes if len(sizes) == count and sum(sizes) == length else None
 
 
-def _emit_split(version: int, axis: int, sizes: list[int], e: Emitter, values: Values) -> list[Any]:
+def _emit_split(version: int, axis: int, sizes: list[int], e: Emitter, values: Values) -> list[Value]:
     local = [size // e.world for size in sizes]
     if version < 13:
         return e.copy(values, split=local)
@@ -194,7 +192,7 @@ def _moved(bounds: Bounds, position: int, own: tuple[int, int]) -> Bounds:
     return starts, ends
 
 
-def _emit_slice(node: NodeView, bounds: Bounds, e: Emitter, values: Values) -> list[Any]:
+def _emit_slice(node: NodeView, bounds: Bounds, e: Emitter, values: Values) -> list[Value]:
     starts, ends = bounds
     if node.version < 10:
         return e.copy(values, starts=starts, ends=ends)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     absent,
     axes_parameter,
     constant,
@@ -84,7 +82,7 @@ def resize(node: NodeView) -> list[Option]:
     return options
 
 
-def _emit_sizes(node: NodeView, axes: list[int], split: Split, e: Emitter, values: Values) -> list[Any]:
+def _emit_sizes(node: NodeView, axes: list[int], split: Split, e: Emitter, values: Values) -> list[Value]:
     whole = (node.shapes[0] or ())[split.axis]
     assert isinstance(whole, int)
     known = constant(node, 3)
@@ -130,7 +128,7 @@ def affine_grid(node: NodeView) -> list[Option]:
     return options
 
 
-def _emit_affine_grid(lengths: list[int | None], e: Emitter, values: Values) -> list[Any]:
+def _emit_affine_grid(lengths: list[int | None], e: Emitter, values: Values) -> list[Value]:
     return e.copy([values[0], with_lengths(e, values[1], lengths)])
 
 

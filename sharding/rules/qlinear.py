@@ -7,9 +7,8 @@ QLinearMatMul apart where its weight's rows are to be split.)
 from __future__ import annotations
 
 from sharding.rules.along_axis import others
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Values, rule
 from sharding.rules.common import (
-    Values,
     absent,
     axis_attribute,
     dim,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, absent, dim, int64, option, splits
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import absent, dim, int64, option, splits
 from sharding.slices.placement import Placement, Split
 
 MICROSOFT = "com.microsoft"
@@ -70,7 +70,7 @@ def _directions(
 
 def _one_direction(
     node: NodeView, whole: Sequence[int], state_axis: int, e: Emitter, values: Values
-) -> list[Any]:
+) -> list[Value]:
     direction = 0 if e.rank < e.world // 2 else 1
     values = list(values)
     for index in whole:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, rule
+from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Values,
     axes_parameter,
     floating,
     normalized,
@@ -56,7 +53,7 @@ def reduce(node: NodeView) -> list[Option]:
     return options
 
 
-def _mean(node: NodeView, e: Emitter, values: Values) -> list[Any]:
+def _mean(node: NodeView, e: Emitter, values: Values) -> list[Value]:
     """The whole mean is the mean of the parts' means."""
     return e.op("Div", [e.copy(values)[0], e.constant(np.asarray(e.world, dtype=node.dtypes[0]))])
 

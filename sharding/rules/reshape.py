@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
-from sharding.rules.base import Dim, Emitter, NodeView, Option, rule
+from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
-    Values,
     constant,
     dim,
     int64,
@@ -128,7 +126,7 @@ def reshape(node: NodeView) -> list[Option]:
 
 def _emit_reshape(
     node: NodeView, target: Shape, axes: tuple[int, int], e: Emitter, values: Values
-) -> list[Any]:
+) -> list[Value]:
     before, after = axes
     part = target[after]
     assert isinstance(part, int)

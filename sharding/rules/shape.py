@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import Emit, Emitter, NodeView, Option, rule
-from sharding.rules.common import Values, int64, option, splits, summable
+from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import int64, option, splits, summable
 from sharding.slices.placement import PARTIAL, REPLICATED
 
 
@@ -33,10 +32,10 @@ def shape_of_value(node: NodeView) -> list[Option]:
     return options
 
 
-def _whole_shape(position: int, length: int, e: Emitter, values: Values) -> list[Any]:
+def _whole_shape(position: int, length: int, e: Emitter, values: Values) -> list[Value]:
     factors = [e.world if i == position else 1 for i in range(length)]
     return e.op("Mul", [e.copy(values)[0], int64(e, factors)])
 
 
-def _whole_size(e: Emitter, values: Values) -> list[Any]:
+def _whole_size(e: Emitter, values: Values) -> list[Value]:
     return e.op("Mul", [e.copy(values)[0], e.constant(np.asarray(e.world, dtype=np.int64))])

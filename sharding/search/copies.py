@@ -7,14 +7,14 @@ graphs that need such options get them, and only for axes of the lengths in ques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sharding.rules.base import RULES, Dim, Emit, NodeView, Option
+from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import Partial, Placement, Split
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
@@ -126,23 +126,23 @@ def _copied(placement: Placement, copies: int) -> Placement:
     return replace(placement, copies=placement.copies * copies) if isinstance(placement, Split) else placement
 
 
-def _emit(emit: Emit, copies: int, e: Any, values: Sequence[Any]) -> Sequence[Any]:
+def _emit(emit: Emit, copies: int, e: Emitter, values: Values) -> Values:
     return emit(_Group(e, copies), values)
 
 
 class _Group:
     """An emitter as a rule sees it that knows only of the groups of ranks: one rank for each."""
 
-    def __init__(self, emitter: Any, copies: int) -> None:
+    def __init__(self, emitter: Emitter, copies: int) -> None:
         self.emitter = emitter
         self.rank, self.world = emitter.rank // copies, emitter.world // copies
-        self.version: int = emitter.version
+        self.version = emitter.version
 
-    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+    def copy(self, inputs: Values, **attributes: Any) -> list[Value]:
         return list(self.emitter.copy(inputs, **attributes))
 
-    def op(self, op_type: str, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
+    def op(self, op_type: str, inputs: Values, **arguments: Any) -> list[Value]:
         return list(self.emitter.op(op_type, inputs, **arguments))
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+    def constant(self, value: np.ndarray[Any, Any]) -> Value:
         return self.emitter.constant(value)

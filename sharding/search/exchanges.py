@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from sharding.graph.sizes import Sizes
-from sharding.rules.base import Dim, NodeView, Option
+from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values
 from sharding.rules.common import dim, shape_like, shape_of, splits
 from sharding.rules.quantization import quantized_product
 from sharding.search.cost import COLLECTIVE_SECONDS, ELEMENTS_PER_SECOND, reshard_seconds
+from sharding.search.reshard import with_collectives
 from sharding.slices.placement import PARTIAL, REPLICATED, Partial
 
 TENSOR_FLOAT = 1
@@ -55,7 +55,7 @@ def _quantize(view: NodeView, sizes: Sizes) -> list[Option]:
     ]
 
 
-def _emit_quantize(rank: int, e: Any, values: Sequence[Any]) -> list[Any]:
+def _emit_quantize(rank: int, e: Emitter, values: Values) -> list[Value]:
     ends = [e.op(name, [values[0]], keepdims=1)[0] for name in ("ReduceMin", "ReduceMax")]
     own = e.op("Concat", ends, axis=0)[0]
     shape = (2, *[1] * (rank - 1))
@@ -87,7 +87,7 @@ def _product(view: NodeView, sizes: Sizes) -> list[Option]:
     ]
 
 
-def _emit_product(out: tuple[Dim, ...], e: Any, values: Sequence[Any]) -> list[Any]:
+def _emit_product(out: tuple[Dim, ...], e: Emitter, values: Values) -> list[Value]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = values
     own = e.op("MatMulInteger", [a, b, a_zero, b_zero])[0]
     sums = _collective(e, "AllReduce", own, out, np.int32)
@@ -103,11 +103,17 @@ def _is_one(view: NodeView, index: int) -> bool:
 
 
 def _collective(
-    e: Any, op_type: str, value: Any, shape: Sequence[Dim], kind: type[np.generic], **attributes: int
-) -> Any:
+    emitter: Emitter,
+    op_type: str,
+    value: Value,
+    shape: Sequence[Dim],
+    kind: type[np.generic],
+    **attributes: int,
+) -> Value:
     """A collective on a value that the source model does not have; it is named after the node's output."""
     import onnx_ir as ir
 
+    e = with_collectives(emitter)
     outer, node = e.moving, e.node
     name = None if node is None else node.outputs[0].name
     e.moving = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(np.dtype(kind))))

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import SliceError
 from sharding.graph.sizes import Sizes
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of
-from sharding.rules.base import Emit, Option
+from sharding.rules.base import Emit, Emitter, Option, Value, Values
 from sharding.search.cost import IMPOSSIBLE, reshard_seconds
-from sharding.search.reshard import reshard
+from sharding.search.reshard import reshard, with_collectives
 from sharding.search.steps import Step, fits
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement
 
@@ -70,9 +70,10 @@ def _ending_at(
 def _moved(
     emit: Emit | None,
     moves: Sequence[tuple[int, ir.Value, Placement, Placement]],
-    e: Any,
-    values: Sequence[Any],
-) -> list[Any]:
+    emitter: Emitter,
+    values: Values,
+) -> list[Value]:
+    e = with_collectives(emitter)
     produced = list(e.copy(values) if emit is None else emit(e, values))
     for index, value, source, target in moves:
         outer, e.moving = e.moving, value

@@ -14,7 +14,7 @@ import numpy as np
 
 from sharding.errors import SliceError
 from sharding.graph.values import shape_of, subgraphs
-from sharding.rules.base import Emitter, Option
+from sharding.rules.base import Emitter, Option, Value, Values
 from sharding.rules.common import summable
 from sharding.slices.placement import PARTIAL, REPLICATED
 
@@ -80,7 +80,7 @@ def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object, *, can_write:
     )
 
 
-def _on_first_rank(zeros: Sequence[Any], e: Emitter, values: Sequence[Any]) -> list[Any]:
+def _on_first_rank(zeros: Sequence[np.ndarray[Any, Any] | None], e: Emitter, values: Values) -> list[Value]:
     drawn = e.copy(values)
     if e.rank == 0:
         return drawn

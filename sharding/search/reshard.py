@@ -8,12 +8,15 @@ attributes: AllReduce sums; AllGather concatenates the ranks' parts along ``axis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from sharding.rules.base import Dim, Emitter
+from sharding.rules.base import Dim, Emitter, Value
 from sharding.slices.placement import PARTIAL, REPLICATED, Partial, Placement, Replicated, Split, is_finer
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 DOMAIN = "com.microsoft"
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "AllToAll"})
@@ -24,11 +27,19 @@ class CollectiveEmitter(Emitter, Protocol):
 
     version: int
     """Version of the default opset."""
-    moving: Any
+    moving: ir.Value | None
     """The value of the model that is being brought to another placement; collectives are named after it."""
 
-    def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
+    node: ir.Node | None
+    """The node of the model that is being written."""
+
+    def collective(self, op_type: str, value: Value, shape: Sequence[Dim], **attributes: int) -> Value:
         """A collective whose input on each rank is ``value``, of this shape."""
+
+
+def with_collectives(e: Emitter) -> CollectiveEmitter:
+    """The emitter of a rank's graph, which the solver's own options are given: it can write collectives."""
+    return cast("CollectiveEmitter", e)
 
 
 def local_shape(shape: Sequence[Dim], placement: Placement, world: int) -> tuple[Dim, ...]:
@@ -42,8 +53,8 @@ def local_shape(shape: Sequence[Dim], placement: Placement, world: int) -> tuple
 
 
 def reshard(
-    e: CollectiveEmitter, value: Any, source: Placement, target: Placement, shape: Sequence[Dim]
-) -> Any:
+    e: CollectiveEmitter, value: Value, source: Placement, target: Placement, shape: Sequence[Dim]
+) -> Value:
     """Writes the nodes that bring this rank's part of a value from one placement to another.
 
     ``shape`` is the whole value's. The ways, cheapest first: nothing; a slice of what is whole or of a larger
@@ -67,7 +78,9 @@ def reshard(
     return reshard(e, _in_order(e, whole, source, shape), REPLICATED, target, shape)
 
 
-def _exchange(e: CollectiveEmitter, value: Any, source: Split, target: Split, shape: Sequence[Dim]) -> Any:
+def _exchange(
+    e: CollectiveEmitter, value: Value, source: Split, target: Split, shape: Sequence[Dim]
+) -> Value:
     """Each rank sends every other its part of the target axis and joins what it gets on the source axis."""
     held = local_shape(shape, source, e.world)
     parts = [_stacked(e, _own_part(e, value, target, held, rank)) for rank in range(e.world)]
@@ -82,7 +95,7 @@ def _exchange(e: CollectiveEmitter, value: Any, source: Split, target: Split, sh
     return _in_order(e, joined, source, local_shape(shape, target, e.world))
 
 
-def _own_part(e: CollectiveEmitter, value: Any, target: Split, shape: Sequence[Dim], rank: int) -> Any:
+def _own_part(e: CollectiveEmitter, value: Value, target: Split, shape: Sequence[Dim], rank: int) -> Value:
     """The rank's part of a value of this shape, by local slices."""
     parts, part = target.parts(e.world), target.part(rank)
     size = _length(shape, target.axis) // (parts * target.blocks)
@@ -90,7 +103,9 @@ def _own_part(e: CollectiveEmitter, value: Any, target: Split, shape: Sequence[D
     return _pieces(e, value, target.axis, starts, size)
 
 
-def _finer_part(e: CollectiveEmitter, value: Any, source: Split, target: Split, shape: Sequence[Dim]) -> Any:
+def _finer_part(
+    e: CollectiveEmitter, value: Value, source: Split, target: Split, shape: Sequence[Dim]
+) -> Value:
     """This rank's part of a value with more copies: of each block, the piece at its place among these."""
     ways = source.copies // target.copies
     size = _length(shape, target.axis) // (target.parts(e.world) * target.blocks)
@@ -99,7 +114,7 @@ def _finer_part(e: CollectiveEmitter, value: Any, source: Split, target: Split, 
     return _pieces(e, value, target.axis, starts, size)
 
 
-def _in_order(e: CollectiveEmitter, gathered: Any, source: Split, shape: Sequence[Dim]) -> Any:
+def _in_order(e: CollectiveEmitter, gathered: Value, source: Split, shape: Sequence[Dim]) -> Value:
     """Puts gathered parts, each with a piece of every block, into block order; takes the first of copies."""
     if source.blocks == 1 and source.copies == 1:
         return gathered
@@ -113,7 +128,7 @@ def _in_order(e: CollectiveEmitter, gathered: Any, source: Split, shape: Sequenc
     return _pieces(e, gathered, source.axis, starts, size)
 
 
-def _pieces(e: CollectiveEmitter, value: Any, axis: int, starts: Sequence[int], size: int) -> Any:
+def _pieces(e: CollectiveEmitter, value: Value, axis: int, starts: Sequence[int], size: int) -> Value:
     """Slices of one axis of the same size, joined."""
     pieces = [slice_axis(e, value, axis, start, start + size) for start in starts]
     return pieces[0] if len(pieces) == 1 else e.op("Concat", pieces, axis=axis)[0]
@@ -125,7 +140,7 @@ def _length(shape: Sequence[Dim], axis: int) -> int:
     return length
 
 
-def slice_axis(e: CollectiveEmitter, value: Any, axis: int, start: int, end: int) -> Any:
+def slice_axis(e: CollectiveEmitter, value: Value, axis: int, start: int, end: int) -> Value:
     """Elements ``start`` to ``end`` of one axis."""
     if e.version < 10:
         return e.op("Slice", [value], axes=[axis], starts=[start], ends=[end])[0]
@@ -133,7 +148,7 @@ def slice_axis(e: CollectiveEmitter, value: Any, axis: int, start: int, end: int
     return e.op("Slice", [value, *bounds])[0]
 
 
-def _stacked(e: CollectiveEmitter, value: Any) -> Any:
+def _stacked(e: CollectiveEmitter, value: Value) -> Value:
     """The value with a new first axis of length 1."""
     if e.version < 13:
         return e.op("Unsqueeze", [value], axes=[0])[0]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 
-def with_biases(nodes: list[Any], vectors: frozenset[str], kept: Iterable[str]) -> list[Any]:
+def with_biases(nodes: list[NodeProto], vectors: frozenset[str], kept: Iterable[str]) -> list[NodeProto]:
     """The nodes, a Gemm that nothing but the addition of a vector reads being one with that; in bodies too.
 
     ``vectors``: the constants and weights with one axis; ``kept``: what is read from outside of the nodes.
@@ -40,7 +43,7 @@ def with_biases(nodes: list[Any], vectors: frozenset[str], kept: Iterable[str]) 
     return [node for place, node in enumerate(found) if places[id(node)] == place]
 
 
-def _reads(nodes: Iterable[Any]) -> Iterator[str]:
+def _reads(nodes: Iterable[NodeProto]) -> Iterator[str]:
     for node in nodes:
         yield from node.input
         for attribute in node.attribute:

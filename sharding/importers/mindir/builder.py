@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.sniff import RUN_OPSET
 
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
 IR_VERSION = 9
 MOST = 1 << 28
 """Elements of each result on the way to a constant that is computed while converting."""
@@ -42,12 +45,12 @@ class Builder:
 
         self.opset = opset
         self.names = Names()
-        self.nodes: list[onnx.NodeProto] = []
+        self.nodes: list[NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.layer = ""
         """Names what is added: the layer of the node that is converted."""
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
-        self._producers: dict[str, tuple[onnx.NodeProto, list[Value | None]]] = {}
+        self._producers: dict[str, tuple[NodeProto, list[Value | None]]] = {}
         self._imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("com.microsoft", 1)]
 
     # Nodes
@@ -140,7 +143,7 @@ class Builder:
             like = None
         return [None if item is None else self.value(item, like) for item in inputs]
 
-    def _infer(self, node: Any, values: Sequence[Value | None]) -> list[TensorType]:
+    def _infer(self, node: NodeProto, values: Sequence[Value | None]) -> list[TensorType]:
         import onnx
 
         schema = onnx.defs.get_schema(node.op_type, self.opset, node.domain)
@@ -234,7 +237,7 @@ class Builder:
 
         if value.constant is not None:
             return value.constant
-        nodes: dict[str, Any] = {}
+        nodes: dict[str, NodeProto] = {}
         leaves: dict[str, Array] = {}
         waiting = [value]
         while waiting:
@@ -263,13 +266,12 @@ class Builder:
         try:
             (result,) = ReferenceEvaluator(model).run(None, leaves)
         except Exception as error:
-            raise RefusedError(
-                f"constants cannot be computed: {' '.join(str(error).split())[:200]}"
-            ) from None
+            why = " ".join(str(error).split())[:200]
+            raise RefusedError(f"constants cannot be computed: {why}") from None
         value.constant = np.asarray(result)
         return value.constant
 
-    def _folded(self, node: Any, results: list[Value]) -> list[Value]:
+    def _folded(self, node: NodeProto, results: list[Value]) -> list[Value]:
         """The results as constants; the node is taken back."""
         try:
             arrays = [self.evaluate(result) for result in results]
@@ -336,6 +338,12 @@ class Builder:
         shape.sequence = True
         return shape
 
+    def lengths(self, x: Value) -> tuple[int | Value, ...]:
+        """All lengths of a tensor whose number of axes is known."""
+        found = self.shape_of(x)
+        assert isinstance(found, tuple)
+        return found
+
     def axis(self, axis: int, x: Value) -> int:
         """An axis counted from the front. Raises `RefusedError` where there is no such axis."""
         if x.shape is None:
@@ -347,7 +355,7 @@ class Builder:
     # Bodies
 
     @contextmanager
-    def body(self) -> Iterator[list[Any]]:
+    def body(self) -> Iterator[list[NodeProto]]:
         """Collects the nodes that are added inside; they may read what was added before."""
         outer, self.nodes = self.nodes, []
         try:
@@ -355,7 +363,9 @@ class Builder:
         finally:
             self.nodes = outer
 
-    def graph(self, nodes: list[Any], name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
+    def graph(
+        self, nodes: list[NodeProto], name: str, inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> GraphProto:
         """A body as a graph; an output that is made outside goes through an Identity."""
         import onnx
 
@@ -375,18 +385,16 @@ class Builder:
         return onnx.helper.make_graph(nodes, name, wanted, results)
 
 
-_ONE_TYPE = frozenset(
-    {
-        "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Sum", "Mean", "PRelu", "And", "Or", "Xor",
-        "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Clip", "MatMul", "Concat",
-    }
-)  # fmt: skip
+_ONE_TYPE = frozenset({
+    "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Sum", "Mean", "PRelu", "And", "Or", "Xor",
+    "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Clip", "MatMul", "Concat",
+})  # fmt: skip
 """Operators whose inputs all have one type."""
 
 
 def _ordered(
-    nodes: Mapping[str, Any], producers: Mapping[str, tuple[Any, list[Value | None]]]
-) -> Iterator[Any]:
+    nodes: Mapping[str, NodeProto], producers: Mapping[str, tuple[NodeProto, list[Value | None]]]
+) -> Iterator[NodeProto]:
     """The nodes in the order in which they were added."""
     position = {node.output[0]: index for index, (node, _) in enumerate(producers.values())}
     return iter(sorted(nodes.values(), key=lambda node: position[node.output[0]]))

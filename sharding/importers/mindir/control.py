@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_stor
 from sharding.importers.mindir.outcomes import RAISED, Branch, Choice, Closure, Done, Outcome, Raised, Tail
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.trace import MAX_CALLS, Tracer
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 RESULT = ""
 """The end that is a value and no further graph."""
@@ -39,7 +42,7 @@ class Ends:
 class Merge:
     """Outputs of an ``If``: what the two sides give."""
 
-    bodies: Sequence[list[Any]] = ()
+    bodies: Sequence[list[NodeProto]] = ()
     """The nodes of both sides."""
     pairs: list[tuple[Value, Value]] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
@@ -162,7 +165,7 @@ def _knowing(item: Any, condition: Value, truth: bool) -> Any:
     return truth if isinstance(item, Value) and same(item, condition) else item
 
 
-def _renumbered(tracer: Tracer, side: Ends, names: list[str], nodes: list[Any]) -> Value:
+def _renumbered(tracer: Tracer, side: Ends, names: list[str], nodes: list[NodeProto]) -> Value:
     """Which of ``names`` a side ends at, computed in its body."""
     places = [names.index(name) for name in side.ways]
     if side.which is None:
@@ -223,7 +226,7 @@ def stored(value: Value, name: str) -> Value:
     return value if value.storage == name else replace(value, storage=name)
 
 
-def made_in(nodes: list[Any]) -> set[str]:
+def made_in(nodes: list[NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output}
 
 
@@ -270,7 +273,7 @@ def _is_open(x: Any, y: Any) -> bool:
     return isinstance(x, Value) or isinstance(y, Value) or len(x) != len(y)
 
 
-def _in_body(tracer: Tracer, nodes: list[Any], item: Any) -> Value:
+def _in_body(tracer: Tracer, nodes: list[NodeProto], item: Any) -> Value:
     """A tuple of integers as one tensor, put together in the side that gives it."""
     if isinstance(item, Value):
         return item
@@ -341,7 +344,7 @@ def united(one: Value, other: Value) -> tuple[int | None, ...] | None:
     return tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
 
 
-def _emit_if(tracer: Tracer, condition: Value, merged: Merge, bodies: Sequence[list[Any]]) -> None:
+def _emit_if(tracer: Tracer, condition: Value, merged: Merge, bodies: Sequence[list[NodeProto]]) -> None:
     b = tracer.builder
     graphs = [
         b.graph(nodes, b.names.fresh(name), [], [pair[side] for pair in merged.pairs])

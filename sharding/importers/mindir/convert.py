@@ -254,7 +254,7 @@ def _initializer(name: str, weight: Weight) -> onnx.TensorProto:
     return tensor
 
 
-def _live(nodes: list[Any], outputs: Iterable[str]) -> tuple[list[Any], set[str]]:
+def _live(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that outputs need, in order, and all that these read."""
     used = set(outputs)
     kept = []
@@ -265,7 +265,7 @@ def _live(nodes: list[Any], outputs: Iterable[str]) -> tuple[list[Any], set[str]
     return kept[::-1], used
 
 
-def _reads(node: Any) -> set[str]:
+def _reads(node: onnx.NodeProto) -> set[str]:
     names = set(node.input)
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -275,7 +275,7 @@ def _reads(node: Any) -> set[str]:
     return names
 
 
-def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
         for attribute in node.attribute:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_stor
 from sharding.importers.mindir.outcomes import Tail
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.trace import Tracer
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 _MOST_CELLS = 300
 """Storages that a loop changes; each may take a few rounds to be found."""
@@ -144,7 +147,7 @@ def _emit_loop(
     following: list[Any],
     *,
     ends: Ends,
-    nodes: list[Any],
+    nodes: list[NodeProto],
     since: int,
 ) -> Ends:
     b = tracer.builder

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import (
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    alike,
+    primitive,
+    table,
+)
 from sharding.importers.mindir.primitives.operands import (
     axes_of,
     behind,
@@ -22,22 +29,19 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 GELU_SINCE = 20
 """The version of ONNX's operators that has this one."""
 APPROXIMATE = ("none", "tanh")
 
 
 @primitive("ReLU", "ReLUV3")
-def relu(b: Builder, node: Node, x: Value) -> Value:
+def relu(b: Builder, x: Value) -> Value:
     """max(x, 0)"""
     return b.op("Relu", [computable(b, x)])
 
 
 @primitive("ReLU6")
-def relu6(b: Builder, node: Node, x: Value) -> Value:
+def relu6(b: Builder, x: Value) -> Value:
     """Between 0 and 6."""
     return _clip(b, x, 0.0, 6.0)
 
@@ -47,40 +51,44 @@ def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
     return b.op("Clip", [wide, scalar(b, low, wide), scalar(b, high, wide)])
 
 
-@primitive("Hardtanh", settings=("min_val", "max_val"))
-def hardtanh(b: Builder, node: Node, x: Value, *, min_val: Operand = -1, max_val: Operand = 1) -> Value:
+@primitive("Hardtanh")
+def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 1) -> Value:
     """Between two bounds."""
     return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
 
 
-@primitive("Sigmoid")
-def sigmoid(b: Builder, node: Node, x: Value) -> Value:
-    """1 / (1 + exp(-x))"""
-    return b.op("Sigmoid", [floating(b, x)])
+_FUNCTIONS: dict[str | tuple[str, ...], tuple[str, dict[str, float]]] = {
+    "Sigmoid": ("Sigmoid", {}),  # 1 / (1 + exp(-x))
+    "Softsign": ("Softsign", {}),  # x / (1 + |x|)
+    "HSigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),  # relu6(x + 3) / 6
+    # The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
+    ("SeLU", "SeLUExt"): ("Selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+}
+"""ONNX's operators and their attributes."""
 
 
-@primitive("HSigmoid")
-def hard_sigmoid(b: Builder, node: Node, x: Value) -> Value:
-    """relu6(x + 3) / 6"""
-    return b.op("HardSigmoid", [floating(b, x)], {"alpha": 1 / 6, "beta": 0.5})
+@table(_FUNCTIONS)
+def function(row: tuple[str, dict[str, float]], b: Builder, x: Value) -> Value:
+    """ONNX's operator of floating-point numbers."""
+    return b.op(row[0], [floating(b, x)], row[1])
 
 
 @primitive("HSwish")
-def hard_swish(b: Builder, node: Node, x: Value) -> Value:
+def hard_swish(b: Builder, x: Value) -> Value:
     """x relu6(x + 3) / 6"""
     wide = floating(b, x)
     return b.op("Mul", [wide, b.op("HardSigmoid", [wide], {"alpha": 1 / 6, "beta": 0.5})])
 
 
 @primitive("SiLU")
-def silu(b: Builder, node: Node, x: Value) -> Value:
+def silu(b: Builder, x: Value) -> Value:
     """x sigmoid(x)"""
     wide = floating(b, x)
     return b.op("Mul", [wide, b.op("Sigmoid", [wide])])
 
 
 @primitive("GeLU")
-def gelu(b: Builder, node: Node, x: Value) -> Value:
+def gelu(b: Builder, x: Value) -> Value:
     """The tanh form."""
     wide = floating(b, x)
     if b.opset >= GELU_SINCE:
@@ -91,11 +99,11 @@ def gelu(b: Builder, node: Node, x: Value) -> Value:
     return b.op("Mul", [b.op("Mul", [wide, scalar(b, 0.5, wide)]), raised])
 
 
-@primitive("GeluExt", "NpuGelu", settings=("approximate",))
-def gelu_ext(b: Builder, node: Node, x: Value, *, approximate: Operand = "none") -> Value:
+@primitive("GeluExt", "NpuGelu")
+def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     """x times the normal distribution's integral up to x, by erf or by tanh."""
     if text(approximate, "approximate", APPROXIMATE) == "tanh":
-        return gelu(b, node, x)
+        return gelu(b, x)
     wide = floating(b, x)
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide])
@@ -105,7 +113,7 @@ def gelu_ext(b: Builder, node: Node, x: Value, *, approximate: Operand = "none")
 
 
 @primitive("FastGeLU")
-def fast_gelu(b: Builder, node: Node, x: Value) -> Value:
+def fast_gelu(b: Builder, x: Value) -> Value:
     """x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)."""
     wide = floating(b, x)
     return b.op("Mul", [wide, b.op("Sigmoid", [b.op("Mul", [wide, scalar(b, 1.702, wide)])])])
@@ -116,41 +124,34 @@ def _halves(b: Builder, x: Value, axis: Operand) -> list[Value]:
     return b.ops("Split", [floating(b, x)], {"axis": place, "num_outputs": 2}, outputs=2)
 
 
-@primitive("GLU", settings=("axis",))
-def glu(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
+@primitive("GLU")
+def glu(b: Builder, x: Value, *, axis: Operand = -1) -> Value:
     """The first half times the sigmoid of the second."""
     first, second = _halves(b, x, axis)
     return b.op("Mul", [first, b.op("Sigmoid", [second])])
 
 
-@primitive("Swiglu", settings=("dim",))
-def swiglu(b: Builder, node: Node, x: Value, *, dim: Operand = -1) -> Value:
+@primitive("Swiglu")
+def swiglu(b: Builder, x: Value, *, dim: Operand = -1) -> Value:
     """The SiLU of the first half times the second."""
     first, second = _halves(b, x, dim)
-    return b.op("Mul", [silu(b, node, first), second])
+    return b.op("Mul", [silu(b, first), second])
 
 
-@primitive("Elu", "EluExt", settings=("alpha",))
-def elu(b: Builder, node: Node, x: Value, *, alpha: Operand = 1.0) -> Value:
+@primitive("Elu", "EluExt")
+def elu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x) - 1)."""
     return b.op("Elu", [floating(b, x)], {"alpha": float(number(alpha, "alpha"))})
 
 
-@primitive("CeLU", settings=("alpha",))
-def celu(b: Builder, node: Node, x: Value, *, alpha: Operand = 1.0) -> Value:
+@primitive("CeLU")
+def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x / alpha) - 1)."""
     return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(number(alpha, "alpha"))})
 
 
-@primitive("SeLU", "SeLUExt")
-def selu(b: Builder, node: Node, x: Value) -> Value:
-    """The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017)."""
-    constants = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
-    return b.op("Selu", [floating(b, x)], constants)
-
-
 @primitive("PReLU")
-def prelu(b: Builder, node: Node, x: Value, slope: Value) -> Value:
+def prelu(b: Builder, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
     wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
     if slopes.rank in {None, 1} and slopes.shape != (1,) and (wide.rank is None or wide.rank > 2):
@@ -158,13 +159,13 @@ def prelu(b: Builder, node: Node, x: Value, slope: Value) -> Value:
     return b.op("PRelu", [wide, slopes])
 
 
-@primitive("LeakyReLUExt", "LeakyReLU", settings=("negative_slope",))
-def leaky_relu(b: Builder, node: Node, x: Value, *, negative_slope: Operand = 0.01) -> Value:
+@primitive("LeakyReLUExt", "LeakyReLU")
+def leaky_relu(b: Builder, x: Value, *, negative_slope: Operand = 0.01) -> Value:
     """x, below 0 times a slope."""
     return b.op("LeakyRelu", [floating(b, x)], {"alpha": float(number(negative_slope, "negative_slope"))})
 
 
-@primitive("Softplus", "SoftplusExt", settings=("beta", "threshold"))
+@primitive("Softplus", "SoftplusExt")
 def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
     wide = floating(b, x)
@@ -179,27 +180,15 @@ def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: 
     return b.op("Where", [b.op("Greater", [inner, scalar(b, number(limit, "threshold"), wide)]), wide, found])
 
 
-@primitive("Softsign")
-def softsign(b: Builder, node: Node, x: Value) -> Value:
-    """x / (1 + |x|)"""
-    return b.op("Softsign", [floating(b, x)])
-
-
-@primitive("SoftShrink", settings=("lambd",))
-def soft_shrink(b: Builder, node: Node, x: Value, *, lambd: Operand = 0.5) -> Value:
-    """Nearer to 0 by lambd, and 0 where that is beyond it."""
+@table({"SoftShrink": True, "HShrink": False})
+def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
+    """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
     margin = float(number(lambd, "lambd"))
-    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin})
+    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin if soft else 0.0})
 
 
-@primitive("HShrink", settings=("lambd",))
-def hard_shrink(b: Builder, node: Node, x: Value, *, lambd: Operand = 0.5) -> Value:
-    """0 where |x| is at most lambd."""
-    return b.op("Shrink", [floating(b, x)], {"lambd": float(number(lambd, "lambd")), "bias": 0.0})
-
-
-@primitive("Threshold", settings=("threshold", "value"))
-def threshold_(b: Builder, node: Node, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
+@primitive("Threshold")
+def threshold_(b: Builder, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
     """x where it is above a threshold, else a value."""
     wide = computable(b, x)
     above = b.op("Greater", [wide, scalar(b, number(threshold, "threshold"), wide)])
@@ -215,14 +204,15 @@ def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
 
 
 @primitive("Mish", "MishExt")
-def mish(b: Builder, node: Node, x: Value) -> Value:
+def mish(b: Builder, x: Value) -> Value:
     """x tanh(log(1 + exp(x)))"""
     wide = floating(b, x)
     return b.op("Mul", [wide, b.op("Tanh", [b.op("Softplus", [wide])])])
 
 
-def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
-    """A softmax along one axis or, flattened, along several neighbours."""
+@table(alike("Softmax", "LogSoftmax"))
+def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
+    """exp(x) / sum of exp(x), or its logarithm, along one axis or, flattened, along several neighbours."""
     wide = floating(b, x)
     axes = axes_of(b, axis, wide)
     if wide.rank == 0:
@@ -235,29 +225,16 @@ def _along(b: Builder, op_type: str, x: Value, axis: Operand) -> Value:
     kept = [axis for axis in range(rank) if axis not in axes]
     order = [*kept, *axes]
     turned = b.transpose(wide, order)
-    shape = b.shape_of(turned)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(turned)
     joined = joined_length(turned, range(len(kept), rank))
     flat = b.op(op_type, [b.reshape(turned, (*shape[: len(kept)], joined))], {"axis": -1})
     return b.transpose(b.reshape(flat, shape), [order.index(axis) for axis in range(rank)])
 
 
-@primitive("Softmax", settings=("axis",))
-def softmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
-    """exp(x) / sum of exp(x) along axes."""
-    return _along(b, "Softmax", x, axis)
-
-
-@primitive("LogSoftmax", settings=("axis",))
-def log_softmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1) -> Value:
-    """The logarithm of the softmax."""
-    return _along(b, "LogSoftmax", x, axis)
-
-
-@primitive("LogSoftmaxExt", settings=("dim", "dtype"))
-def log_softmax_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, dtype: Operand = None) -> Value:
+@primitive("LogSoftmaxExt")
+def log_softmax_ext(b: Builder, x: Value, *, dim: Operand = None, dtype: Operand = None) -> Value:
     """The same, computed in another element type if one is given; without an axis, along 0 for 0, 1 and 3
     axes, else 1."""
     wide = b.cast(x, element_type(dtype, x.dtype))
     axis = dim if dim is not None else 0 if known_rank(x) in {0, 1, 3} else 1
-    return _along(b, "LogSoftmax", wide, axis)
+    return softmax("LogSoftmax", b, wide, axis=axis)

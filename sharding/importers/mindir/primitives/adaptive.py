@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, table
 from sharding.importers.mindir.primitives.operands import computable, floating, integers, known_rank, scalar
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Value | None]:
@@ -32,10 +29,10 @@ def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Va
     return found
 
 
-def _adaptive(b: Builder, x: Value, setting: Operand, count: int, largest: bool) -> Value:
+def _adaptive(b: Builder, x: Value, lengths: Sequence[int | Value | None], largest: bool) -> Value:
     wide = floating(b, x) if not largest else computable(b, x)
-    first = x.rank - count if x.rank is not None else -count
-    for axis, wanted in zip(range(first, first + count), _wanted(b, x, setting, count), strict=True):
+    first = (x.rank or 0) - len(lengths)
+    for axis, wanted in enumerate(lengths, first):
         if wanted is not None:
             wide = _adapted(b, wide, axis, wanted, largest)
     return wide
@@ -54,8 +51,7 @@ def _adapted(b: Builder, x: Value, axis: int, wanted: int | Value, largest: bool
     if length == wanted:
         return x
     if length % wanted == 0:
-        shape = b.shape_of(x)
-        assert isinstance(shape, tuple)
+        shape = b.lengths(x)
         cut = b.reshape(x, (*shape[:axis], wanted, length // wanted, *shape[axis + 1 :]))
         return b.op(kind, [cut, b.ints((axis + 1,))], {"keepdims": 0})
     bounds = [(i * length // wanted, -(-(i + 1) * length // wanted)) for i in range(wanted)]
@@ -110,8 +106,7 @@ def _adapted_later(
 
 def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | Value | None]) -> Value:
     """Where the largest of each window is, counted over the last axes."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     front, lengths = shape[: -len(wanted)], shape[-len(wanted) :]
     counts = tuple(length if count is None else count for length, count in zip(lengths, wanted, strict=True))
     # The places of the windows of all axes so far, a row for each window.
@@ -134,21 +129,14 @@ def _places_of_largest(b: Builder, x: Value, wanted: Sequence[int | Value | None
     return b.reshape(found, (*front, *counts))
 
 
-def _adaptive_family(count: int, largest: bool, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
-        found = _adaptive(b, x, output_size, count, largest)
-        if len(node.result_types) < 2:
-            return found
-        return found, _places_of_largest(b, computable(b, x), _wanted(b, x, output_size, count))
-
-    kind = "largest" if largest else "mean"
-    convert.__doc__ = f"The {kind} of as many windows as the result has places, along the last {count} axes."
-    primitive(*names, settings=("output_size",))(convert)
-
-
-_adaptive_family(1, False, "AdaptiveAvgPool1D")
-_adaptive_family(2, False, "AdaptiveAvgPool2D", "AdaptiveAvgPool2DExt")
-_adaptive_family(3, False, "AdaptiveAvgPool3D", "AdaptiveAvgPool3DExt")
-_adaptive_family(1, True, "AdaptiveMaxPool1D")
-_adaptive_family(2, True, "AdaptiveMaxPool2D")
-_adaptive_family(3, True, "AdaptiveMaxPool3D")
+@table({
+    "AdaptiveAvgPool1D": (1, False), ("AdaptiveAvgPool2D", "AdaptiveAvgPool2DExt"): (2, False),
+    ("AdaptiveAvgPool3D", "AdaptiveAvgPool3DExt"): (3, False), "AdaptiveMaxPool1D": (1, True),
+    "AdaptiveMaxPool2D": (2, True), "AdaptiveMaxPool3D": (3, True),
+})  # fmt: skip
+def adaptive(row: tuple[int, bool], b: Builder, node: Node, x: Value, *, output_size: Operand = 1) -> Operand:
+    """The mean, or the largest, of as many windows as the result has places, along the last axes."""
+    count, largest = row
+    wanted = _wanted(b, x, output_size, count)
+    found = _adaptive(b, x, wanted, largest)
+    return found if len(node.result_types) < 2 else (found, _places_of_largest(b, computable(b, x), wanted))

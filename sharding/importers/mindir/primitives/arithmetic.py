@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     FLOAT32,
@@ -19,11 +20,6 @@ from sharding.importers.mindir.primitives.operands import (
     tensors,
     text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sharding.importers.mindir.builder import Builder
 
 ROUNDING = ("none", "trunc", "floor")
 
@@ -43,19 +39,11 @@ def common(b: Builder, node: Node, x: Operand, y: Operand) -> list[Value]:
     return pair
 
 
-def _simple(op_type: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-        return binary(b, node, op_type, x, y)
-
-    convert.__doc__ = f"ONNX's {op_type} on the common type."
-    primitive(*names)(convert)
-
-
-_simple("Add", "Add", "AddV2")
-_simple("Sub", "Sub")
-_simple("Mul", "Mul", "Muls")
-_simple("Max", "Maximum")
-_simple("Min", "Minimum")
+@table({("Add", "AddV2"): "Add", "Sub": "Sub", ("Mul", "Muls"): "Mul", "Maximum": "Max", "Minimum": "Min",
+        ("Pow", "PowTensorScalar", "PowScalarTensor"): "Pow"})  # fmt: skip
+def simple(op_type: str, b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """ONNX's operator on the common type; in floating point where the file says that the result is one."""
+    return binary(b, node, op_type, x, y)
 
 
 def _true_division(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
@@ -71,12 +59,10 @@ def div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     return _true_division(b, node, x, y)
 
 
-@primitive("DivMod", "DivMods", settings=("rounding_mode",))
+@primitive("DivMod", "DivMods")
 def div_mod(b: Builder, node: Node, x: Operand, y: Operand, *, rounding_mode: Operand = None) -> Value:
     """A division that rounds down, towards zero, or not at all."""
-    if rounding_mode is None:
-        return _true_division(b, node, x, y)
-    kind = text(rounding_mode, "rounding_mode", ROUNDING)
+    kind = "none" if rounding_mode is None else text(rounding_mode, "rounding_mode", ROUNDING)
     if kind == "none":
         return _true_division(b, node, x, y)
     return floor_div(b, node, x, y) if kind == "floor" else truncate_div(b, node, x, y)
@@ -90,14 +76,23 @@ def floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
         # In double precision: the nearest quotient of floats may be the whole number above the true one.
         quotient = b.op("Div", [b.cast(first, np.float64), b.cast(second, np.float64)])
         return b.cast(b.op("Floor", [quotient]), first.dtype)
-    # Integer division of ONNX's rounds towards zero: one less where the remainder has the other sign.
-    quotient = b.op("Div", [first, second])
-    remainder = b.op("Sub", [first, b.op("Mul", [quotient, second])])
-    uneven = b.op("Not", [b.op("Equal", [remainder, scalar(b, 0, first)])])
-    opposite = b.op(
-        "Xor", [b.op("Less", [remainder, scalar(b, 0, first)]), b.op("Less", [second, scalar(b, 0, first)])]
-    )
-    return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, opposite]), first.dtype)])
+    return floored(b, first, second)
+
+
+def floored(b: Builder, x: Value, y: Value) -> Value:
+    """Division of integers that rounds down. ONNX's rounds towards zero: one less where the remainder has the
+    other sign."""
+    quotient = b.op("Div", [x, y])
+    remainder = b.op("Sub", [x, b.op("Mul", [quotient, y])])
+    return b.op("Sub", [quotient, b.cast(_turns(b, remainder, y), x.dtype)])
+
+
+def _turns(b: Builder, remainder: Value, divisor: Value) -> Value:
+    """Where a remainder is not 0 and has another sign than the divisor."""
+    zero = scalar(b, 0, remainder)
+    uneven = b.op("Not", [b.op("Equal", [remainder, zero])])
+    opposite = b.op("Xor", [b.op("Less", [remainder, zero]), b.op("Less", [divisor, zero])])
+    return b.op("And", [uneven, opposite])
 
 
 @primitive("TruncateDiv")
@@ -120,11 +115,7 @@ def floor_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     if not is_float(first.dtype):
         return b.op("Mod", [first, second])
     remainder = b.op("Mod", [first, second], {"fmod": 1})
-    uneven = b.op("Not", [b.op("Equal", [remainder, scalar(b, 0, first)])])
-    opposite = b.op(
-        "Xor", [b.op("Less", [remainder, scalar(b, 0, first)]), b.op("Less", [second, scalar(b, 0, first)])]
-    )
-    return b.op("Where", [b.op("And", [uneven, opposite]), b.op("Add", [remainder, second]), remainder])
+    return b.op("Where", [_turns(b, remainder, second), b.op("Add", [remainder, second]), remainder])
 
 
 @primitive("Mod", "TruncateMod", "FmodTensor", "FmodScalar")
@@ -134,26 +125,9 @@ def truncate_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     return b.op("Mod", [first, second], {"fmod": 1})
 
 
-@primitive("Pow", "PowTensorScalar", "PowScalarTensor")
-def power(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """A power, computed in floating point where the file says that the result is one."""
-    first, second = common(b, node, x, y)
-    return b.op("Pow", [first, second])
-
-
-@primitive("AddExt", "AddScalar", settings=("alpha",))
-def add_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
-    """x + alpha y"""
-    return _scaled(b, node, "Add", x, y, alpha)
-
-
-@primitive("SubExt", "SubScalar", settings=("alpha",))
-def sub_ext(b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
-    """x - alpha y"""
-    return _scaled(b, node, "Sub", x, y, alpha)
-
-
-def _scaled(b: Builder, node: Node, op_type: str, x: Operand, y: Operand, alpha: Operand) -> Value:
+@table({("AddExt", "AddScalar"): "Add", ("SubExt", "SubScalar"): "Sub"})
+def scaled(op_type: str, b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
+    """x + alpha y or x - alpha y"""
     first, second = common(b, node, x, y)
     if isinstance(alpha, Value) or number(alpha, "alpha") != 1:
         second = b.op("Mul", [second, b.cast(b.value(alpha), second.dtype)])
@@ -276,40 +250,25 @@ def log_add(b: Builder, first: Value, second: Value, base: float) -> Value:
     return b.op("Add", [larger, rest])
 
 
-@primitive("LogAddExp")
-def log_add_exp(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """log(exp x + exp y), without overflow."""
+@table({"LogAddExp": np.e, "LogAddExp2": 2.0})
+def log_add_powers(base: float, b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """The logarithm of the sum of two powers of a base, without overflow."""
     first, second = (floating(b, item) for item in common(b, node, x, y))
-    return log_add(b, first, second, np.e)
+    return log_add(b, first, second, base)
 
 
-@primitive("LogAddExp2")
-def log_add_exp2(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """log2(2^x + 2^y), without overflow."""
-    first, second = (floating(b, item) for item in common(b, node, x, y))
-    return log_add(b, first, second, 2.0)
-
-
-_BITS = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}
-
-
-def _bitwise(logical: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-        first, second = promoted(b, x, y)
-        if is_float(first.dtype):
-            raise RefusedError(f"bits of {first.dtype} cannot be combined")
-        return b.op(logical if first.dtype == BOOL else _BITS[logical], [first, second])
-
-    convert.__doc__ = f"ONNX's {_BITS[logical]}; of truth values, {logical}."
-    primitive(*names)(convert)
-
-
-_bitwise("And", "BitwiseAnd", "BitwiseAndTensor", "BitwiseAndScalar")
-_bitwise("Or", "BitwiseOr", "BitwiseOrTensor", "BitwiseOrScalar")
-_bitwise("Xor", "BitwiseXor", "BitwiseXorTensor", "BitwiseXorScalar")
+@table({
+    (f"Bitwise{kind}", f"Bitwise{kind}Tensor", f"Bitwise{kind}Scalar"): kind for kind in ("And", "Or", "Xor")
+})  # fmt: skip
+def bitwise(kind: str, b: Builder, x: Operand, y: Operand) -> Value:
+    """Each pair of bits combined; of truth values, the values."""
+    first, second = promoted(b, x, y)
+    if is_float(first.dtype):
+        raise RefusedError(f"bits of {first.dtype} cannot be combined")
+    return b.op(kind if first.dtype == BOOL else f"Bitwise{kind}", [first, second])
 
 
 @primitive("Invert", "BitwiseNot")
-def invert(b: Builder, node: Node, x: Value) -> Value:
+def invert(b: Builder, x: Value) -> Value:
     """Every bit turned; of truth values, the opposite."""
     return b.op("Not" if x.dtype == BOOL else "BitwiseNot", [x])

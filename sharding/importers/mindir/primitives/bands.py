@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 
@@ -81,8 +79,7 @@ def _known(x: Value, count: int) -> tuple[int, ...]:
 def _chosen(b: Builder, x: Value, axes: int, table: np.ndarray[Any, Any], other: Value) -> Value:
     """Elements of the last axes taken as one, by a table of places; ``other`` where the place is -1."""
     if axes == 2:
-        shape = b.shape_of(x)
-        assert isinstance(shape, tuple)
+        shape = b.lengths(x)
         lengths = _known(x, 2)
         x = b.reshape(x, (*shape[:-2], lengths[0] * lengths[1]))
     taken = b.op("Gather", [x, b.const(np.maximum(table, 0))], {"axis": -1})
@@ -94,9 +91,9 @@ def _padding(b: Builder, amount: Operand, x: Value) -> Value:
     return b.op("Reshape", [found, b.const([], np.int64)])
 
 
-@primitive("MatrixDiagPartV3", settings=("align",))
+@primitive("MatrixDiagPartV3")
 def matrix_diag_part(
-    b: Builder, node: Node, x: Value, k: Operand, padding: Operand, *, align: Operand = "RIGHT_LEFT"
+    b: Builder, x: Value, k: Operand, padding: Operand, *, align: Operand = "RIGHT_LEFT"
 ) -> Value:
     """Diagonals as rows; a single one without the axis of rows."""
     offsets = _offsets(b, k)
@@ -107,10 +104,9 @@ def matrix_diag_part(
     return _chosen(b, x, 2, table, _padding(b, padding, x))
 
 
-@primitive("MatrixDiagV3", settings=("align",), declared=False)
+@primitive("MatrixDiagV3", declared=False)
 def matrix_diag(
     b: Builder,
-    node: Node,
     x: Value,
     k: Operand,
     rows: Operand,
@@ -134,9 +130,9 @@ def matrix_diag(
     return _chosen(b, x, 1 if low == high else 2, table, _padding(b, padding, x))
 
 
-@primitive("MatrixSetDiagV3", settings=("align",))
+@primitive("MatrixSetDiagV3")
 def matrix_set_diag(
-    b: Builder, node: Node, x: Value, diagonal: Value, k: Operand, *, align: Operand = "RIGHT_LEFT"
+    b: Builder, x: Value, diagonal: Value, k: Operand, *, align: Operand = "RIGHT_LEFT"
 ) -> Value:
     """The matrices with other diagonals."""
     offsets = _offsets(b, k)

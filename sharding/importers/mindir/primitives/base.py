@@ -2,19 +2,26 @@
 
 One function per MindSpore primitive, registered by name::
 
-    @primitive("MatMul", settings=("transpose_a", "transpose_b"))
-    def matmul(b, node, x, y, *, transpose_a=False, transpose_b=False):
+    @primitive("MatMul")
+    def matmul(b, x, y, *, transpose_a=False, transpose_b=False):
         ...
         return b.op("MatMul", [x, y])
+
+or one for primitives that differ by a name or a number, which is its first argument::
+
+    @table({"ReduceMax": "ReduceMax", ("ReduceMin", "Min"): "ReduceMin"})
+    def reduction(op_type, b, x):
+        ...
 
 Operands come in the order of the node's inputs. Tensors are `Value`s; constants that are no tensors come as
 Python's own: bool, int, float, str, None, and tuples of these. A tuple may also hold `Value`s: tensors, or
 integers that are known only at run time (int64 without axes).
 
-Settings are what a version 1 file keeps as attributes of the primitive and a version 3 file as further inputs
-after the operands: an input beyond the function's positional parameters is the next of ``settings``, and what
-the inputs do not give is taken from the attributes of that name. What neither has keeps the function's
-default. A function that wants other attributes looks into ``node.attributes``.
+Settings, the keyword-only parameters, are what a version 1 file keeps as attributes of the primitive and a
+version 3 file as further inputs after the operands: an input beyond the function's positional parameters is
+the next setting, and what the inputs do not give is taken from the attributes of that name. What neither has
+keeps the function's default. A function that wants other attributes, or the declared types, takes ``node``
+after ``b``.
 
 What is returned, a value or a tuple for a primitive with several results, is converted to the element type
 that the file declares for the result, and takes the lengths from there that were not known.
@@ -25,6 +32,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar, Union
 
 import numpy as np
@@ -110,8 +118,9 @@ class RefusedError(Exception):
     """
 
 
-Convert = Callable[..., Operand]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Names = TypeVar("_Names", bound=Sequence[str])
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,10 @@ class Primitive:
     """A registered conversion."""
 
     name: str
-    convert: Convert
+    function: Callable[..., Operand]
+    family: str
+    """The module that registers it."""
+    takes_node: bool
     operands: int | None
     """How many positional parameters it has; None for any number."""
     needed: int
@@ -132,43 +144,75 @@ class Primitive:
     of_complex: bool = False
     """Whether it takes complex numbers itself."""
 
+    def convert(self, b: Any, node: Node, *operands: Any, **settings: Any) -> Operand:
+        """What a use of it gives, added to the builder's graph."""
+        given = (b, node) if self.takes_node else (b,)
+        return self.function(*given, *operands, **settings)
+
 
 PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive(
-    *names: str,
-    settings: Sequence[str] = (),
-    declared: bool = True,
-    rank: int | None = None,
-    of_complex: bool = False,
+    *names: str, declared: bool = True, rank: int | None = None, of_complex: bool = False
 ) -> Callable[[_Function], _Function]:
     """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
     types hold that MindSpore writes for the results; ``rank``: the axes of the first operand, of which a
     file may not say how many there are; ``of_complex``: whether the function takes complex numbers."""
 
     def register(function: _Function) -> _Function:
-        operands: int | None = 0
-        needed = 0
-        parameters = list(inspect.signature(function).parameters.values())[2:]
-        for parameter in parameters:
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                operands = None
-            elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-                operands = operands + 1 if operands is not None else None
-                needed += parameter.default is parameter.empty
-        named = {item.name for item in parameters if item.kind is item.KEYWORD_ONLY}
-        if named != set(settings):
-            raise TypeError(f"{function.__name__}: settings {settings} are not its parameters {named}")
-        for name in names:
-            if name in PRIMITIVES:
-                raise TypeError(f"the primitive {name} is registered twice")
-            PRIMITIVES[name] = Primitive(
-                name, function, operands, needed, tuple(settings), declared, rank, of_complex
-            )
+        _register(names, function, function.__module__, declared, rank, of_complex)
         return function
 
     return register
+
+
+def table(
+    rows: Mapping[_Names, _Row], *, declared: bool = True, rank: int | None = None
+) -> Callable[[_Function], _Function]:
+    """Registers one function for the primitives of each row, with what the row holds as first argument."""
+
+    def register(function: _Function) -> _Function:
+        for names, row in rows.items():
+            every = (names,) if isinstance(names, str) else names
+            _register(every, partial(function, row), function.__module__, declared, rank, False)
+        return function
+
+    return register
+
+
+def alike(*names: str) -> dict[str | tuple[str, ...], str]:
+    """Rows of a table for primitives that ONNX names as MindSpore does."""
+    return {name: name for name in names}
+
+
+def _register(
+    names: Sequence[str],
+    function: Callable[..., Operand],
+    module: str,
+    declared: bool,
+    rank: int | None,
+    of_complex: bool,
+) -> None:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    takes_node = bool(parameters) and parameters[0].name == "node"
+    kinds = [item.kind for item in parameters]
+    positional = [item for item in parameters[takes_node:] if item.kind is item.POSITIONAL_OR_KEYWORD]
+    for name in names:
+        if name in PRIMITIVES:
+            raise TypeError(f"the primitive {name} is registered twice")
+        PRIMITIVES[name] = Primitive(
+            name,
+            function,
+            module.rpartition(".")[2],
+            takes_node,
+            None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
+            sum(item.default is item.empty for item in positional),
+            tuple(item.name for item in parameters if item.kind is item.KEYWORD_ONLY),
+            declared,
+            rank,
+            of_complex,
+        )
 
 
 def element_type(setting: Any) -> np.dtype[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     flattened,
@@ -16,12 +15,9 @@ from sharding.importers.mindir.primitives.operands import (
     moved,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-@primitive("SpaceToDepth", settings=("block_size",))
-def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+@primitive("SpaceToDepth")
+def space_to_depth(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Blocks of places as channels."""
     size = integer(b, block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
@@ -33,8 +29,8 @@ def space_to_depth(b: Builder, node: Node, x: Value, *, block_size: Operand = 1)
     return b.reshape(turned, (b.dim(x, 0), channels * size * size, lines, columns))
 
 
-@primitive("DepthToSpace", settings=("block_size",))
-def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1) -> Value:
+@primitive("DepthToSpace")
+def depth_to_space(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
     size = integer(b, block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
@@ -45,26 +41,23 @@ def depth_to_space(b: Builder, node: Node, x: Value, *, block_size: Operand = 1)
     return b.reshape(turned, (b.dim(x, 0), channels // (size * size), height * size, width * size))
 
 
-@primitive("PixelShuffle", settings=("upscale_factor",))
-def pixel_shuffle(b: Builder, node: Node, x: Value, *, upscale_factor: Operand = 1) -> Value:
+@primitive("PixelShuffle")
+def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value:
     """Channels as blocks of places, the channels first."""
     attributes = {"blocksize": integer(b, upscale_factor, "upscale_factor"), "mode": "CRD"}
     rank = known_rank(x)
     if rank == 4:
         return b.op("DepthToSpace", [x], attributes)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     found = b.op("DepthToSpace", [b.reshape(x, (-1, *shape[-3:]))], attributes)
-    last = b.shape_of(found)
-    assert isinstance(last, tuple)
+    last = b.lengths(found)
     return b.reshape(found, (*shape[:-3], *last[1:]))
 
 
-@primitive("ChannelShuffle", "ShuffleChannel", settings=("group",))
-def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> Value:
+@primitive("ChannelShuffle", "ShuffleChannel")
+def channel_shuffle(b: Builder, x: Value, *, group: Operand = 1) -> Value:
     """The channels of groups interleaved."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     groups = integer(b, group, "group")
     channels = shape[1]
     each = channels // groups if isinstance(channels, int) and groups > 0 else -1
@@ -72,7 +65,7 @@ def channel_shuffle(b: Builder, node: Node, x: Value, *, group: Operand = 1) -> 
     return b.reshape(moved(b, split_, 1, 2), shape)
 
 
-@primitive("SpaceToBatch", "SpaceToBatchND", settings=("block_size", "paddings"))
+@primitive("SpaceToBatch", "SpaceToBatchND")
 def space_to_batch(
     b: Builder, node: Node, x: Value, *, block_size: Operand = None, paddings: Operand = ()
 ) -> Value:
@@ -82,8 +75,7 @@ def space_to_batch(
     before = [0] * first + [pads[2 * i] for i in range(len(block))]
     after = [0] * first + [pads[2 * i + 1] for i in range(len(block))]
     padded = b.op("Pad", [x, b.const([*before, *after], np.int64)]) if any(pads) else x
-    shape = b.shape_of(padded)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(padded)
     if not all(isinstance(length, int) for length in shape[first:]):
         raise RefusedError("the lengths of the axes in blocks must be known")
     lengths: list[Operand] = list(shape[:first])
@@ -101,15 +93,14 @@ def space_to_batch(
     return b.reshape(turned, (-1, *shape[1:first], *kept))
 
 
-@primitive("BatchToSpace", "BatchToSpaceND", "BatchToSpaceNDV2", settings=("block_size", "crops"))
+@primitive("BatchToSpace", "BatchToSpaceND", "BatchToSpaceNDV2")
 def batch_to_space(
     b: Builder, node: Node, x: Value, *, block_size: Operand = None, crops: Operand = ()
 ) -> Value:
     """The inverse: batch entries as blocks of places, cropped then."""
     block, cut = _block(b, node, block_size, crops, "crops")
     rank, first = known_rank(x), known_rank(x) - len(block)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     parts = b.reshape(x, (*block, -1, *shape[1:]))
     order = list(range(len(block), len(block) + first))
     for i in range(len(block)):

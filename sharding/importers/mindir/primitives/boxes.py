@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    INT64,
-    number,
-    text,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, Value, primitive
+from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, number, text
 
 # Boxes
 
@@ -27,8 +17,8 @@ def _column(b: Builder, boxes: Value, place: int) -> Value:
     return b.op("Gather", [boxes, b.const(place, np.int64)], {"axis": -1})
 
 
-@primitive("IOU", settings=("mode",))
-def iou(b: Builder, node: Node, anchors: Value, truths: Value, *, mode: Operand = "iou") -> Value:
+@primitive("IOU")
+def iou(b: Builder, anchors: Value, truths: Value, *, mode: Operand = "iou") -> Value:
     """For each box of the second operand and each of the first, how much of both (iou) or of the
     second alone (iof) they share. Both ends belong to a box."""
     kind = text(mode, "mode", ("iou", "iof"))
@@ -56,10 +46,9 @@ def _overlap(b: Builder, one: list[Value], other: list[Value], kind: str) -> Val
     return b.op("Div", [common, whole])
 
 
-@primitive("BoundingBoxDecode", settings=("max_shape", "means", "stds", "wh_ratio_clip"))
+@primitive("BoundingBoxDecode")
 def box_decode(
     b: Builder,
-    node: Node,
     anchors: Value,
     deltas: Value,
     *,
@@ -94,10 +83,9 @@ def box_decode(
     return b.op("Concat", found, {"axis": 1})
 
 
-@primitive("BoundingBoxEncode", settings=("means", "stds"))
+@primitive("BoundingBoxEncode")
 def box_encode(
     b: Builder,
-    node: Node,
     anchors: Value,
     truths: Value,
     *,
@@ -123,8 +111,8 @@ def box_encode(
     return b.op("Div", [b.op("Sub", [change, b.const(means_)]), b.const(stds_)])
 
 
-@primitive("NMSWithMask", settings=("iou_threshold",))
-def nms_with_mask(b: Builder, node: Node, boxes: Value, *, iou_threshold: Operand = 0.5) -> Operand:
+@primitive("NMSWithMask")
+def nms_with_mask(b: Builder, boxes: Value, *, iou_threshold: Operand = 0.5) -> Operand:
     """Boxes (x0, y0, x1, y1, score) by falling score, the numbers 0, 1, ..., and which are kept: those that
     overlap none of a higher score that is kept by more than a threshold."""
     found = b.cast(boxes, FLOAT32)
@@ -148,13 +136,7 @@ def nms_with_mask(b: Builder, node: Node, boxes: Value, *, iou_threshold: Operan
 
 @primitive("NonMaxSuppressionV3")
 def non_max_suppression(
-    b: Builder,
-    node: Node,
-    boxes: Value,
-    scores: Value,
-    limit: Operand,
-    iou_threshold: Operand,
-    score_threshold: Operand,
+    b: Builder, boxes: Value, scores: Value, limit: Operand, iou_threshold: Operand, score_threshold: Operand
 ) -> Value:
     """The places of the boxes that are kept, by falling score, as int32."""
 

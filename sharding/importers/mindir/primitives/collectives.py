@@ -88,8 +88,7 @@ def reduce_scatter(b: Builder, node: Node, x: Value) -> Value:
     op = _reduction(node)
     size = _group_size(node)
     parts = _to_all(b, x, size)
-    rest = b.shape_of(x)
-    assert isinstance(rest, tuple)
+    rest = b.lengths(x)
     split = b.reshape(parts, (size, -1 if isinstance(rest[0], Value) else rest[0] // size, *rest[1:]))
     return b.cast(b.op(_REDUCTIONS[op], [computable(b, split), b.const([0])], {"keepdims": 0}), x.dtype)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     computable,
@@ -19,73 +18,45 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-def compare(b: Builder, op_type: str, x: Operand, y: Operand) -> Value:
+@table({
+    ("Equal", "EqScalar"): "Equal", ("Less", "LessScalar"): "Less", "LessEqual": "LessOrEqual",
+    "Greater": "Greater", ("GreaterEqual", "GreaterEqualScalar"): "GreaterOrEqual",
+})  # fmt: skip
+def comparison(op_type: str, b: Builder, x: Operand, y: Operand) -> Value:
     """A comparison of ONNX's in the operands' common type."""
     first, second = promoted(b, x, y)
     return b.op(op_type, [computable(b, first), computable(b, second)])
 
 
-def _comparison(op_type: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-        return compare(b, op_type, x, y)
-
-    convert.__doc__ = f"ONNX's {op_type} on the common type."
-    primitive(*names)(convert)
-
-
-_comparison("Equal", "Equal", "EqScalar")
-_comparison("Greater", "Greater")
-_comparison("GreaterOrEqual", "GreaterEqual", "GreaterEqualScalar")
-_comparison("Less", "Less", "LessScalar")
-_comparison("LessOrEqual", "LessEqual")
-
-
 @primitive("NotEqual")
-def not_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+def not_equal(b: Builder, x: Operand, y: Operand) -> Value:
     """Where two differ."""
-    return b.op("Not", [compare(b, "Equal", x, y)])
+    return b.op("Not", [comparison("Equal", b, x, y)])
 
 
 @primitive("EqualExt")
-def equal_ext(b: Builder, node: Node, x: Value, y: Value) -> Value:
+def equal_ext(b: Builder, x: Value, y: Value) -> Value:
     """Whether two tensors are equal in every element, as a vector of one."""
-    same = b.cast(compare(b, "Equal", x, y), np.int32)
+    same = b.cast(comparison("Equal", b, x, y), np.int32)
     return b.reshape(b.cast(b.op("ReduceMin", [same], {"keepdims": 0}), BOOL), (1,))
 
 
-def _logic(op_type: str, name: str) -> None:
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-        return b.op(op_type, [b.cast(x, BOOL), b.cast(y, BOOL)])
-
-    convert.__doc__ = f"ONNX's {op_type} of truth values; numbers are true where they are not 0."
-    primitive(name)(convert)
-
-
-_logic("And", "LogicalAnd")
-_logic("Or", "LogicalOr")
-_logic("Xor", "LogicalXor")
+@table({f"Logical{kind}": kind for kind in ("And", "Or", "Xor")})
+def logic(op_type: str, b: Builder, x: Operand, y: Operand) -> Value:
+    """Of truth values; numbers are true where they are not 0."""
+    return b.op(op_type, [b.cast(x, BOOL), b.cast(y, BOOL)])
 
 
 @primitive("LogicalNot")
-def logical_not(b: Builder, node: Node, x: Operand) -> Value:
+def logical_not(b: Builder, x: Operand) -> Value:
     """The opposite."""
     return b.op("Not", [b.cast(x, BOOL)])
 
 
-@primitive("IsClose", settings=("rtol", "atol", "equal_nan"))
+@primitive("IsClose")
 def is_close(
-    b: Builder,
-    node: Node,
-    x: Value,
-    y: Value,
-    *,
-    rtol: Operand = 1e-5,
-    atol: Operand = 1e-8,
-    equal_nan: Operand = False,
+    b: Builder, x: Value, y: Value, *, rtol: Operand = 1e-5, atol: Operand = 1e-8, equal_nan: Operand = False
 ) -> Value:
     """Where |x - y| <= atol + rtol |y|, or both are the same infinity, or, if wanted, no numbers."""
     first, second = (floating(b, item) for item in promoted(b, x, y))
@@ -100,8 +71,8 @@ def is_close(
     return close
 
 
-@primitive("ApproximateEqual", settings=("tolerance",))
-def approximate_equal(b: Builder, node: Node, x: Value, y: Value, *, tolerance: Operand = 1e-5) -> Value:
+@primitive("ApproximateEqual")
+def approximate_equal(b: Builder, x: Value, y: Value, *, tolerance: Operand = 1e-5) -> Value:
     """Where |x - y| is below a bound."""
     first, second = promoted(b, x, y)
     distance = b.op("Abs", [b.op("Sub", [computable(b, first), computable(b, second)])])
@@ -109,7 +80,7 @@ def approximate_equal(b: Builder, node: Node, x: Value, y: Value, *, tolerance: 
 
 
 @primitive("Heaviside")
-def heaviside(b: Builder, node: Node, x: Value, values: Value) -> Value:
+def heaviside(b: Builder, x: Value, values: Value) -> Value:
     """0 below 0, 1 above, and the second operand at 0."""
     first, second = (computable(b, item) for item in promoted(b, x, values))
     zero, one = scalar(b, 0, first), scalar(b, 1, first)
@@ -117,19 +88,9 @@ def heaviside(b: Builder, node: Node, x: Value, values: Value) -> Value:
     return b.op("Where", [b.op("Equal", [first, zero]), second, sides])
 
 
-@primitive("Fmax")
-def fmax(b: Builder, node: Node, x: Value, y: Value) -> Value:
-    """The larger; what is no number gives way."""
-    return _skipping_nan(b, "Max", x, y)
-
-
-@primitive("Fmin")
-def fmin(b: Builder, node: Node, x: Value, y: Value) -> Value:
-    """The smaller; what is no number gives way."""
-    return _skipping_nan(b, "Min", x, y)
-
-
-def _skipping_nan(b: Builder, op_type: str, x: Value, y: Value) -> Value:
+@table({"Fmax": "Max", "Fmin": "Min"})
+def skipping_nan(op_type: str, b: Builder, x: Value, y: Value) -> Value:
+    """The larger or the smaller; what is no number gives way."""
     first, second = (computable(b, item) for item in promoted(b, x, y))
     if not is_float(first.dtype):
         return b.op(op_type, [first, second])
@@ -139,14 +100,14 @@ def _skipping_nan(b: Builder, op_type: str, x: Value, y: Value) -> Value:
 
 
 @primitive("LeftShift")
-def left_shift(b: Builder, node: Node, x: Value, y: Value) -> Value:
+def left_shift(b: Builder, x: Value, y: Value) -> Value:
     """Bits moved up: a product with a power of two, which wraps around as the shift does."""
     first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
     return b.op("Mul", [first, _two_to(b, second)])
 
 
 @primitive("RightShift")
-def right_shift(b: Builder, node: Node, x: Value, y: Value) -> Value:
+def right_shift(b: Builder, x: Value, y: Value) -> Value:
     """Bits moved down; the sign stays."""
     first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
     divisor = _two_to(b, second)
@@ -176,14 +137,14 @@ def select(b: Builder, node: Node, condition: Operand, x: Operand, y: Operand) -
 
 
 @primitive("MaskedFill", "MaskedFillScalar")
-def masked_fill(b: Builder, node: Node, x: Value, mask: Value, value: Operand) -> Value:
+def masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
     """One number where the mask is true."""
     filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
     return b.op("Where", [b.cast(mask, BOOL), filler, x])
 
 
 @primitive("MaskedSelect")
-def masked_select(b: Builder, node: Node, x: Value, mask: Value) -> Value:
+def masked_select(b: Builder, x: Value, mask: Value) -> Value:
     """The elements where the mask is true, in row-major order."""
     chosen = b.cast(mask, BOOL)
     if x.shape is None or x.shape != chosen.shape or None in x.shape:
@@ -196,7 +157,7 @@ def masked_select(b: Builder, node: Node, x: Value, mask: Value) -> Value:
 
 
 @primitive("BoolNot")
-def bool_not(b: Builder, node: Node, x: Operand) -> Operand:
+def bool_not(b: Builder, x: Operand) -> Operand:
     """The opposite of one truth value."""
     return not x if isinstance(x, bool) else b.op("Not", [b.cast(x, BOOL)])
 

@@ -7,10 +7,11 @@ What is linear is done to both parts alike; a product, a quotient and the like h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Array,
     ComplexValue,
@@ -22,9 +23,6 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _LINEAR = frozenset(
     {
@@ -108,7 +106,7 @@ def parts_of(b: Builder, operand: Operand) -> tuple[Value, Value]:
 
 
 @primitive("Complex")
-def complex_(b: Builder, node: Node, real: Value, imaginary: Value) -> Value:
+def complex_(b: Builder, real: Value, imaginary: Value) -> Value:
     """Of its parts."""
     one, other = (floating(b, item) for item in promoted(b, real, imaginary))
     shape = b.op("Shape", [b.op("Add", [one, other])]) if one.shape != other.shape else None
@@ -118,26 +116,26 @@ def complex_(b: Builder, node: Node, real: Value, imaginary: Value) -> Value:
 
 
 @primitive("Polar")
-def polar(b: Builder, node: Node, size: Value, angle: Value) -> Value:
+def polar(b: Builder, size: Value, angle: Value) -> Value:
     """Of a distance from 0 and an angle."""
     one, other = (floating(b, item) for item in promoted(b, size, angle))
     return made(*(b.op("Mul", [one, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
 
 
 @primitive("Real", of_complex=True)
-def real(b: Builder, node: Node, x: Value) -> Value:
+def real(b: Builder, x: Value) -> Value:
     """The real part."""
     return x.real if isinstance(x, ComplexValue) else x
 
 
 @primitive("Imag", of_complex=True)
-def imaginary_part(b: Builder, node: Node, x: Value) -> Value:
+def imaginary_part(b: Builder, x: Value) -> Value:
     """The imaginary part."""
     return x.imaginary if isinstance(x, ComplexValue) else full_like(b, x, 0)
 
 
 @primitive("Conj", of_complex=True)
-def conjugate(b: Builder, node: Node, x: Value) -> Value:
+def conjugate(b: Builder, x: Value) -> Value:
     """With the other sign of the imaginary part."""
     return made(x.real, b.op("Neg", [x.imaginary])) if isinstance(x, ComplexValue) else x
 
@@ -157,7 +155,7 @@ def angle(b: Builder, node: Node, x: Value) -> Value:
 
 
 @primitive("ComplexAbs", of_complex=True)
-def complex_abs(b: Builder, node: Node, x: Value) -> Value:
+def complex_abs(b: Builder, x: Value) -> Value:
     """The distance from 0."""
     return _size(b, x)
 
@@ -169,7 +167,7 @@ def _size(b: Builder, x: Operand) -> Value:
 
 
 @primitive("ViewAsReal", "AsReal", of_complex=True)
-def view_as_real(b: Builder, node: Node, x: Value) -> Value:
+def view_as_real(b: Builder, x: Value) -> Value:
     """Both parts along a last axis."""
     last = b.ints((-1,))
     return b.op("Concat", [b.op("Unsqueeze", [part, last]) for part in parts_of(b, x)], {"axis": -1})

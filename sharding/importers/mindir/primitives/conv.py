@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    computable,
-    integer,
-    integers,
-    promoted,
-    text,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
+from sharding.importers.mindir.primitives.operands import computable, integer, integers, promoted, text
 
 PAD_MODES = ("pad", "same", "valid")
 """In the order of version 3's numbers."""

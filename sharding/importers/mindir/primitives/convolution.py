@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
 from sharding.importers.mindir.primitives.operands import (
     computable,
@@ -16,10 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     promoted,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # The later functions, with all settings as numbers
 
@@ -58,19 +55,21 @@ def _ext(
     return b.squeeze(found, [0]) if lone else found
 
 
-def _pads(b: Builder, padding: Operand, w: Value) -> dict[str, Any]:
-    """Pads from one number for each axis."""
+def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, Any] | None:
+    """Padding by its name, or from one number for each axis; None keeps the lengths."""
+    if named:
+        return None if text(padding, "padding", PAD_MODES) == "same" else {}
     each = last(integers(b, padding, "padding"), known_rank(w) - 2, "padding")
     return {"pads": each * 2}
 
 
-_EXT = ("stride", "padding", "dilation", "groups")
-
-
-@primitive("Conv1DExt", "Conv2DExt", "Conv3DExt", settings=_EXT)
+@table({
+    ("Conv1DExt", "Conv2DExt", "Conv3DExt"): False,
+    ("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): True,
+})  # fmt: skip
 def conv_ext(
+    named: bool,
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -80,35 +79,15 @@ def conv_ext(
     dilation: Operand = 1,
     groups: Operand = 1,
 ) -> Value:
-    """A convolution with a bias and the same padding at both ends of an axis."""
-    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=_pads(b, padding, w))
-
-
-@primitive("Conv1DPadding", "Conv2DPadding", "Conv3DPadding", settings=_EXT)
-def conv_padding(
-    b: Builder,
-    node: Node,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = "valid",
-    dilation: Operand = 1,
-    groups: Operand = 1,
-) -> Value:
-    """A convolution without padding, or with as much as keeps the lengths."""
-    around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    """A convolution with a bias, padded the same at both ends of an axis, or by what keeps the lengths."""
+    around = _around(b, padding, w, named)
     return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
 
 
-_GENERAL = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-
-
-@primitive("Convolution", "ConvolutionStr", settings=_GENERAL)
+@table({"Convolution": False, "ConvolutionStr": True})
 def convolution(
+    named: bool,
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -121,29 +100,15 @@ def convolution(
     groups: Operand = 1,
 ) -> Value:
     """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
-    around: dict[str, Any] | None
-    if node.op_type == "ConvolutionStr":
-        around = None if text(padding, "padding", PAD_MODES) == "same" else {}
-    else:
-        around = _pads(b, padding, w)
     return _ext(
-        b,
-        x,
-        w,
-        bias,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        padding=around,
-        transposed=bool(transposed),
-        output_padding=output_padding,
-    )
+        b, x, w, bias, stride=stride, dilation=dilation, groups=groups,
+        padding=_around(b, padding, w, named), transposed=bool(transposed), output_padding=output_padding,
+    )  # fmt: skip
 
 
-@primitive("ConvTranspose2D", settings=("stride", "padding", "output_padding", "groups", "dilation"))
+@primitive("ConvTranspose2D")
 def conv_transpose(
     b: Builder,
-    node: Node,
     x: Value,
     w: Value,
     bias: Operand = None,
@@ -155,24 +120,25 @@ def conv_transpose(
     dilation: Operand = 1,
 ) -> Value:
     """A convolution's gradient, with a bias."""
-    return _ext(
-        b,
-        x,
-        w,
-        bias,
-        stride=stride,
-        dilation=dilation,
-        groups=groups,
-        padding=_pads(b, padding, w),
-        transposed=True,
-        output_padding=output_padding,
-    )
+    return convolution(
+        False, b, x, w, bias, stride=stride, padding=padding, dilation=dilation,
+        transposed=True, output_padding=output_padding, groups=groups,
+    )  # fmt: skip
 
 
-@primitive("ExtractImagePatches", settings=("ksizes", "strides", "rates", "padding"))
+def _windows(b: Builder, x: Value, ksizes: Operand) -> tuple[list[int], int, int]:
+    """(a window's lengths, the number of channels, that of places in a window)"""
+    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    channels = b.dim(x, 1)
+    if not isinstance(channels, int):
+        raise RefusedError("the number of channels must be known")
+    places = kernel[0] * kernel[1]
+    return kernel, channels, places
+
+
+@primitive("ExtractImagePatches")
 def extract_patches(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     ksizes: Operand = 1,
@@ -181,20 +147,16 @@ def extract_patches(
     padding: Operand = "valid",
 ) -> Value:
     """Each window's places as channels: a convolution with one weight of 1 for each place."""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
-    channels = b.dim(x, 1)
-    if not isinstance(channels, int):
-        raise RefusedError("the number of channels must be known")
-    places = kernel[0] * kernel[1]
+    kernel, channels, places = _windows(b, x, ksizes)
     weight = np.zeros((places, channels, channels, places), np.float32)
     for place in range(places):  # the window's place changes slowest in the result
         weight[place, range(channels), range(channels), place] = 1
     w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
-    around: dict[str, Any] | None = None if text(padding, "padding", PAD_MODES) == "same" else {}
+    around = _around(b, padding, w, True)
     return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
 
 
-@primitive("Im2Col", settings=("ksizes", "strides", "dilations", "pads"))
+@primitive("Im2Col")
 def im2col(
     b: Builder,
     node: Node,
@@ -219,21 +181,16 @@ def _columns(
     b: Builder, x: Value, ksizes: Operand, strides: Operand, dilations: Operand, around: dict[str, Any] | None
 ) -> tuple[Value, int, int]:
     """(the places of each channel's windows as channels, the number of channels, that of places)"""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
-    channels = b.dim(x, 1)
-    if not isinstance(channels, int):
-        raise RefusedError("the number of channels must be known")
-    places = kernel[0] * kernel[1]
+    kernel, channels, places = _windows(b, x, ksizes)
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
     found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
     return found, channels, places
 
 
-@primitive("Im2ColExt", settings=("kernel_size", "dilation", "padding", "stride"))
+@primitive("Im2ColExt")
 def im2col_ext(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
@@ -21,19 +20,15 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 def _sortable(b: Builder, x: Value) -> Value:
     """In a type that ONNX Runtime compares."""
     return computable(b, x) if is_float(x.dtype) else b.cast(x, INT64)
 
 
-@primitive("Unique2", settings=("sorted", "return_inverse", "return_counts"))
+@primitive("Unique2")
 def unique_of_all(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     sorted: Operand = True,
@@ -49,15 +44,9 @@ def unique_of_all(
     )
 
 
-@primitive("UniqueDim", settings=("sorted", "return_inverse", "dim"))
+@primitive("UniqueDim")
 def unique_along(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    sorted: Operand = True,
-    return_inverse: Operand = False,
-    dim: Operand = 0,
+    b: Builder, x: Value, *, sorted: Operand = True, return_inverse: Operand = False, dim: Operand = 0
 ) -> Operand:
     """The same of the parts along an axis."""
     attributes = {"sorted": 1, "axis": b.axis(integer(b, dim, "dim"), x)}
@@ -65,7 +54,7 @@ def unique_along(
     return values, inverse, counts
 
 
-@primitive("UniqueConsecutive", settings=("return_inverse", "return_counts", "dim"))
+@primitive("UniqueConsecutive")
 def unique_consecutive(
     b: Builder,
     node: Node,
@@ -103,7 +92,7 @@ def unique_consecutive(
     return values, number_ if return_inverse else ABSENT, counts if return_counts else ABSENT
 
 
-@primitive("BincountExt", settings=("weights", "minlength"))
+@primitive("BincountExt")
 def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minlength: Operand = 0) -> Value:
     """How often each number occurs, or the sum of the weights of its places."""
     numbers = b.cast(x, INT64)
@@ -118,7 +107,7 @@ def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minle
     return b.op("ScatterElements", [nothing, numbers, added], {"reduction": "add", "axis": 0})
 
 
-@primitive("HistcExt", "Histogram", settings=("bins", "min", "max"))
+@primitive("HistcExt", "Histogram")
 def histogram(
     b: Builder, node: Node, x: Value, *, bins: Operand = 100, min: Operand = 0, max: Operand = 0
 ) -> Value:

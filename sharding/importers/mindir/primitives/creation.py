@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    primitive,
+    table,
+)
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
@@ -24,9 +33,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 @primitive("Fill")
 def fill(b: Builder, node: Node, dtype: Operand, shape: Operand, value: Operand) -> Value:
@@ -36,7 +42,7 @@ def fill(b: Builder, node: Node, dtype: Operand, shape: Operand, value: Operand)
 
 @primitive("FillV2", "FillScalar", "FillTensor")
 def fill_v2(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand = None) -> Value:
-    """One number in a shape."""
+    """The same, the type last."""
     return _filled(b, node, shape, value, dtype)
 
 
@@ -68,31 +74,21 @@ def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
     return filled(b, shape, 0, result_type(node, like.dtype))
 
 
-@primitive("Zeros")
-def zeros(b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
-    """Zeros in a shape."""
-    return _filled(b, node, shape, 0, dtype)
+@table({"Zeros": 0, "Ones": 1})
+def one_number(amount: int, b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
+    """Zeros or ones in a shape."""
+    return _filled(b, node, shape, amount, dtype)
 
 
-@primitive("Ones")
-def ones(b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
-    """Ones in a shape."""
-    return _filled(b, node, shape, 1, dtype)
+@table({"NewZeros": 0, "NewOnes": 1})
+def new_one_number(
+    amount: int, b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None
+) -> Value:
+    """The same, with another tensor before the shape."""
+    return _filled(b, node, shape, amount, dtype)
 
 
-@primitive("NewZeros")
-def new_zeros(b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None) -> Value:
-    """Zeros in a shape."""
-    return _filled(b, node, shape, 0, dtype)
-
-
-@primitive("NewOnes")
-def new_ones(b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None) -> Value:
-    """Ones in a shape."""
-    return _filled(b, node, shape, 1, dtype)
-
-
-@primitive("Range", "RangeV2", settings=("maxlen",))
+@primitive("Range", "RangeV2")
 def range_(
     b: Builder, node: Node, start: Operand, end: Operand, step: Operand, *, maxlen: Operand = None
 ) -> Value:
@@ -141,7 +137,7 @@ def lin_space(
     return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
 
 
-@primitive("LogSpace", settings=("steps", "base", "dtype"))
+@primitive("LogSpace")
 def log_space(
     b: Builder,
     node: Node,
@@ -168,48 +164,37 @@ def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand 
     return b.const(np.eye(integer(b, rows, "n"), integer(b, columns, "m")).astype(wanted))
 
 
-@primitive("Triu", settings=("diagonal",))
-def triu(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
-    """What is on and above a diagonal."""
-    return _triangle(b, x, diagonal, 1)
-
-
-@primitive("Tril", "TrilExt", settings=("diagonal",))
-def tril(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
-    """What is on and below a diagonal."""
-    return _triangle(b, x, diagonal, 0)
-
-
-def _triangle(b: Builder, x: Value, diagonal: Operand, upper: int) -> Value:
+@table({"Triu": 1, ("Tril", "TrilExt"): 0})
+def triangle(upper: int, b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
+    """What is on and above a diagonal, or on and below it."""
     wide = x if x.dtype in {FLOAT32, INT64} else b.cast(x, FLOAT32 if is_float(x.dtype) else INT64)
     place = b.const(integer(b, diagonal, "diagonal"), np.int64)
     return b.op("Trilu", [wide, place], {"upper": upper})
 
 
 @primitive("MatrixBandPart")
-def matrix_band_part(b: Builder, node: Node, x: Value, lower: Operand, upper: Operand) -> Value:
+def matrix_band_part(b: Builder, x: Value, lower: Operand, upper: Operand) -> Value:
     """This many diagonals below and above the main one; negative numbers are all of them."""
     below, above = integer(b, lower, "lower"), integer(b, upper, "upper")
     found = x
     if above >= 0:
-        found = _triangle(b, found, above, 0)
+        found = triangle(0, b, found, diagonal=above)
     if below >= 0:
-        found = _triangle(b, found, -below, 1)
+        found = triangle(1, b, found, diagonal=-below)
     return found
 
 
 @primitive("Diag")
-def diag(b: Builder, node: Node, x: Value) -> Value:
+def diag(b: Builder, x: Value) -> Value:
     """A tensor along the diagonal of one with its axes twice."""
     if known_rank(x) == 1:
         return _diagonal_matrix(b, x, 0)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     return b.reshape(_diagonal_matrix(b, b.reshape(x, (joined_length(x, range(len(shape))),)), 0), shape * 2)
 
 
-@primitive("DiagExt", settings=("diagonal",))
-def diag_ext(b: Builder, node: Node, x: Value, *, diagonal: Operand = 0) -> Value:
+@primitive("DiagExt")
+def diag_ext(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """A matrix with a vector along a diagonal; of a matrix, its diagonal."""
     place = integer(b, diagonal, "diagonal")
     return _diagonal_matrix(b, x, place) if known_rank(x) == 1 else diagonal_of(b, x, place, 0, 1)
@@ -230,52 +215,41 @@ def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
 
 
 @primitive("DiagPart")
-def diag_part(b: Builder, node: Node, x: Value) -> Value:
+def diag_part(b: Builder, x: Value) -> Value:
     """The diagonal of a matrix, or of a tensor that has each of its first axes twice."""
     half = known_rank(x) // 2
     if known_rank(x) != 2 * half or not half:
         raise RefusedError(f"a tensor with {x.rank} axes has not each of them twice")
     if half == 1:
         return diagonal_of(b, x, 0, 0, 1)
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     length = joined_length(x, range(half))
     if length < 0:
         raise RefusedError("its lengths must be known")
     return b.reshape(diagonal_of(b, b.reshape(x, (length, length)), 0, 0, 1), shape[:half])
 
 
-def _places(name: str, lower: bool) -> None:
-    def convert(
-        b: Builder,
-        node: Node,
-        *,
-        row: Operand = 0,
-        col: Operand = 0,
-        offset: Operand = 0,
-        dtype: Operand = None,
-    ) -> Value:
-        rows, columns, by = (integer(b, item, "row, col and offset") for item in (row, col, offset))
-        if max(rows, columns) > 1 << 13:
-            raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
-        whole = np.ones((rows, columns), bool)
-        found = np.stack(np.nonzero(np.tril(whole, by) if lower else np.triu(whole, by)))
-        return b.const(found, element_type(dtype, result_type(node, INT64)))
-
-    convert.__doc__ = (
-        f"The places of a matrix's {'lower' if lower else 'upper'} triangle: rows, then columns."
-    )
-    primitive(name, settings=("row", "col", "offset", "dtype"))(convert)
-
-
-_places("TrilIndices", True)
-_places("TriuIndices", False)
-
-
-@primitive("Diagonal", "DiagonalView", settings=("offset", "dim1", "dim2"))
-def diagonal(
-    b: Builder, node: Node, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1
+@table({"TrilIndices": np.tril, "TriuIndices": np.triu})
+def triangle_places(
+    half: Callable[..., Array],
+    b: Builder,
+    node: Node,
+    *,
+    row: Operand = 0,
+    col: Operand = 0,
+    offset: Operand = 0,
+    dtype: Operand = None,
 ) -> Value:
+    """The places of a matrix's lower or upper triangle: rows, then columns."""
+    rows, columns, by = (integer(b, item, "row, col and offset") for item in (row, col, offset))
+    if max(rows, columns) > 1 << 13:
+        raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
+    found = np.stack(np.nonzero(half(np.ones((rows, columns), bool), by)))
+    return b.const(found, element_type(dtype, result_type(node, INT64)))
+
+
+@primitive("Diagonal", "DiagonalView")
+def diagonal(b: Builder, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1) -> Value:
     """A diagonal of the matrices that two axes span, as the last axis."""
     return diagonal_of(b, x, integer(b, offset, "offset"), integer(b, dim1, "dim1"), integer(b, dim2, "dim2"))
 
@@ -302,7 +276,7 @@ def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> V
     return b.transpose(found, [*range(1, rank - 1), 0])
 
 
-@primitive("OneHot", "OneHotExt", settings=("axis",))
+@primitive("OneHot", "OneHotExt")
 def one_hot(
     b: Builder,
     node: Node,

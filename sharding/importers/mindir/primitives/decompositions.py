@@ -7,17 +7,9 @@ and of eigenvectors are nobody's: any is right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from sharding.importers.mindir.primitives.base import (
-    ABSENT,
-    Absent,
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-)
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import ABSENT, Absent, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import INT64, text
 from sharding.importers.mindir.primitives.steps import (
     Length,
@@ -34,9 +26,6 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 _SWEEPS = 40
 """At most, over all pairs of columns; ten do for what is no accident."""
@@ -107,14 +96,14 @@ def factors(b: Builder, x: Value, complete: bool) -> tuple[Value, Value]:
     return orthogonal_factor(b, vectors, scales, inner), part(b, rest, 0, inner, -2)
 
 
-@primitive("Qr", settings=("full_matrices",))
-def qr(b: Builder, node: Node, x: Value, *, full_matrices: Operand = False) -> Operand:
+@primitive("Qr")
+def qr(b: Builder, x: Value, *, full_matrices: Operand = False) -> Operand:
     """The orthogonal factor and the triangular one."""
     return factors(b, wide(b, x), bool(full_matrices))
 
 
-@primitive("LinalgQr", settings=("mode",))
-def linalg_qr(b: Builder, node: Node, x: Value, *, mode: Operand = 0) -> Operand:
+@primitive("LinalgQr")
+def linalg_qr(b: Builder, x: Value, *, mode: Operand = 0) -> Operand:
     """The same; of mode ``r`` without the orthogonal one."""
     kind = text(mode, "mode", _MODES)
     orthogonal, triangular = factors(b, wide(b, x), kind == "complete")
@@ -256,9 +245,9 @@ def row_of(b: Builder, x: Value) -> Value:
     return b.squeeze(x, [-2])
 
 
-@primitive("Svd", settings=("full_matrices", "compute_uv"))
+@primitive("Svd")
 def svd(
-    b: Builder, node: Node, x: Value, *, full_matrices: Operand = False, compute_uv: Operand = True
+    b: Builder, x: Value, *, full_matrices: Operand = False, compute_uv: Operand = True
 ) -> tuple[Value | Absent, ...]:
     """Singular values, the largest first, and the vectors."""
     if not compute_uv:
@@ -267,10 +256,8 @@ def svd(
     return row_of(b, values), left, right
 
 
-@primitive("Eigh", settings=("compute_eigenvectors", "lower"), rank=2)
-def eigh(
-    b: Builder, node: Node, x: Value, *, compute_eigenvectors: Operand = True, lower: Operand = True
-) -> Operand:
+@primitive("Eigh", rank=2)
+def eigh(b: Builder, x: Value, *, compute_eigenvectors: Operand = True, lower: Operand = True) -> Operand:
     """Eigenvalues of a symmetric matrix, the smallest first, and the vectors. Of several matrices MindSpore
     gives neither."""
     if x.rank != 2:

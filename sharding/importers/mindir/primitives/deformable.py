@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.image import sampled
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import FLOAT32, integer, integers
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _line(b: Builder, windows: int | Value, size: int, step: int, gap: int, pad: int) -> Value:

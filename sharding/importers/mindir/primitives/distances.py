@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     computable,
     floating,
@@ -14,18 +13,15 @@ from sharding.importers.mindir.primitives.operands import (
     known_rank,
     number,
     promoted,
-    scalar,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.statistics import norm
 
 _ANY_AXIS = -65530
 """The axis that MindSpore writes for the first one of length 3."""
 
 
-@primitive("Cross", settings=("dim",))
-def cross(b: Builder, node: Node, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
+@primitive("Cross")
+def cross(b: Builder, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
     """The vector product along an axis of length 3."""
     first, second = (computable(b, item) for item in promoted(b, x, y))
     place = integer(b, dim, "dim")
@@ -45,30 +41,18 @@ def cross(b: Builder, node: Node, x: Value, y: Value, *, dim: Operand = _ANY_AXI
 
 
 @primitive("MatrixDeterminant")
-def determinant(b: Builder, node: Node, x: Value) -> Value:
+def determinant(b: Builder, x: Value) -> Value:
     """The determinant of each matrix."""
     return b.op("Det", [floating(b, x)])
 
 
-@primitive("Cdist", settings=("p",))
-def cdist(b: Builder, node: Node, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
+@primitive("Cdist")
+def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     """The p-norm of the distance of each row of one to each row of the other."""
     first, second = (floating(b, item) for item in promoted(b, x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
-    distance = b.op("Abs", [b.op("Sub", [rows, columns])])
-    power, last = float(number(p, "p")), b.ints((-1,))
+    power = float(number(p, "p"))
     if power < 0 or np.isnan(power):
         raise RefusedError(f"p {power} is negative")
-    if np.isinf(power):
-        return b.op("ReduceMax", [distance, last], {"keepdims": 0})
-    if power == 0:
-        away = b.op("Greater", [distance, scalar(b, 0, distance)])
-        return b.op("ReduceSum", [b.cast(away, distance.dtype), last], {"keepdims": 0})
-    if power == 1:
-        return b.op("ReduceSum", [distance, last], {"keepdims": 0})
-    if power == 2:
-        square = b.op("ReduceSum", [b.op("Mul", [distance, distance]), last], {"keepdims": 0})
-        return b.op("Sqrt", [square])
-    total = b.op("ReduceSum", [b.op("Pow", [distance, scalar(b, power, distance)]), last], {"keepdims": 0})
-    return b.op("Pow", [total, scalar(b, 1 / power, total)])
+    return norm(b, b.op("Sub", [rows, columns]), power, [-1], False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import truncated
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.arithmetic import binary, truncated
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     computable,
@@ -20,82 +19,56 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-_FLOAT_FUNCTIONS = {
-    "Exp": ("Exp",),
-    "Log": ("Log",),
-    "Sqrt": ("Sqrt",),
-    "Sin": ("Sin",),
-    "Cos": ("Cos",),
-    "Tan": ("Tan",),
-    "Asin": ("Asin", "AsinExt"),
-    "Acos": ("ACos", "AcosExt"),
-    "Atan": ("Atan", "AtanExt"),
-    "Sinh": ("Sinh",),
-    "Cosh": ("Cosh",),
-    "Tanh": ("Tanh",),
-    "Asinh": ("Asinh", "AsinhExt"),
-    "Acosh": ("Acosh", "AcoshExt"),
-    "Atanh": ("Atanh",),
-    "Erf": ("Erf",),
-    "Reciprocal": ("Reciprocal", "Inv"),
-}
-"""ONNX's functions of floating-point numbers and MindSpore's names of them; integers become float32."""
-_ANY_FUNCTIONS = {"Abs": ("Abs",), "Neg": ("Neg",), "Sign": ("Sign",)}
-"""Those of integers too."""
-_ROUNDING_FUNCTIONS = {"Floor": ("Floor",), "Ceil": ("Ceil",), "Round": ("Rint",)}
-"""Those that do nothing to integers."""
+@table(alike("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh", "Atanh", "Erf") | {
+    ("Asin", "AsinExt"): "Asin", ("ACos", "AcosExt"): "Acos", ("Atan", "AtanExt"): "Atan",
+    ("Asinh", "AsinhExt"): "Asinh", ("Acosh", "AcoshExt"): "Acosh", ("Reciprocal", "Inv"): "Reciprocal",
+})  # fmt: skip
+def of_floats(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's function of floating-point numbers; integers become float32."""
+    return b.op(op_type, [floating(b, x)])
 
 
-def _register(op_type: str, names: tuple[str, ...], kind: str) -> None:
-    def convert(b: Builder, node: Node, x: Value) -> Value:
-        if kind == "rounding" and not is_float(x.dtype):
-            return x
-        return b.op(op_type, [floating(b, x) if kind == "float" else computable(b, x)])
-
-    convert.__doc__ = f"ONNX's {op_type}."
-    primitive(*names)(convert)
+@table(alike("Abs", "Neg", "Sign"))
+def of_numbers(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's function of integers too."""
+    return b.op(op_type, [computable(b, x)])
 
 
-for _kind, _table in (
-    ("float", _FLOAT_FUNCTIONS),
-    ("any", _ANY_FUNCTIONS),
-    ("rounding", _ROUNDING_FUNCTIONS),
-):
-    for _op_type, _names in _table.items():
-        _register(_op_type, _names, _kind)
+@table({"Floor": "Floor", "Ceil": "Ceil", "Rint": "Round"})
+def rounded(op_type: str, b: Builder, x: Value) -> Value:
+    """ONNX's way of rounding, which does nothing to integers."""
+    return b.op(op_type, [computable(b, x)]) if is_float(x.dtype) else x
 
 
 @primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity",
            "CopyToDevice", "CopyToHost", "ToDevice", "FormatCast")  # fmt: skip
-def identity(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
+def identity(b: Builder, x: Value, *rest: Operand) -> Value:
     """The value itself; where it lies and who may change it does not matter here."""
     return x
 
 
 @primitive("IdentityN")
-def identity_n(b: Builder, node: Node, x: Operand) -> Operand:
+def identity_n(b: Builder, x: Operand) -> Operand:
     """The values themselves."""
     return x
 
 
 @primitive("Rsqrt")
-def rsqrt(b: Builder, node: Node, x: Value) -> Value:
+def rsqrt(b: Builder, x: Value) -> Value:
     """1 / sqrt(x)"""
     return b.op("Reciprocal", [b.op("Sqrt", [floating(b, x)])])
 
 
 @primitive("Square")
-def square(b: Builder, node: Node, x: Value) -> Value:
+def square(b: Builder, x: Value) -> Value:
     """x x"""
     wide = computable(b, x)
     return b.op("Mul", [wide, wide])
 
 
 @primitive("Expm1")
-def expm1(b: Builder, node: Node, x: Value) -> Value:
+def expm1(b: Builder, x: Value) -> Value:
     """exp(x) - 1; for small x as 2 sinh(x/2) exp(x/2), which keeps their digits."""
     wide = floating(b, x)
     half = b.op("Mul", [wide, scalar(b, 0.5, wide)])
@@ -106,7 +79,7 @@ def expm1(b: Builder, node: Node, x: Value) -> Value:
 
 
 @primitive("Log1p")
-def log1p(b: Builder, node: Node, x: Value) -> Value:
+def log1p(b: Builder, x: Value) -> Value:
     """log(1 + x); for small x by x log(u) / (u - 1) with u = 1 + x, which keeps its digits (W. Kahan)."""
     wide = floating(b, x)
     one = scalar(b, 1, wide)
@@ -120,28 +93,22 @@ def log1p(b: Builder, node: Node, x: Value) -> Value:
     return b.op("Where", [far, plain, corrected])
 
 
-def _scaled_log(base: float, name: str) -> None:
-    def convert(b: Builder, node: Node, x: Value) -> Value:
-        found = b.op("Log", [floating(b, x)])
-        return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
-
-    convert.__doc__ = f"The logarithm to base {base:g}."
-    primitive(name)(convert)
-
-
-_scaled_log(2, "Log2")
-_scaled_log(10, "Log10")
+@table({"Log2": 2, "Log10": 10})
+def scaled_log(base: float, b: Builder, x: Value) -> Value:
+    """The logarithm to a base."""
+    found = b.op("Log", [floating(b, x)])
+    return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
 
 
 @primitive("Exp2")
-def exp2(b: Builder, node: Node, x: Value) -> Value:
+def exp2(b: Builder, x: Value) -> Value:
     """2 to the power of x"""
     wide = floating(b, x)
     return b.op("Pow", [scalar(b, 2, wide), wide])
 
 
 @primitive("Erfc")
-def erfc(b: Builder, node: Node, x: Value) -> Value:
+def erfc(b: Builder, x: Value) -> Value:
     """1 - erf(x), with the digits that a difference from 1 would not have: t exp(-x x + P(t)) with
     t = 1 / (1 + x/2), P from Press et al., Numerical Recipes, 6.2 (relative error below 1.2e-7)."""
     wide = b.cast(floating(b, x), np.float64)
@@ -158,7 +125,7 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
 
 
 @primitive("Sinc")
-def sinc(b: Builder, node: Node, x: Value) -> Value:
+def sinc(b: Builder, x: Value) -> Value:
     """sin(pi x) / (pi x), 1 at 0."""
     wide = floating(b, x)
     angle = b.op("Mul", [wide, scalar(b, np.pi, wide)])
@@ -167,8 +134,8 @@ def sinc(b: Builder, node: Node, x: Value) -> Value:
     return b.op("Where", [zero, scalar(b, 1, wide), ratio])
 
 
-@primitive("Round", settings=("decimals",))
-def round_(b: Builder, node: Node, x: Value, *, decimals: Operand = 0) -> Value:
+@primitive("Round")
+def round_(b: Builder, x: Value, *, decimals: Operand = 0) -> Value:
     """Rounded, halves to even, to this many decimals."""
     if not is_float(x.dtype):
         return x
@@ -181,51 +148,47 @@ def round_(b: Builder, node: Node, x: Value, *, decimals: Operand = 0) -> Value:
 
 
 @primitive("Trunc")
-def trunc(b: Builder, node: Node, x: Value) -> Value:
+def trunc(b: Builder, x: Value) -> Value:
     """Without the fraction."""
     return truncated(b, computable(b, x)) if is_float(x.dtype) else x
 
 
 @primitive("Frac")
-def frac(b: Builder, node: Node, x: Value) -> Value:
+def frac(b: Builder, x: Value) -> Value:
     """The fraction, with the number's sign."""
     wide = computable(b, x)
     return b.op("Sub", [wide, truncated(b, wide)])
 
 
 @primitive("IsNan")
-def is_nan(b: Builder, node: Node, x: Value) -> Value:
+def is_nan(b: Builder, x: Value) -> Value:
     """Where it is no number."""
     return b.op("IsNaN", [floating(b, x)])
 
 
 @primitive("IsInf")
-def is_inf(b: Builder, node: Node, x: Value) -> Value:
+def is_inf(b: Builder, x: Value) -> Value:
     """Where it is infinite."""
-    return _is_infinite(b, x)
+    wide = floating(b, x)
+    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
 
 
 @primitive("IsNegInf")
-def is_neg_inf(b: Builder, node: Node, x: Value) -> Value:
+def is_neg_inf(b: Builder, x: Value) -> Value:
     """Where it is minus infinity."""
     wide = floating(b, x)
     return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
 
 
-def _is_infinite(b: Builder, x: Value) -> Value:
-    wide = floating(b, x)
-    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
-
-
 @primitive("IsFinite")
-def is_finite(b: Builder, node: Node, x: Value) -> Value:
+def is_finite(b: Builder, x: Value) -> Value:
     """Where it is neither infinite nor no number."""
-    return b.op("Not", [b.op("Or", [_is_infinite(b, x), b.op("IsNaN", [floating(b, x)])])])
+    return b.op("Not", [b.op("Or", [is_inf(b, x), b.op("IsNaN", [floating(b, x)])])])
 
 
-@primitive("NanToNum", settings=("nan", "posinf", "neginf"))
+@primitive("NanToNum")
 def nan_to_num(
-    b: Builder, node: Node, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
+    b: Builder, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
 ) -> Value:
     """Numbers in place of those that are none or infinite; by default 0 and the largest there are."""
     if not is_float(x.dtype):
@@ -244,7 +207,7 @@ def nan_to_num(
     return b.op("Where", [lower, scalar(b, instead["neginf"], wide), found])
 
 
-@primitive("Cast", settings=("dst_type",))
+@primitive("Cast")
 def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
     """Another element type."""
     value = b.value(x)
@@ -257,16 +220,10 @@ def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
     return b.cast(x, result_type(node, x.dtype))
 
 
-@primitive("ZerosLike", "ZerosLikeExt")
-def zeros_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
-    """Zeros in the shape of another."""
-    return full_like(b, x, 0, element_type(dtype, result_type(node, x.dtype)))
-
-
-@primitive("OnesLike", "OnesLikeExt")
-def ones_like(b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
-    """Ones in the shape of another."""
-    return full_like(b, x, 1, element_type(dtype, result_type(node, x.dtype)))
+@table({("ZerosLike", "ZerosLikeExt"): 0, ("OnesLike", "OnesLikeExt"): 1})
+def same_number_like(amount: int, b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
+    """Zeros or ones in the shape of another."""
+    return full_like(b, x, amount, element_type(dtype, result_type(node, x.dtype)))
 
 
 @primitive("FullLike", "Fills")
@@ -276,11 +233,9 @@ def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand 
     return full_like(b, x, value, element_type(dtype, result_type(node, x.dtype)))
 
 
-@primitive("ClampScalar", "ClampTensor", settings=("min", "max"))
+@primitive("ClampScalar", "ClampTensor")
 def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand = None) -> Value:
     """Between two bounds, numbers or tensors, either of which may be missing. The upper one wins."""
-    from sharding.importers.mindir.primitives.arithmetic import binary
-
     found: Value = x
     if min is not None:
         found = binary(b, node, "Max", found, min)
@@ -289,8 +244,8 @@ def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand
     return found
 
 
-@primitive("Logit", settings=("eps",))
-def logit(b: Builder, node: Node, x: Value, *, eps: Operand = -1.0) -> Value:
+@primitive("Logit")
+def logit(b: Builder, x: Value, *, eps: Operand = -1.0) -> Value:
     """log(x / (1 - x)), x held between eps and 1 - eps where eps is not negative."""
     wide = floating(b, x)
     margin = -1.0 if eps is None else number(eps, "eps")
@@ -300,7 +255,7 @@ def logit(b: Builder, node: Node, x: Value, *, eps: Operand = -1.0) -> Value:
 
 
 @primitive("Erfinv")
-def erfinv(b: Builder, node: Node, x: Value) -> Value:
+def erfinv(b: Builder, x: Value) -> Value:
     """The inverse of erf, by the polynomials of M. Giles, Approximating the erfinv
     function (2010)."""
     wide = b.cast(x, FLOAT32)  # what the polynomials are for
@@ -330,6 +285,6 @@ def _polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 
 @primitive("Dropout")
-def dropout(b: Builder, node: Node, x: Value, *rest: Operand) -> Operand:
+def dropout(b: Builder, x: Value, *rest: Operand) -> Operand:
     """Nothing is dropped in inference: the value, and a mask of ones."""
     return (x, full_like(b, x, 1))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, table
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     computable,
@@ -15,20 +14,11 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-@primitive("Max")
-def max_of_all(b: Builder, node: Node, x: Value) -> Value:
-    """The largest element."""
-    return reduced(b, "ReduceMax", computable(b, x), None, False)
-
-
-@primitive("Min")
-def min_of_all(b: Builder, node: Node, x: Value) -> Value:
-    """The smallest element."""
-    return reduced(b, "ReduceMin", computable(b, x), None, False)
+@table({"Max": "ReduceMax", "Min": "ReduceMin"})
+def extreme_of_all(op_type: str, b: Builder, x: Value) -> Value:
+    """The largest or the smallest element."""
+    return reduced(b, op_type, computable(b, x), None, False)
 
 
 def arg_of(b: Builder, kind: str, x: Value, axis: Operand, keep: bool) -> Value:
@@ -41,63 +31,34 @@ def arg_of(b: Builder, kind: str, x: Value, axis: Operand, keep: bool) -> Value:
     return b.op(kind, [wide], {"axis": place, "keepdims": int(keep)})
 
 
-@primitive("Argmax", settings=("axis", "output_type"))
-def argmax(b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None) -> Value:
-    """Where the largest element is."""
-    return b.cast(arg_of(b, "ArgMax", x, axis, False), element_type(output_type, result_type(node, INT32)))
+@table({"Argmax": "ArgMax", ("Argmin", "ArgminV2"): "ArgMin"})
+def place_of_extreme(
+    op_type: str, b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None
+) -> Value:
+    """Where the largest or the smallest element is."""
+    return b.cast(arg_of(b, op_type, x, axis, False), element_type(output_type, result_type(node, INT32)))
 
 
-@primitive("Argmin", "ArgminV2", settings=("axis", "output_type"))
-def argmin(b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None) -> Value:
-    """Where the smallest element is."""
-    return b.cast(arg_of(b, "ArgMin", x, axis, False), element_type(output_type, result_type(node, INT32)))
+@table({"ArgMaxExt": "ArgMax", "ArgMinExt": "ArgMin"})
+def place_of_extreme_ext(
+    op_type: str, b: Builder, x: Value, *, dim: Operand = None, keepdim: Operand = False
+) -> Value:
+    """Where the largest or the smallest element is, as int64."""
+    return arg_of(b, op_type, x, dim, bool(keepdim))
 
 
-@primitive("ArgMaxExt", settings=("dim", "keepdim"))
-def argmax_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
-    """Where the largest element is, as int64."""
-    return arg_of(b, "ArgMax", x, dim, bool(keepdim))
-
-
-@primitive("ArgMinExt", settings=("dim", "keepdim"))
-def argmin_ext(b: Builder, node: Node, x: Value, *, dim: Operand = None, keepdim: Operand = False) -> Value:
-    """Where the smallest element is, as int64."""
-    return arg_of(b, "ArgMin", x, dim, bool(keepdim))
-
-
-def _extreme(b: Builder, kind: str, x: Value, axis: Operand, keep: Operand) -> tuple[Value, Value]:
-    """(place, value)"""
+@table({"ArgMaxWithValue": "Max", "ArgMinWithValue": "Min"})
+def extreme_with_place(
+    kind: str, b: Builder, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
+) -> tuple[Value, Value]:
+    """Where the largest or the smallest element along an axis is, and the element."""
     wide = computable(b, x)
     place = b.axis(integer(b, axis, "axis"), x) if x.rank else None
-    index = arg_of(b, f"Arg{kind}", wide, place, bool(keep))
-    return index, reduced(b, f"Reduce{kind}", wide, None if place is None else [place], bool(keep))
+    index = arg_of(b, f"Arg{kind}", wide, place, bool(keep_dims))
+    return index, reduced(b, f"Reduce{kind}", wide, None if place is None else [place], bool(keep_dims))
 
 
-@primitive("ArgMaxWithValue", settings=("axis", "keep_dims"))
-def argmax_with_value(
-    b: Builder, node: Node, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
-) -> Operand:
-    """Where the largest element is, and the element."""
-    return _extreme(b, "Max", x, axis, keep_dims)
-
-
-@primitive("ArgMinWithValue", settings=("axis", "keep_dims"))
-def argmin_with_value(
-    b: Builder, node: Node, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
-) -> Operand:
-    """Where the smallest element is, and the element."""
-    return _extreme(b, "Min", x, axis, keep_dims)
-
-
-@primitive("MaxDim", settings=("dim", "keepdim"))
-def max_dim(b: Builder, node: Node, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
-    """The largest element along an axis, and where it is."""
-    index, value = _extreme(b, "Max", x, dim, keepdim)
-    return value, index
-
-
-@primitive("MinDim", settings=("dim", "keepdim"))
-def min_dim(b: Builder, node: Node, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
-    """The smallest element along an axis, and where it is."""
-    index, value = _extreme(b, "Min", x, dim, keepdim)
-    return value, index
+@table({"MaxDim": "Max", "MinDim": "Min"})
+def extreme_along(kind: str, b: Builder, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
+    """The same the other way round: the element, and where it is."""
+    return extreme_with_place(kind, b, x, axis=dim, keep_dims=keepdim)[::-1]

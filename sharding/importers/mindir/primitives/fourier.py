@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
     Node,
@@ -27,9 +28,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 NORMS = ("backward", "forward", "ortho")
 """Which way is divided by the length, in the order of version 3's numbers; ortho: each by its root."""
@@ -125,10 +123,7 @@ def _real_inverse(b: Builder, x: Value, axis: int, length: Operand, norm: str) -
     return _dft(b, made(*whole), axis, None, inverse=True, half=False, norm=norm).real
 
 
-_ONE = ("n", "dim", "norm")
-
-
-@primitive("FFT", "IFFT", settings=_ONE, of_complex=True, declared=False)
+@primitive("FFT", "IFFT", of_complex=True, declared=False)
 def fft(
     b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
 ) -> Value:
@@ -137,18 +132,14 @@ def fft(
     return _dft(b, x, integer(b, dim, "dim"), n, inverse=inverse, half=False, norm=_norm(norm))
 
 
-@primitive("RFFT", settings=_ONE, declared=False)
-def rfft(
-    b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
-) -> Value:
+@primitive("RFFT", declared=False)
+def rfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Along one axis, of real numbers: the first half of the frequencies."""
     return _dft(b, x, integer(b, dim, "dim"), n, inverse=False, half=True, norm=_norm(norm))
 
 
-@primitive("IRFFT", settings=_ONE, of_complex=True, declared=False)
-def irfft(
-    b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
-) -> Value:
+@primitive("IRFFT", of_complex=True, declared=False)
+def irfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Real numbers of the first half of their frequencies."""
     return _real_inverse(b, x, integer(b, dim, "dim"), n, _norm(norm))
 
@@ -156,21 +147,17 @@ def irfft(
 _OTHER_WAY = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-@primitive("HFFT", settings=_ONE, of_complex=True, declared=False)
-def hfft(
-    b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
-) -> Value:
+@primitive("HFFT", of_complex=True, declared=False)
+def hfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """The real frequencies of numbers of which half are given."""
-    return _real_inverse(b, conjugate(b, node, x), integer(b, dim, "dim"), n, _OTHER_WAY[_norm(norm)])
+    return _real_inverse(b, conjugate(b, x), integer(b, dim, "dim"), n, _OTHER_WAY[_norm(norm)])
 
 
-@primitive("IHFFT", settings=_ONE, declared=False)
-def ihfft(
-    b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
-) -> Value:
+@primitive("IHFFT", declared=False)
+def ihfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Half of the numbers that have these real frequencies."""
     found = _dft(b, x, integer(b, dim, "dim"), n, inverse=False, half=True, norm=_OTHER_WAY[_norm(norm)])
-    return conjugate(b, node, found)
+    return conjugate(b, found)
 
 
 def _axes(b: Builder, x: Value, s: Operand, dim: Operand) -> list[tuple[int, Operand]]:
@@ -185,9 +172,6 @@ def _axes(b: Builder, x: Value, s: Operand, dim: Operand) -> list[tuple[int, Ope
     if len(lengths) != len(axes):
         raise RefusedError(f"{len(lengths)} lengths for {len(axes)} axes")
     return [(axis, None if length == -1 else length) for axis, length in zip(axes, lengths, strict=True)]
-
-
-_MORE = ("s", "dim", "norm")
 
 
 def transformed(
@@ -205,7 +189,7 @@ def transformed(
 _NAMES = ("FFT2", "FFTN", "IFFT2", "IFFTN", "RFFT2", "RFFTN", "IRFFT2", "IRFFTN")
 
 
-@primitive(*_NAMES, settings=_MORE, declared=False, of_complex=True)
+@primitive(*_NAMES, declared=False, of_complex=True)
 def fft_of_axes(
     b: Builder, node: Node, x: Value, *, s: Operand = None, dim: Operand = None, norm: Operand = None
 ) -> Value:
@@ -236,7 +220,7 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
     return found.real if real and inverse and isinstance(found, ComplexValue) else found
 
 
-@primitive("FFTShift", "IFFTShift", settings=("dim",))
+@primitive("FFTShift", "IFFTShift")
 def fft_shift(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value:
     """The frequency 0 in the middle of axes, or from there at the front."""
     rank = known_rank(x)
@@ -253,7 +237,7 @@ def fft_shift(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value
     return x
 
 
-@primitive("FFTFreq", "RFFTFreq", settings=("n", "d", "dtype"))
+@primitive("FFTFreq", "RFFTFreq")
 def fft_frequencies(
     b: Builder, node: Node, *, n: Operand = 1, d: Operand = 1.0, dtype: Operand = None
 ) -> Value:

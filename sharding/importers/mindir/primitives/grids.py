@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import FLOAT32, computable, flattened, integers
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-@primitive("AffineGrid", settings=("align_corners",))
-def affine_grid(
-    b: Builder, node: Node, theta: Value, output_size: Operand, *, align_corners: Operand = False
-) -> Value:
+@primitive("AffineGrid")
+def affine_grid(b: Builder, theta: Value, output_size: Operand, *, align_corners: Operand = False) -> Value:
     """Where an affine map of [-1, 1] takes each place of an image (N, C, H, W) or volume (N, C, D, H, W)."""
     size = integers(b, flattened(output_size), "output_size")
     if len(size) not in {4, 5}:

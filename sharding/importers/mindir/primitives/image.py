@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.boxes import _column
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
@@ -21,14 +20,10 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-@primitive("GridSampler2D", settings=("interpolation_mode", "padding_mode", "align_corners"))
+@primitive("GridSampler2D")
 def grid_sampler(
     b: Builder,
-    node: Node,
     x: Value,
     grid: Value,
     *,
@@ -49,10 +44,9 @@ def sampled(b: Builder, x: Value, grid: Value, mode: str, outside: str, align_co
     return b.op("GridSample", [x, grid], attributes)
 
 
-@primitive("CropAndResize", settings=("method", "extrapolation_value"))
+@primitive("CropAndResize")
 def crop_and_resize(
     b: Builder,
-    node: Node,
     x: Value,
     boxes: Value,
     owner: Value,
@@ -107,13 +101,9 @@ def crop_and_resize(
     return b.op("Where", [b.cast(outside, BOOL), filler, found])
 
 
-_ROI = ("pooled_height", "pooled_width", "spatial_scale", "sample_num", "roi_end_mode")
-
-
-@primitive("ROIAlign", settings=_ROI)
+@primitive("ROIAlign")
 def roi_align(
     b: Builder,
-    node: Node,
     x: Value,
     rois: Value,
     *,
@@ -145,7 +135,7 @@ def roi_align(
 
 
 @primitive("HSVToRGB")
-def hsv_to_rgb(b: Builder, node: Node, x: Value) -> Value:
+def hsv_to_rgb(b: Builder, x: Value) -> Value:
     """Hue, saturation and value from 0 to 1 along the last axis, as red, green and blue."""
     wide = computable(b, x)
     hue, saturation, value = (b.unsqueeze(_column(b, wide, i), [known_rank(x) - 1]) for i in range(3))

@@ -6,128 +6,81 @@ What follows from that for other names of the same tensor is not theirs (`memory
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import (
-    add_ext,
-    div_mod,
-    floor_div,
-    sub_ext,
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives import (  # noqa: F401
+    activation,
+    arithmetic,
+    comparison,
+    elementwise,
+    matmul,
+    scatter,
 )
-from sharding.importers.mindir.primitives.base import (
-    PRIMITIVES,
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-)
-from sharding.importers.mindir.primitives.comparison import masked_fill
+from sharding.importers.mindir.primitives.base import PRIMITIVES, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    full_like,
-    integers,
-    known_rank,
-    number,
-)
-from sharding.importers.mindir.primitives.scatter import scatter, scatter_add, scatter_value
+from sharding.importers.mindir.primitives.operands import INT64, full_like, integers, known_rank, number
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
-primitive("InplaceAddExt", "InplaceAddsExt", settings=("alpha",))(add_ext)
-primitive("InplaceSubExt", "InplaceSubScalar", settings=("alpha",))(sub_ext)
-primitive("InplaceDivMod", "InplaceDivMods", settings=("rounding_mode",))(div_mod)
-primitive("InplaceFloorDivide", "InplaceFloorDivides")(floor_div)
-primitive("InplaceMaskedFillTensor", "InplaceMaskedFillScalar")(masked_fill)
-primitive("InplaceScatterSrc", "InplaceScatterSrcReduce", settings=("reduce",))(scatter)
-primitive("InplaceScatterValue", "InplaceScatterValueReduce", settings=("reduce",))(scatter_value)
-primitive("InplaceScatterAdd")(scatter_add)
-
-
-def _like(name: str, source: str) -> None:
-    """A primitive that does in place what another one gives."""
-    from sharding.importers.mindir.primitives import (  # noqa: F401 - they fill the registry
-        activation,
-        elementwise,
-        matmul,
-    )
-
-    PRIMITIVES[name] = replace(PRIMITIVES[source], name=name)
+# Each does in place what another one gives. These modules fill the registry.
+for _name, _source in {
+    **dict.fromkeys(("InplaceAddExt", "InplaceAddsExt"), "AddExt"),
+    **dict.fromkeys(("InplaceSubExt", "InplaceSubScalar"), "SubExt"),
+    **dict.fromkeys(("InplaceDivMod", "InplaceDivMods"), "DivMod"),
+    **dict.fromkeys(("InplaceFloorDivide", "InplaceFloorDivides"), "FloorDiv"),
+    **dict.fromkeys(("InplaceMaskedFillTensor", "InplaceMaskedFillScalar"), "MaskedFill"),
+    **dict.fromkeys(("InplaceScatterSrc", "InplaceScatterSrcReduce"), "Scatter"),
+    **dict.fromkeys(("InplaceScatterValue", "InplaceScatterValueReduce"), "ScatterValue"),
+    "InplaceScatterAdd": "ScatterAddExt",
+    "AssignAdd": "Add",
+    "AssignSub": "Sub",
+    "ScatterNdUpdate": "TensorScatterUpdate",
+    "ScatterNdAdd": "TensorScatterAdd",
+    "ScatterNdSub": "TensorScatterSub",
+    **{f"Inplace{name}": name for name in (
+        "Mul", "Muls", "Div", "Divs", "RemainderTensorTensor", "RemainderTensorScalar", "ClampScalar",
+        "ClampTensor", "ReLU", "SiLU", "Sigmoid", "Tanh", "Exp", "Log", "Floor", "Sign", "Erfinv", "Elu",
+        "Hardtanh", "Threshold", "Addmm", "StopGradient", "IndexAddExt", "IndexFillScalar", "IndexFillTensor",
+    )},
+}.items():  # fmt: skip
+    PRIMITIVES[_name] = replace(PRIMITIVES[_source], name=_name)
 
 
-for _name, _source in (
-    ("AssignAdd", "Add"),
-    ("AssignSub", "Sub"),
-    ("ScatterNdUpdate", "TensorScatterUpdate"),
-    ("ScatterNdAdd", "TensorScatterAdd"),
-    ("ScatterNdSub", "TensorScatterSub"),
-    ("InplaceMul", "Mul"),
-    ("InplaceMuls", "Muls"),
-    ("InplaceDiv", "Div"),
-    ("InplaceDivs", "Divs"),
-    ("InplaceRemainderTensorTensor", "RemainderTensorTensor"),
-    ("InplaceRemainderTensorScalar", "RemainderTensorScalar"),
-    ("InplaceClampScalar", "ClampScalar"),
-    ("InplaceClampTensor", "ClampTensor"),
-    ("InplaceReLU", "ReLU"),
-    ("InplaceSiLU", "SiLU"),
-    ("InplaceSigmoid", "Sigmoid"),
-    ("InplaceTanh", "Tanh"),
-    ("InplaceExp", "Exp"),
-    ("InplaceLog", "Log"),
-    ("InplaceFloor", "Floor"),
-    ("InplaceSign", "Sign"),
-    ("InplaceErfinv", "Erfinv"),
-    ("InplaceElu", "Elu"),
-    ("InplaceHardtanh", "Hardtanh"),
-    ("InplaceThreshold", "Threshold"),
-    ("InplaceAddmm", "Addmm"),
-    ("InplaceStopGradient", "StopGradient"),
-    ("InplaceIndexAddExt", "IndexAddExt"),
-    ("InplaceIndexFillScalar", "IndexFillScalar"),
-    ("InplaceIndexFillTensor", "IndexFillTensor"),
-):
-    _like(_name, _source)
-
-
-@primitive("InplaceCopy", settings=("non_blocking",))
-def inplace_copy(b: Builder, node: Node, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
+@primitive("InplaceCopy")
+def inplace_copy(b: Builder, x: Value, src: Value, *, non_blocking: Operand = False) -> Value:
     """The elements of another tensor, repeated along axes that it lacks."""
     return b.op("Expand", [b.cast(src, x.dtype), b.ints(b.shape_of(x))])
 
 
 @primitive("Assign")
-def assign(b: Builder, node: Node, x: Value, value: Value) -> Value:
+def assign(b: Builder, x: Value, value: Value) -> Value:
     """Another tensor's elements."""
-    return inplace_copy(b, node, x, value)
+    return inplace_copy(b, x, value)
 
 
 @primitive("ScatterUpdate")
-def scatter_update(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def scatter_update(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Rows by their numbers."""
     places = b.unsqueeze(indices, [known_rank(indices)])
     return b.op("ScatterND", [x, b.cast(places, INT64), b.cast(updates, x.dtype)])
 
 
 @primitive("InplaceZero")
-def inplace_zero(b: Builder, node: Node, x: Value) -> Value:
+def inplace_zero(b: Builder, x: Value) -> Value:
     """Zeros."""
     return full_like(b, x, 0)
 
 
 @primitive("InplaceFillScalar", "InplaceFillTensor")
-def inplace_fill(b: Builder, node: Node, x: Value, value: Operand) -> Value:
+def inplace_fill(b: Builder, x: Value, value: Operand) -> Value:
     """One number everywhere."""
     return full_like(b, x, value if isinstance(value, Value) else number(value, "value"))
 
 
 @primitive("TensorCopySlices")
 def tensor_copy_slices(
-    b: Builder, node: Node, x: Value, value: Value, begin: Operand, end: Operand, strides: Operand
+    b: Builder, x: Value, value: Value, begin: Operand, end: Operand, strides: Operand
 ) -> Value:
     """A tensor of whose first axes the elements from begin to end are others; gives a new tensor."""
     starts, stops, steps = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
@@ -16,10 +15,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
     tensors,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 END = 2**62
 """Beyond any length; ONNX's Slice stops at the end of the axis."""
@@ -37,10 +32,8 @@ def _gather(b: Builder, x: Value, indices: Operand, axis: int) -> Value:
     return b.op("Gather", [x, indices_of(b, indices)], {"axis": b.axis(axis, x)})
 
 
-@primitive("Gather", "GatherV2", "SparseGatherV2", settings=("batch_dims",))
-def gather(
-    b: Builder, node: Node, x: Value, indices: Operand, axis: Operand = 0, *, batch_dims: Operand = 0
-) -> Value:
+@primitive("Gather", "GatherV2", "SparseGatherV2")
+def gather(b: Builder, x: Value, indices: Operand, axis: Operand = 0, *, batch_dims: Operand = 0) -> Value:
     """Places along an axis, the same for all or, with batch axes, for each batch entry its own."""
     place = b.axis(integer(b, axis, "axis"), x)
     places = indices_of(b, indices)
@@ -63,7 +56,7 @@ def gather(
 
 
 @primitive("Embedding")
-def embedding(b: Builder, node: Node, indices: Value, table: Value, *rest: Operand) -> Value:
+def embedding(b: Builder, indices: Value, table: Value, *rest: Operand) -> Value:
     """Rows of a table."""
     if len(rest) > 1 and rest[1] is not None:
         raise RefusedError("it renormalizes rows (max_norm), which changes its own table")
@@ -71,7 +64,7 @@ def embedding(b: Builder, node: Node, indices: Value, table: Value, *rest: Opera
 
 
 @primitive("EmbeddingLookup")
-def embedding_lookup(b: Builder, node: Node, table: Value, indices: Value, offset: Operand = 0) -> Value:
+def embedding_lookup(b: Builder, table: Value, indices: Value, offset: Operand = 0) -> Value:
     """Rows of a table by index less an offset; zeros for indices outside of it."""
     start = integer(b, offset, "offset")
     places = indices_of(b, indices)
@@ -86,31 +79,31 @@ def embedding_lookup(b: Builder, node: Node, table: Value, indices: Value, offse
 
 
 @primitive("GatherD", "GatherDExt")
-def gather_d(b: Builder, node: Node, x: Value, dim: Operand, index: Value) -> Value:
+def gather_d(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
     """For each element the place along one axis."""
     return b.op("GatherElements", [x, indices_of(b, index)], {"axis": b.axis(integer(b, dim, "dim"), x)})
 
 
 @primitive("GatherNd", "GatherNdExt")
-def gather_nd(b: Builder, node: Node, x: Value, indices: Value) -> Value:
+def gather_nd(b: Builder, x: Value, indices: Value) -> Value:
     """By index vectors along the first axes."""
     return b.op("GatherND", [x, b.cast(indices, INT64)])
 
 
 @primitive("IndexSelect")
-def index_select(b: Builder, node: Node, x: Value, dim: Operand, index: Value) -> Value:
+def index_select(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
     """Places along an axis."""
     return _gather(b, x, index, integer(b, dim, "dim"))
 
 
 @primitive("Take")
-def take(b: Builder, node: Node, x: Value, index: Value) -> Value:
+def take(b: Builder, x: Value, index: Value) -> Value:
     """Places in the flattened tensor."""
     return _gather(b, b.reshape(x, (-1,)), index, 0)
 
 
 @primitive("Index")
-def index_tensors(b: Builder, node: Node, x: Value, indices: Operand) -> Value:
+def index_tensors(b: Builder, x: Value, indices: Operand) -> Value:
     """One index tensor for each of the first axes, broadcast against one another; a mask counts its axes."""
     found = tensors(indices, "the indices")
     places: list[Value] = []

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from sharding.importers.mindir.primitives.base import (
-    Node,
-    Operand,
-    TensorType,
-    Value,
-    primitive,
-)
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, TensorType, Value, primitive
 from sharding.importers.mindir.primitives.matmul import swapped
 from sharding.importers.mindir.primitives.operands import floating, promoted, scalar
 from sharding.importers.mindir.primitives.steps import (
@@ -26,17 +20,14 @@ from sharding.importers.mindir.primitives.steps import (
     wide,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 def inverse_of(b: Builder, x: Value) -> Value:
     """The inverse of each matrix. ONNX has no operator for it; ONNX Runtime has."""
     return b.op("Inverse", [x], domain="com.microsoft", types=[TensorType(x.dtype, x.shape)])
 
 
-@primitive("MatrixInverse", "MatrixInverseExt", settings=("adjoint",))
-def matrix_inverse(b: Builder, node: Node, x: Value, *, adjoint: Operand = False) -> Value:
+@primitive("MatrixInverse", "MatrixInverseExt")
+def matrix_inverse(b: Builder, x: Value, *, adjoint: Operand = False) -> Value:
     """The inverse of each matrix, or of its transpose."""
     wide = floating(b, x)
     return inverse_of(b, swapped(b, wide) if adjoint else wide)
@@ -49,10 +40,9 @@ def unit_diagonal(b: Builder, x: Value) -> Value:
     return b.op("Add", [strict, b.op("Trilu", [b.op("Trilu", [ones], {"upper": 1})], {"upper": 0})])
 
 
-@primitive("TriangularSolve", settings=("upper", "transpose", "unitriangular"))
+@primitive("TriangularSolve")
 def triangular_solve(
     b: Builder,
-    node: Node,
     right: Value,
     matrix: Value,
     *,
@@ -69,14 +59,14 @@ def triangular_solve(
 
 
 @primitive("LogMatrixDeterminant")
-def log_determinant(b: Builder, node: Node, x: Value) -> Operand:
+def log_determinant(b: Builder, x: Value) -> Operand:
     """The determinant's sign and its magnitude's logarithm."""
     found = b.op("Det", [floating(b, x)])
     return b.op("Sign", [found]), b.op("Log", [b.op("Abs", [found])])
 
 
-@primitive("Cholesky", settings=("upper",))
-def cholesky(b: Builder, node: Node, x: Value, *, upper: Operand = False) -> Value:
+@primitive("Cholesky")
+def cholesky(b: Builder, x: Value, *, upper: Operand = False) -> Value:
     """The triangular matrix that gives a positive definite one as its product with its transpose: column by
     column, what the columns so far leave of the matrix."""
     whole = wide(b, x)
@@ -97,8 +87,8 @@ def cholesky(b: Builder, node: Node, x: Value, *, upper: Operand = False) -> Val
     return turned(b, found) if upper else found
 
 
-@primitive("CholeskyInverse", settings=("upper",))
-def cholesky_inverse(b: Builder, node: Node, x: Value, *, upper: Operand = False) -> Value:
+@primitive("CholeskyInverse")
+def cholesky_inverse(b: Builder, x: Value, *, upper: Operand = False) -> Value:
     """The inverse of the matrix that a triangular one decomposes."""
     wide = floating(b, x)
     turned = swapped(b, wide)

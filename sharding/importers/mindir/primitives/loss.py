@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    floating,
-    known_rank,
-    number,
-    scalar,
-    text,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
+from sharding.importers.mindir.primitives.operands import INT64, floating, known_rank, number, scalar, text
 
 REDUCTIONS = ("sum", "mean", "none")
 """In the order of version 3's numbers."""
@@ -39,7 +28,7 @@ def _reduced(b: Builder, x: Value, setting: Operand, weights: Value | None = Non
 
 
 @primitive("SoftmaxCrossEntropyWithLogits")
-def softmax_cross_entropy(b: Builder, node: Node, logits: Value, labels: Value) -> Operand:
+def softmax_cross_entropy(b: Builder, logits: Value, labels: Value) -> Operand:
     """The loss of each row against its distribution, and the logits' gradient."""
     wide = floating(b, logits)
     wanted = b.cast(labels, wide.dtype)
@@ -48,9 +37,9 @@ def softmax_cross_entropy(b: Builder, node: Node, logits: Value, labels: Value) 
     return loss, b.op("Sub", [b.op("Softmax", [wide], {"axis": -1}), wanted])
 
 
-@primitive("SparseSoftmaxCrossEntropyWithLogits", settings=("is_grad",))
+@primitive("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_softmax_cross_entropy(
-    b: Builder, node: Node, logits: Value, labels: Value, *, is_grad: Operand = False
+    b: Builder, logits: Value, labels: Value, *, is_grad: Operand = False
 ) -> Value:
     """The mean loss against class numbers."""
     if is_grad:
@@ -72,15 +61,14 @@ def _logits_loss(b: Builder, x: Value, target: Value) -> Value:
 
 
 @primitive("SigmoidCrossEntropyWithLogits")
-def sigmoid_cross_entropy(b: Builder, node: Node, logits: Value, labels: Value) -> Value:
+def sigmoid_cross_entropy(b: Builder, logits: Value, labels: Value) -> Value:
     """The loss of each against a probability."""
     return _logits_loss(b, logits, labels)
 
 
-@primitive("BCEWithLogitsLoss", settings=("reduction",))
+@primitive("BCEWithLogitsLoss")
 def bce_with_logits(
     b: Builder,
-    node: Node,
     logits: Value,
     labels: Value,
     weight: Operand = None,
@@ -104,9 +92,9 @@ def bce_with_logits(
     return _reduced(b, found, reduction)
 
 
-@primitive("BinaryCrossEntropy", settings=("reduction",))
+@primitive("BinaryCrossEntropy")
 def binary_cross_entropy(
-    b: Builder, node: Node, x: Value, target: Value, weight: Operand = None, *, reduction: Operand = "mean"
+    b: Builder, x: Value, target: Value, weight: Operand = None, *, reduction: Operand = "mean"
 ) -> Value:
     """Of probabilities; logarithms of 0 are held at that of the smallest number."""
     wide = floating(b, x)
@@ -120,7 +108,7 @@ def binary_cross_entropy(
     return _reduced(b, found, reduction)
 
 
-@primitive("SmoothL1Loss", settings=("beta", "reduction"))
+@primitive("SmoothL1Loss")
 def smooth_l1(
     b: Builder, node: Node, x: Value, target: Value, *, beta: Operand = 1.0, reduction: Operand = "none"
 ) -> Value:
@@ -135,21 +123,18 @@ def smooth_l1(
     return _reduced(b, b.op("Where", [near, half, line]), reduction)
 
 
-@primitive("MSELossExt", settings=("reduction",))
-def mse_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
-    """The squared distance."""
+@table({"MSELossExt": True, "L1LossExt": False})
+def distance_loss(
+    squared: bool, b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean"
+) -> Value:
+    """The distance, or its square."""
     distance = binary(b, node, "Sub", x, target)
-    return _reduced(b, b.op("Mul", [distance, distance]), reduction)
+    found = b.op("Mul", [distance, distance]) if squared else b.op("Abs", [distance])
+    return _reduced(b, found, reduction)
 
 
-@primitive("L1LossExt", settings=("reduction",))
-def l1_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
-    """The distance."""
-    return _reduced(b, b.op("Abs", [binary(b, node, "Sub", x, target)]), reduction)
-
-
-@primitive("KLDivLoss", settings=("reduction",))
-def kl_div_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
+@primitive("KLDivLoss")
+def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
     """target (log target - x); 0 where the target is not positive."""
     wide = floating(b, x)
     wanted = b.cast(target, wide.dtype)
@@ -159,15 +144,9 @@ def kl_div_loss(b: Builder, node: Node, x: Value, target: Value, *, reduction: O
     return _reduced(b, b.op("Where", [positive, found, scalar(b, 0, wanted)]), reduction)
 
 
-@primitive("KLDiv", settings=("reduction", "log_target"))
+@primitive("KLDiv")
 def kl_div(
-    b: Builder,
-    node: Node,
-    x: Value,
-    target: Value,
-    *,
-    reduction: Operand = "mean",
-    log_target: Operand = False,
+    b: Builder, x: Value, target: Value, *, reduction: Operand = "mean", log_target: Operand = False
 ) -> Value:
     """target (log target - x), of logarithms of the target if wanted; 0 where the target is 0, and nothing
     where it is negative."""
@@ -183,7 +162,7 @@ def kl_div(
     return _reduced(b, b.op("Sub", [product, b.op("Mul", [wanted, wide])]), reduction)
 
 
-@primitive("NLLLoss2d", "NLLLoss", settings=("reduction", "ignore_index"))
+@primitive("NLLLoss2d", "NLLLoss")
 def nll_loss(
     b: Builder,
     node: Node,

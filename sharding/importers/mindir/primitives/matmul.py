@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
@@ -17,9 +16,6 @@ from sharding.importers.mindir.primitives.operands import (
     tensors,
     text,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 FORMATS = (
     "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4",
@@ -52,7 +48,7 @@ def swapped(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
-@primitive("MatMul", "BatchMatMul", settings=("transpose_a", "transpose_b"))
+@primitive("MatMul", "BatchMatMul")
 def matmul(
     b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
 ) -> Value:
@@ -69,7 +65,7 @@ def matmul(
 
 
 @primitive("MatMulExt", "BatchMatMulExt", "Mm", "Mv", "Dot", "Vdot")
-def matmul_ext(b: Builder, node: Node, x: Value, y: Value) -> Value:
+def matmul_ext(b: Builder, x: Value, y: Value) -> Value:
     """The product as numpy has it, of vectors too."""
     return product(b, x, y)
 
@@ -114,7 +110,7 @@ def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None)
     return found if bias is None else binary(b, node, "Add", found, bias)
 
 
-@primitive("BiasAdd", settings=("data_format",))
+@primitive("BiasAdd")
 def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
     setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
@@ -132,7 +128,7 @@ def _weighed(b: Builder, node: Node, x: Operand, found: Value, beta: Operand, al
     return binary(b, node, "Add", x, found)
 
 
-@primitive("Addmm", "Baddbmm", "Addmv", settings=("beta", "alpha"))
+@primitive("Addmm", "Baddbmm", "Addmv")
 def addmm(
     b: Builder, node: Node, x: Value, first: Value, second: Value, *, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
@@ -140,7 +136,7 @@ def addmm(
     return _weighed(b, node, x, product(b, first, second), beta, alpha)
 
 
-@primitive("Addbmm", settings=("beta", "alpha"))
+@primitive("Addbmm")
 def addbmm(
     b: Builder, node: Node, x: Value, first: Value, second: Value, *, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
@@ -149,14 +145,14 @@ def addbmm(
     return _weighed(b, node, x, total, beta, alpha)
 
 
-@primitive("Einsum", settings=("equation",))
-def einsum(b: Builder, node: Node, *items: Operand, equation: Operand = None) -> Value:
+@primitive("Einsum")
+def einsum(b: Builder, *items: Operand, equation: Operand = None) -> Value:
     """A sum of products in Einstein's notation."""
     return _einsum(b, equation, items)
 
 
 @primitive("EinsumExt")
-def einsum_ext(b: Builder, node: Node, equation: Operand, operands: Operand) -> Value:
+def einsum_ext(b: Builder, equation: Operand, operands: Operand) -> Value:
     """The same."""
     return _einsum(b, equation, (operands,))
 

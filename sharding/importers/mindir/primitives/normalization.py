@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
@@ -25,9 +24,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 from sharding.importers.mindir.primitives.statistics import moments
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _batch(
@@ -55,7 +51,7 @@ def _batch(
     return (result, found[2], found[3], found[2], found[3])
 
 
-@primitive("BatchNorm", "FusedBatchNorm", settings=("is_training", "epsilon", "momentum", "data_format"))
+@primitive("BatchNorm", "FusedBatchNorm")
 def batch_norm(
     b: Builder,
     node: Node,
@@ -78,10 +74,9 @@ def batch_norm(
     )  # fmt: skip
 
 
-@primitive("BatchNormExt", settings=("training", "momentum", "epsilon"))
+@primitive("BatchNormExt")
 def batch_norm_ext(
     b: Builder,
-    node: Node,
     x: Value,
     scale: Operand = None,
     bias: Operand = None,
@@ -141,7 +136,7 @@ def _inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
     return b.op("Reciprocal", [b.op("Sqrt", [b.op("Add", [variance, scalar(b, epsilon, variance)])])])
 
 
-@primitive("LayerNorm", "LayerNormV3", settings=("begin_norm_axis", "begin_params_axis", "epsilon"))
+@primitive("LayerNorm", "LayerNormV3")
 def layer_norm(
     b: Builder,
     node: Node,
@@ -162,10 +157,9 @@ def layer_norm(
     return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, eps)
 
 
-@primitive("LayerNormExt", settings=("eps",))
+@primitive("LayerNormExt")
 def layer_norm_ext(
     b: Builder,
-    node: Node,
     x: Value,
     normalized_shape: Operand,
     weight: Operand = None,
@@ -182,7 +176,7 @@ def layer_norm_ext(
     return found, mean, _inverse_root(b, variance, epsilon)
 
 
-@primitive("AddLayerNormV2", "AddLayerNorm", settings=("epsilon", "additional_out"))
+@primitive("AddLayerNormV2", "AddLayerNorm")
 def add_layer_norm(
     b: Builder,
     node: Node,
@@ -224,10 +218,9 @@ def _per_channel(b: Builder, x: Value, vector: Operand, op_type: str) -> Value:
     return b.op(op_type, [x, behind(b, x, b.cast(vector, x.dtype), 1)])
 
 
-@primitive("GroupNorm", settings=("eps",))
+@primitive("GroupNorm")
 def group_norm(
     b: Builder,
-    node: Node,
     x: Value,
     num_groups: Operand,
     weight: Operand = None,
@@ -248,10 +241,9 @@ def group_norm(
     return found, mean, _inverse_root(b, variance, epsilon)
 
 
-@primitive("InstanceNorm", settings=("epsilon", "momentum"))
+@primitive("InstanceNorm")
 def instance_norm(
     b: Builder,
-    node: Node,
     x: Value,
     gamma: Value,
     beta: Value,
@@ -284,14 +276,14 @@ def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Val
     return b.op("Mul", [b.op("Mul", [wide, scale]), b.cast(gamma, wide.dtype)]), scale
 
 
-@primitive("RmsNorm", settings=("epsilon",))
-def rms_norm(b: Builder, node: Node, x: Value, gamma: Value, *, epsilon: Operand = 1e-6) -> Operand:
+@primitive("RmsNorm")
+def rms_norm(b: Builder, x: Value, gamma: Value, *, epsilon: Operand = 1e-6) -> Operand:
     """By the root of the mean square, computed in float32 as MindSpore does for narrower types."""
     wide = b.cast(x, np.float32) if x.dtype.itemsize < 4 else x
     return _rms(b, wide, gamma, float(number(epsilon, "epsilon")))
 
 
-@primitive("AddRmsNorm", settings=("epsilon",))
+@primitive("AddRmsNorm")
 def add_rms_norm(
     b: Builder, node: Node, x: Value, y: Value, gamma: Value, *, epsilon: Operand = 1e-6
 ) -> Operand:
@@ -302,10 +294,9 @@ def add_rms_norm(
     return found, scale, total
 
 
-@primitive("LRN", settings=("depth_radius", "bias", "alpha", "beta", "norm_region"))
+@primitive("LRN")
 def lrn(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     depth_radius: Operand = 5,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 
-from sharding.importers.mindir.dtypes import ValueProblem, dtype_of_id
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives import base
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
@@ -27,16 +25,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 def element_type(setting: Any, default: np.dtype[Any]) -> np.dtype[Any]:
     """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
-    if setting is None:
-        return default
-    if isinstance(setting, np.dtype):
-        return setting
-    if isinstance(setting, int) and not isinstance(setting, bool):
-        try:
-            return dtype_of_id(setting)
-        except ValueProblem as error:
-            raise RefusedError(str(error)) from None
-    raise RefusedError(f"expected an element type, found {setting!r:.80}")
+    return default if setting is None else base.element_type(setting)
 
 
 def result_type(node: Node, default: np.dtype[Any]) -> np.dtype[Any]:

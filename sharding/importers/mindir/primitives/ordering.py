@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.indexing import END, indices_of
 from sharding.importers.mindir.primitives.operands import (
     INT32,
@@ -21,30 +20,19 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
-
 # Order
 
 
-@primitive("TopK", settings=("sorted",))
-def top_k(b: Builder, node: Node, x: Value, k: Operand, *, sorted: Operand = True) -> Operand:
+@primitive("TopK")
+def top_k(b: Builder, x: Value, k: Operand, *, sorted: Operand = True) -> Operand:
     """The k largest along the last axis, and their places as int32."""
     values, places = _top(b, x, k, -1, True)
     return values, b.cast(places, INT32)
 
 
-@primitive("TopkExt", settings=("dim", "largest", "sorted"))
+@primitive("TopkExt")
 def topk_ext(
-    b: Builder,
-    node: Node,
-    x: Value,
-    k: Operand,
-    *,
-    dim: Operand = -1,
-    largest: Operand = True,
-    sorted: Operand = True,
+    b: Builder, x: Value, k: Operand, *, dim: Operand = -1, largest: Operand = True, sorted: Operand = True
 ) -> Operand:
     """The k largest or smallest along an axis, and their places."""
     return _top(b, x, k, integer(b, dim, "dim"), bool(largest))
@@ -63,45 +51,31 @@ def _sorted(b: Builder, x: Value, axis: Operand, descending: Operand) -> tuple[V
     return _top(b, x, b.dim(x, place), place, bool(descending))
 
 
-@primitive("Sort", settings=("axis", "descending"))
-def sort(b: Builder, node: Node, x: Value, *, axis: Operand = -1, descending: Operand = False) -> Operand:
+@primitive("Sort")
+def sort(b: Builder, x: Value, *, axis: Operand = -1, descending: Operand = False) -> Operand:
     """In order along an axis, and the places as int32; equal ones keep theirs."""
     values, places = _sorted(b, x, axis, descending)
     return values, b.cast(places, INT32)
 
 
-@primitive("SortExt", settings=("dim", "descending", "stable"))
+@table({"SortExt": False, "ArgSort": True})
 def sort_ext(
+    places_only: bool,
     b: Builder,
-    node: Node,
     x: Value,
     *,
     dim: Operand = -1,
     descending: Operand = False,
     stable: Operand = False,
 ) -> Operand:
-    """In order along an axis, and the places."""
-    return _sorted(b, x, dim, descending)
+    """In order along an axis, and the places; or these alone."""
+    values, places = _sorted(b, x, dim, descending)
+    return places if places_only else (values, places)
 
 
-@primitive("ArgSort", settings=("dim", "descending", "stable"))
-def arg_sort(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = -1,
-    descending: Operand = False,
-    stable: Operand = False,
-) -> Value:
-    """The places in order along an axis."""
-    return _sorted(b, x, dim, descending)[1]
-
-
-@primitive("Median", settings=("global_median", "axis", "keep_dims", "ignore_nan"))
+@primitive("Median")
 def median_along(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     global_median: Operand = False,
@@ -138,8 +112,8 @@ def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> O
     return tuple(found) if keep else tuple(b.squeeze(item, [axis]) for item in found)
 
 
-@primitive("MedianDim", settings=("dim", "keepdim"))
-def median_dim(b: Builder, node: Node, x: Value, *, dim: Operand = -1, keepdim: Operand = False) -> Operand:
+@primitive("MedianDim")
+def median_dim(b: Builder, x: Value, *, dim: Operand = -1, keepdim: Operand = False) -> Operand:
     """The lower of the middle elements along an axis, and its place."""
     wide = computable(b, x)
     if x.rank == 0:
@@ -148,9 +122,9 @@ def median_dim(b: Builder, node: Node, x: Value, *, dim: Operand = -1, keepdim: 
     return _smallest(b, wide, middle(b, wide, axis), axis, bool(keepdim))
 
 
-@primitive("Kthvalue", settings=("k", "dim", "keepdim"))
+@primitive("Kthvalue")
 def kth_value(
-    b: Builder, node: Node, x: Value, *, k: Operand = 1, dim: Operand = -1, keepdim: Operand = False
+    b: Builder, x: Value, *, k: Operand = 1, dim: Operand = -1, keepdim: Operand = False
 ) -> Operand:
     """The k-th smallest along an axis, and its place."""
     wide = computable(b, x)
@@ -160,13 +134,13 @@ def kth_value(
 
 
 @primitive("NonZero")
-def non_zero(b: Builder, node: Node, x: Value) -> Value:
+def non_zero(b: Builder, x: Value) -> Value:
     """The places of what is not 0, a row for each."""
     return b.transpose(b.op("NonZero", [computable(b, x)]), [1, 0])
 
 
 @primitive("NonZeroExt")
-def non_zero_ext(b: Builder, node: Node, x: Value) -> Operand:
+def non_zero_ext(b: Builder, x: Value) -> Operand:
     """The places of what is not 0, a vector for each axis."""
     found = b.op("NonZero", [computable(b, x)])
     return tuple(
@@ -174,7 +148,7 @@ def non_zero_ext(b: Builder, node: Node, x: Value) -> Operand:
     )
 
 
-@primitive("SearchSorted", settings=("dtype", "right"))
+@primitive("SearchSorted")
 def search_sorted(
     b: Builder,
     node: Node,
@@ -197,7 +171,7 @@ def search_sorted(
 
 
 @primitive("InvertPermutation")
-def invert_permutation(b: Builder, node: Node, x: Operand) -> Operand:
+def invert_permutation(b: Builder, x: Operand) -> Operand:
     """The order that undoes another."""
     order = integers(b, x, "the order")
     if sorted_order(order) != list(range(len(order))):
@@ -212,16 +186,16 @@ def sorted_order(order: tuple[int, ...]) -> list[int]:
 
 
 @primitive("Unique")
-def unique(b: Builder, node: Node, x: Value) -> Operand:
+def unique(b: Builder, x: Value) -> Operand:
     """What occurs, in the order of the first time, and where each element is in that."""
     wide = x if is_float(x.dtype) else b.cast(x, INT64)
     values, _, inverse, _ = b.ops("Unique", [computable(b, wide)], {"sorted": 0}, outputs=4)
     return values, b.cast(inverse, INT32)
 
 
-@primitive("ReverseSequence", settings=("seq_dim", "batch_dim"))
+@primitive("ReverseSequence")
 def reverse_sequence(
-    b: Builder, node: Node, x: Value, lengths: Value, *, seq_dim: Operand = 0, batch_dim: Operand = 0
+    b: Builder, x: Value, lengths: Value, *, seq_dim: Operand = 0, batch_dim: Operand = 0
 ) -> Value:
     """The first places along one axis reversed, for each place of another a number of its own."""
     time, batch = b.axis(integer(b, seq_dim, "seq_dim"), x), b.axis(integer(b, batch_dim, "batch_dim"), x)

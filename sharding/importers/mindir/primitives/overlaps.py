@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.conv import last
 from sharding.importers.mindir.primitives.operands import (
@@ -17,14 +16,10 @@ from sharding.importers.mindir.primitives.operands import (
     known_rank,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
-
-@primitive("Col2Im", "Col2ImExt", settings=("kernel_size", "dilation", "padding", "stride"))
+@primitive("Col2Im", "Col2ImExt")
 def col2im(
     b: Builder,
-    node: Node,
     x: Value,
     output_size: Operand,
     *,

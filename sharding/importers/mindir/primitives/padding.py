@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     flattened,
     integers,
@@ -17,10 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 from sharding.importers.mindir.primitives.running import flipped
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 # Padding
 
@@ -63,16 +59,15 @@ def _rows(b: Builder, paddings: Operand, x: Value) -> list[tuple[int, int]]:
     return [(found[2 * i], found[2 * i + 1]) for i in range(len(found) // 2)]
 
 
-@primitive("Pad", settings=("paddings",))
-def pad(b: Builder, node: Node, x: Value, *, paddings: Operand = ()) -> Value:
+@primitive("Pad")
+def pad(b: Builder, x: Value, *, paddings: Operand = ()) -> Value:
     """Zeros around."""
     return padded(b, x, _rows(b, paddings, x))
 
 
-@primitive("PadV3", settings=("mode", "paddings_contiguous"))
+@primitive("PadV3")
 def pad_v3(
     b: Builder,
-    node: Node,
     x: Value,
     paddings: Operand,
     value: Operand = None,
@@ -128,8 +123,8 @@ def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
     return x
 
 
-@primitive("MirrorPad", settings=("mode",))
-def mirror_pad(b: Builder, node: Node, x: Value, paddings: Operand, *, mode: Operand = "REFLECT") -> Value:
+@primitive("MirrorPad")
+def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFLECT") -> Value:
     """A reflection around, without the edge itself (REFLECT) or with it (SYMMETRIC)."""
     pairs = _rows(b, paddings, x)
     x = ranked(x, len(pairs))
@@ -147,20 +142,17 @@ def mirror_pad(b: Builder, node: Node, x: Value, paddings: Operand, *, mode: Ope
     return x
 
 
-@primitive("ConstantPadND", settings=("padding", "value"))
-def constant_pad(b: Builder, node: Node, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
+@primitive("ConstantPadND")
+def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
     """One number around; the list begins with the last axis."""
     amount = number(value, "value")
     return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "constant", amount)
 
 
-@primitive("ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D", settings=("padding",))
-def reflection_pad(b: Builder, node: Node, x: Value, *, padding: Operand = ()) -> Value:
-    """A reflection without the edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "reflect")
-
-
-@primitive("ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D", settings=("padding",))
-def replication_pad(b: Builder, node: Node, x: Value, *, padding: Operand = ()) -> Value:
-    """The nearest edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "edge")
+@table({
+    tuple(f"{kind}Pad{count}D" for count in (1, 2, 3)): mode
+    for kind, mode in (("Reflection", "reflect"), ("Replication", "edge"))
+})  # fmt: skip
+def mirrored(mode: str, b: Builder, x: Value, *, padding: Operand = ()) -> Value:
+    """A reflection without the edge, or the nearest edge; the list begins with the last axis."""
+    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), mode)

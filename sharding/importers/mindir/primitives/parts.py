@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    integer,
-    integers,
-    promoted,
-    tensors,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.operands import integer, integers, promoted, tensors
 
 
-@primitive("Concat", settings=("axis",))
-def concat(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
+@primitive("Concat")
+def concat(b: Builder, *items: Operand, axis: Operand = 0) -> Value:
     """Joined along an axis."""
     found = promoted(b, *tensors(items[0] if len(items) == 1 else items))
     place = b.axis(integer(b, axis, "axis"), found[0])
     return b.op("Concat", found, {"axis": place}) if len(found) > 1 else found[0]
 
 
-@primitive("Stack", "StackExt", "ParallelConcat", settings=("axis",))
+@primitive("Stack", "StackExt", "ParallelConcat")
 def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
     """Joined along a new axis. Integers become a vector."""
     given = items[0] if len(items) == 1 else items
@@ -43,7 +35,7 @@ def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
     return b.op("Concat", [b.unsqueeze(item, [place]) for item in found], {"axis": place})
 
 
-@primitive("Unstack", "UnstackExtView", "Unbind", settings=("axis", "num"))
+@primitive("Unstack", "UnstackExtView", "Unbind")
 def unstack(b: Builder, node: Node, x: Value, *, axis: Operand = 0, num: Operand = None) -> Operand:
     """One tensor for each place along an axis."""
     place = b.axis(integer(b, axis, "axis"), x)
@@ -72,8 +64,8 @@ def split_sizes(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> Operan
     return tuple(b.ops("Split", [x, wanted], {"axis": axis}, outputs=len(sizes)))
 
 
-@primitive("Split", settings=("axis", "output_num"))
-def split(b: Builder, node: Node, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -> Operand:
+@primitive("Split")
+def split(b: Builder, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -> Operand:
     """This many equal parts along an axis."""
     place = b.axis(integer(b, axis, "axis"), x)
     count = integer(b, output_num, "output_num")
@@ -83,8 +75,8 @@ def split(b: Builder, node: Node, x: Value, *, axis: Operand = 0, output_num: Op
     return tuple(split_evenly(b, x, place, count))
 
 
-@primitive("SplitTensor", "SplitTensorView", settings=("split_size", "dim"))
-def split_tensor(b: Builder, node: Node, x: Value, *, split_size: Operand = 1, dim: Operand = 0) -> Operand:
+@primitive("SplitTensor", "SplitTensorView")
+def split_tensor(b: Builder, x: Value, *, split_size: Operand = 1, dim: Operand = 0) -> Operand:
     """Parts of one length along an axis; the last one may be shorter."""
     place = b.axis(integer(b, dim, "dim"), x)
     size = integer(b, split_size, "split_size")
@@ -98,23 +90,15 @@ def _pieces(length: int, size: int) -> list[int]:
     return [min(size, length - start) for start in range(0, max(length, 1), size)]
 
 
-@primitive("SplitWithSize", "SplitWithSizeView", settings=("split_size", "dim"))
-def split_with_size(
-    b: Builder, node: Node, x: Value, *, split_size: Operand = (), dim: Operand = 0
-) -> Operand:
+@primitive("SplitWithSize", "SplitWithSizeView")
+def split_with_size(b: Builder, x: Value, *, split_size: Operand = (), dim: Operand = 0) -> Operand:
     """Parts of these lengths along an axis."""
     return split_sizes(b, x, b.axis(integer(b, dim, "dim"), x), integers(b, split_size, "split_size"))
 
 
-@primitive("SplitV", settings=("size_splits", "split_dim", "num_split"))
+@primitive("SplitV")
 def split_v(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    size_splits: Operand = (),
-    split_dim: Operand = 0,
-    num_split: Operand = None,
+    b: Builder, x: Value, *, size_splits: Operand = (), split_dim: Operand = 0, num_split: Operand = None
 ) -> Operand:
     """Parts of these lengths along an axis; one -1 is what is left."""
     place = b.axis(integer(b, split_dim, "split_dim"), x)
@@ -127,8 +111,8 @@ def split_v(
     return split_sizes(b, x, place, sizes)
 
 
-@primitive("Chunk", "ChunkView", settings=("chunks", "dim"))
-def chunk(b: Builder, node: Node, x: Value, *, chunks: Operand = 1, dim: Operand = 0) -> Operand:
+@primitive("Chunk", "ChunkView")
+def chunk(b: Builder, x: Value, *, chunks: Operand = 1, dim: Operand = 0) -> Operand:
     """At most this many parts of one length; the last one may be shorter."""
     place = b.axis(integer(b, dim, "dim"), x)
     count, length = integer(b, chunks, "chunks"), b.dim(x, place)

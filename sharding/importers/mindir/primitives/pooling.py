@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
@@ -24,8 +25,7 @@ from sharding.importers.mindir.primitives.operands import (
 )
 from sharding.importers.mindir.primitives.windows import completed, last_windows
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+_PAD_MODES = (*PAD_MODES, "calculated")
 
 
 def _of_two(setting: Operand, b: Builder, what: str, flip: bool) -> list[int]:
@@ -34,27 +34,6 @@ def _of_two(setting: Operand, b: Builder, what: str, flip: bool) -> list[int]:
     if len(found) == 4 and flip:
         return list(found[1:3])
     return last(found, 2, what)
-
-
-def _classic(
-    b: Builder, node: Node, op_type: str, x: Value, kernel: Operand, strides: Operand, mode: Operand,
-    layout: Operand,
-) -> Value:  # fmt: skip
-    flip = channels_last(layout)
-    wide = b.transpose(computable(b, x), [0, 3, 1, 2]) if flip else computable(b, x)
-    if (
-        op_type == "AveragePool"
-        and text(mode, "pad_mode", PAD_MODES) == "valid"
-        and _is_open(b, kernel, strides)
-    ):
-        return _means_later(b, x, kernel, strides, layout)
-    sizes = _of_two(kernel, b, "kernel_size", flip)
-    steps = _of_two(strides, b, "strides", flip)
-    padding: dict[str, Any] = {}
-    if text(mode, "pad_mode", PAD_MODES) == "same":
-        wide, padding = _same(b, wide, sizes, steps)
-    found = b.op(op_type, [wide], {"kernel_shape": sizes, "strides": steps, **padding})
-    return b.transpose(found, [0, 2, 3, 1]) if flip else found
 
 
 def _is_open(b: Builder, *settings: Operand) -> bool:
@@ -94,15 +73,9 @@ def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Va
     return same_padding(b, x, kernel, steps, [1] * len(kernel))
 
 
-_POOL = ("kernel_size", "strides", "pad_mode", "data_format")
-
-
-def _layout(node: Node, setting: Operand) -> Operand:
-    return node.attributes.get("format", setting) if setting == "NCHW" else setting
-
-
-@primitive("MaxPool", "MaxPoolV1", settings=_POOL, rank=4)
-def max_pool(
+@table({("MaxPool", "MaxPoolV1"): "MaxPool", ("AvgPool", "AvgPoolV1"): "AveragePool"}, rank=4)
+def pool(
+    op_type: str,
     b: Builder,
     node: Node,
     x: Value,
@@ -112,25 +85,20 @@ def max_pool(
     pad_mode: Operand = "valid",
     data_format: Operand = "NCHW",
 ) -> Value:
-    """The largest of each window."""
-    layout = _layout(node, data_format)
-    return _classic(b, node, "MaxPool", x, kernel_size, strides, pad_mode, layout)
-
-
-@primitive("AvgPool", "AvgPoolV1", settings=_POOL, rank=4)
-def avg_pool(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    kernel_size: Operand = 1,
-    strides: Operand = 1,
-    pad_mode: Operand = "valid",
-    data_format: Operand = "NCHW",
-) -> Value:
-    """The mean of each window; padding does not count."""
-    layout = _layout(node, data_format)
-    return _classic(b, node, "AveragePool", x, kernel_size, strides, pad_mode, layout)
+    """The largest of each window, or its mean, in which padding does not count."""
+    layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
+    flip = channels_last(layout)
+    wide = b.transpose(computable(b, x), [0, 3, 1, 2]) if flip else computable(b, x)
+    mode = text(pad_mode, "pad_mode", PAD_MODES)
+    if op_type == "AveragePool" and mode == "valid" and _is_open(b, kernel_size, strides):
+        return _means_later(b, x, kernel_size, strides, layout)
+    sizes = _of_two(kernel_size, b, "kernel_size", flip)
+    steps = _of_two(strides, b, "strides", flip)
+    padding: dict[str, Any] = {}
+    if mode == "same":
+        wide, padding = _same(b, wide, sizes, steps)
+    found = b.op(op_type, [wide], {"kernel_shape": sizes, "strides": steps, **padding})
+    return b.transpose(found, [0, 2, 3, 1]) if flip else found
 
 
 def pooled(
@@ -163,13 +131,9 @@ def pooled(
     return b.squeeze(found, [0]) if lone else found
 
 
-_POOL3D = ("kernel_size", "strides", "pad_mode", "pad_list", "ceil_mode")
-
-
-@primitive("MaxPool3D", settings=_POOL3D, rank=5)
+@primitive("MaxPool3D", rank=5)
 def max_pool3d(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,
@@ -195,7 +159,7 @@ def _in_volume(
     ceil: bool,
     count_padding: bool | None,
 ) -> Value:
-    mode = text(pad_mode, "pad_mode", (*PAD_MODES, "calculated"))
+    mode = text(pad_mode, "pad_mode", _PAD_MODES)
     if mode == "same":
         wide, padding = _same(b, computable(b, x), kernel, steps)
         counted = None if count_padding is None else int(count_padding)
@@ -205,13 +169,9 @@ def _in_volume(
     return pooled(b, op_type, x, kernel, steps, pads, ceil=ceil, count_padding=count_padding)
 
 
-_AVERAGE3D = (*_POOL3D, "count_include_pad", "divisor_override")
-
-
-@primitive("AvgPool3D", settings=_AVERAGE3D, rank=5)
+@primitive("AvgPool3D", rank=5)
 def avg_pool3d(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     kernel_size: Operand = 1,
@@ -227,10 +187,9 @@ def avg_pool3d(
     steps = last(integers(b, strides, "strides"), 3, "strides")
     divisor = number(divisor_override, "divisor_override") if divisor_override is not None else 0
     counted = bool(count_include_pad) or bool(divisor)
-    around = pad_list
-    if divisor and ceil_mode and text(pad_mode, "pad_mode", (*PAD_MODES, "calculated")) != "same":
-        valid = text(pad_mode, "pad_mode", (*PAD_MODES, "calculated")) == "valid"
-        pads = [0] * 6 if valid else paired(integers(b, pad_list, "pad_list"), 3, "pad_list")
+    around, mode = pad_list, text(pad_mode, "pad_mode", _PAD_MODES)
+    if divisor and ceil_mode and mode != "same":
+        pads = [0] * 6 if mode == "valid" else paired(integers(b, pad_list, "pad_list"), 3, "pad_list")
         x, around, ceil_mode, pad_mode = completed(b, floating(b, x), kernel, steps, pads), 0, False, "valid"
     found = _in_volume(b, "AveragePool", x, kernel, steps, pad_mode, around, bool(ceil_mode), counted)
     return _divided(b, found, kernel, divisor)
@@ -241,10 +200,7 @@ def _divided(b: Builder, x: Value, kernel: Sequence[int], divisor: float) -> Val
     return b.op("Mul", [x, scalar(b, np.prod(kernel) / divisor, x)]) if divisor else x
 
 
-_AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-
-
-@primitive("AvgPool1D", "AvgPool2D", "AvgPool3DExt", settings=_AVERAGE)
+@primitive("AvgPool1D", "AvgPool2D", "AvgPool3DExt")
 def avg_pool_ext(
     b: Builder,
     node: Node,
@@ -271,13 +227,11 @@ def avg_pool_ext(
     return _divided(b, found, kernel, divisor)
 
 
-_WITH_PLACES = ("kernel_size", "strides", "pads", "dilation", "ceil_mode", "argmax_type")
 _PLACE_TYPES = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
 """The places' element type as classic primitives name or number it."""
 
 
-@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax",
-           settings=_WITH_PLACES)  # fmt: skip
+@primitive("MaxPoolWithMask", "MaxPoolWithIndices", "MaxPoolWithArgmaxV2", "MaxPool3DWithArgmax")  # fmt: skip
 def max_pool_places(
     b: Builder,
     node: Node,

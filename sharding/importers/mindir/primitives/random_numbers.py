@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
@@ -16,9 +15,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 def _seed(node: Node) -> float | None:
     """The seed that a file gives; None draws anew in every session."""
@@ -27,21 +23,10 @@ def _seed(node: Node) -> float | None:
     return numbers[0] if numbers else None
 
 
-def _drawn(b: Builder, node: Node, kind: str, shape: Operand) -> Value:
-    like = filled(b, shape, 0, FLOAT32)
-    return b.op(kind, [like], {"dtype": 1, "seed": _seed(node)})
-
-
-@primitive("StandardNormal")
-def standard_normal(b: Builder, node: Node, shape: Operand) -> Value:
-    """Of the normal distribution about 0 with the deviation 1."""
-    return _drawn(b, node, "RandomNormalLike", shape)
-
-
-@primitive("UniformReal")
-def uniform(b: Builder, node: Node, shape: Operand) -> Value:
-    """From 0 up to before 1."""
-    return _drawn(b, node, "RandomUniformLike", shape)
+@table({"StandardNormal": "RandomNormalLike", "UniformReal": "RandomUniformLike"})
+def drawn(kind: str, b: Builder, node: Node, shape: Operand) -> Value:
+    """Of the normal distribution about 0 with the deviation 1, or from 0 up to before 1."""
+    return b.op(kind, [filled(b, shape, 0, FLOAT32)], {"dtype": 1, "seed": _seed(node)})
 
 
 @primitive("UniformInt")
@@ -50,18 +35,18 @@ def uniform_integers(b: Builder, node: Node, shape: Operand, least: Operand, end
     low, high = (b.cast(b.value(item), FLOAT32) for item in (least, end))
     low, high = (item if not item.rank else b.reshape(item, ()) for item in (low, high))
     width = b.op("Sub", [high, low])
-    drawn = b.op("Floor", [b.op("Mul", [_drawn(b, node, "RandomUniformLike", shape), width])])
+    whole = b.op("Floor", [b.op("Mul", [drawn("RandomUniformLike", b, node, shape), width])])
     # A product may be rounded up to the width.
     return b.cast(
-        b.op("Add", [b.op("Min", [drawn, b.op("Sub", [width, b.const(np.float32(1))])]), low]), INT64
+        b.op("Add", [b.op("Min", [whole, b.op("Sub", [width, b.const(np.float32(1))])]), low]), INT64
     )
 
 
 @primitive("Bernoulli")
 def bernoulli(b: Builder, node: Node, x: Value, chance: Operand = 0.5, *rest: Operand) -> Value:
     """1 with a chance, else 0, in the shape of another tensor."""
-    drawn = _drawn(b, node, "RandomUniformLike", b.shape_of(x))
-    hit = b.op("Less", [drawn, b.cast(b.value(chance), FLOAT32)])
+    found = drawn("RandomUniformLike", b, node, b.shape_of(x))
+    hit = b.op("Less", [found, b.cast(b.value(chance), FLOAT32)])
     return b.cast(hit, result_type(node, x.dtype))
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    integer,
-    known_rank,
-    number,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sharding.importers.mindir.builder import Builder
-
-_LSTM = ("input_size", "hidden_size", "num_layers", "has_bias", "bidirectional", "dropout", "proj_size")
+from sharding.importers.mindir.primitives.operands import FLOAT32, integer, known_rank, number
 
 
 def _part(b: Builder, x: Value, axis: int, start: int, length: int) -> Value:
@@ -41,10 +31,9 @@ def _settled(b: Builder, x: Value) -> Value:
     return x if found is None else b.const(found)
 
 
-@primitive("LSTM", settings=_LSTM)
+@primitive("LSTM")
 def lstm(
     b: Builder,
-    node: Node,
     x: Value,
     h: Value,
     c: Value,

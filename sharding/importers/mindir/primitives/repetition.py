@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    integer,
-    integers,
-    known_rank,
-    shown,
-    tensors,
-    text,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, shown, tensors, text
 
 
 @primitive("Tile", "Repeat")
-def tile(b: Builder, node: Node, x: Value, reps: Operand) -> Value:
+def tile(b: Builder, x: Value, reps: Operand) -> Value:
     """Repeated along each axis; missing axes come in front."""
     times = b.known_ints(reps)
     count = len(times) if times is not None else len(reps) if isinstance(reps, tuple) else None
@@ -52,15 +41,9 @@ def _tiled_later(b: Builder, x: Value, reps: Operand, count: int) -> Value:
     return b.op("Tile", [wide, b.op("Concat", [front[1], b.ints(reps)], {"axis": 0})])
 
 
-@primitive("RepeatInterleaveInt", "RepeatInterleaveTensor", settings=("repeats", "dim", "output_size"))
+@primitive("RepeatInterleaveInt", "RepeatInterleaveTensor")
 def repeat_interleave(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    repeats: Operand = 1,
-    dim: Operand = None,
-    output_size: Operand = None,
+    b: Builder, x: Value, *, repeats: Operand = 1, dim: Operand = None, output_size: Operand = None
 ) -> Value:
     """Each place along an axis repeated, one number of times or one for each place."""
     if dim is None:
@@ -72,8 +55,7 @@ def repeat_interleave(
     if len(times) > 1:
         rows = np.repeat(np.arange(len(times)), times)
         return b.op("Gather", [x, b.const(rows, np.int64)], {"axis": place})
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     wide = b.unsqueeze(x, [place + 1])
     reps = [1] * (rank + 1)
     reps[place + 1] = times[0]
@@ -98,13 +80,13 @@ def broadcast_to(b: Builder, node: Node, x: Value, shape: Operand = None) -> Val
 
 
 @primitive("ExpandAs")
-def expand_as(b: Builder, node: Node, x: Value, other: Value) -> Value:
+def expand_as(b: Builder, x: Value, other: Value) -> Value:
     """Broadcast to the shape of another."""
     return b.op("Expand", [x, b.ints(b.shape_of(other))])
 
 
-@primitive("Meshgrid", settings=("indexing",))
-def meshgrid(b: Builder, node: Node, *items: Operand, indexing: Operand = "xy") -> Operand:
+@primitive("Meshgrid")
+def meshgrid(b: Builder, *items: Operand, indexing: Operand = "xy") -> Operand:
     """Each vector spread over the axes of all."""
     vectors = tensors(items[0] if len(items) == 1 else items)
     matrix_order = text(indexing, "indexing", ("ij", "xy")) == "ij"

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Array, Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    number,
-    ranked,
-    text,
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import (
+    Array,
+    Node,
+    Operand,
+    RefusedError,
+    Value,
+    primitive,
+    table,
 )
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
 
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: dict[str, Any]) -> Value:
     """The axes behind the channels at other lengths."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     lengths = b.ints(size)
     whole = b.op("Concat", [b.ints(shape[:2]), lengths], {"axis": 0})
     wide = x if x.dtype == FLOAT32 else b.cast(x, FLOAT32)
@@ -36,76 +36,41 @@ def _coordinates(align: Operand, half: Operand) -> str:
     return "align_corners" if align else "half_pixel" if half else "asymmetric"
 
 
-@primitive("ResizeBilinearV2", settings=("align_corners", "half_pixel_centers"), rank=4)
-def resize_bilinear(
+@table({"ResizeBilinearV2": "linear", "ResizeNearestNeighborV2": "nearest"}, rank=4)
+def resize(
+    mode: str,
     b: Builder,
-    node: Node,
     x: Value,
     size: Operand,
     *,
     align_corners: Operand = False,
     half_pixel_centers: Operand = False,
 ) -> Value:
-    """Between the four nearest places."""
-    mode = _coordinates(align_corners, half_pixel_centers)
-    return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
-
-
-@primitive("ResizeBilinear", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
-def resize_bilinear_v1(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    size: Operand = None,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
-) -> Value:
-    """The same, its size a setting."""
-    return resize_bilinear(
-        b, node, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers
-    )
-
-
-def _nearest(b: Builder, x: Value, size: Operand, align: Operand, half: Operand) -> Value:
+    """Between the four nearest places, or the nearest, which without either setting is the one before."""
+    rounded = "round_prefer_ceil" if align_corners or half_pixel_centers else "floor"
     return _resized(b, x, size, {
-        "mode": "nearest", "coordinate_transformation_mode": _coordinates(align, half),
-        "nearest_mode": "round_prefer_ceil" if align or half else "floor",
+        "mode": mode, "coordinate_transformation_mode": _coordinates(align_corners, half_pixel_centers),
+        "nearest_mode": rounded if mode == "nearest" else None,
     })  # fmt: skip
 
 
-@primitive("ResizeNearestNeighbor", settings=("size", "align_corners", "half_pixel_centers"), rank=4)
-def resize_nearest(
+@table({"ResizeBilinear": "linear", "ResizeNearestNeighbor": "nearest"}, rank=4)
+def resize_by_setting(
+    mode: str,
     b: Builder,
-    node: Node,
     x: Value,
     *,
     size: Operand = None,
     align_corners: Operand = False,
     half_pixel_centers: Operand = False,
 ) -> Value:
-    """The nearest place, which without either setting is the one before."""
-    return _nearest(b, x, size, align_corners, half_pixel_centers)
+    """The same, the size a setting."""
+    return resize(mode, b, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers)
 
 
-@primitive("ResizeNearestNeighborV2", settings=("align_corners", "half_pixel_centers"), rank=4)
-def resize_nearest_v2(
-    b: Builder,
-    node: Node,
-    x: Value,
-    size: Operand,
-    *,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
-) -> Value:
-    """The same, its size an operand."""
-    return _nearest(b, x, size, align_corners, half_pixel_centers)
-
-
-@primitive("ResizeBicubic", settings=("align_corners", "half_pixel_centers"), rank=4)
+@primitive("ResizeBicubic", rank=4)
 def resize_bicubic(
     b: Builder,
-    node: Node,
     x: Value,
     size: Operand,
     *,
@@ -158,14 +123,9 @@ def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
     return weights
 
 
-@primitive("ResizeLinear1D", settings=("coordinate_transformation_mode",), rank=3)
+@primitive("ResizeLinear1D", rank=3)
 def resize_linear(
-    b: Builder,
-    node: Node,
-    x: Value,
-    size: Operand,
-    *,
-    coordinate_transformation_mode: Operand = "align_corners",
+    b: Builder, x: Value, size: Operand, *, coordinate_transformation_mode: Operand = "align_corners"
 ) -> Value:
     """Between the two nearest places of one axis."""
     modes = ("asymmetric", "align_corners", "half_pixel")
@@ -194,8 +154,9 @@ def upsample_nearest(b: Builder, node: Node, x: Value, size: Operand = None, sca
     return _upsampled(b, node, x, size, scales, attributes)
 
 
-@primitive("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D", settings=("align_corners",))
-def upsample_linear(
+@table({("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleTrilinear3D"): None, "UpsampleBicubic2D": -0.75})
+def upsample(
+    cubic: float | None,
     b: Builder,
     node: Node,
     x: Value,
@@ -204,22 +165,8 @@ def upsample_linear(
     *,
     align_corners: Operand = False,
 ) -> Value:
-    """Between the nearest places."""
-    mode = _coordinates(align_corners, True)
-    return _upsampled(b, node, x, size, scales, {"mode": "linear", "coordinate_transformation_mode": mode})
-
-
-@primitive("UpsampleBicubic2D", settings=("align_corners",))
-def upsample_bicubic(
-    b: Builder,
-    node: Node,
-    x: Value,
-    size: Operand = None,
-    scales: Operand = None,
-    *,
-    align_corners: Operand = False,
-) -> Value:
-    """Between the sixteen nearest places, by Keys' cubic with -0.75."""
-    mode = _coordinates(align_corners, True)
-    attributes = {"mode": "cubic", "coordinate_transformation_mode": mode, "cubic_coeff_a": -0.75}
-    return _upsampled(b, node, x, size, scales, attributes)
+    """Between the nearest places, or between the sixteen nearest by Keys' cubic with a coefficient."""
+    return _upsampled(b, node, x, size, scales, {
+        "mode": "linear" if cubic is None else "cubic",
+        "coordinate_transformation_mode": _coordinates(align_corners, True), "cubic_coeff_a": cubic,
+    })  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import log_add
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     computable,
     element_type,
@@ -20,21 +21,10 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from sharding.importers.mindir.builder import Builder
-
-
-@primitive("CumSum", settings=("exclusive", "reverse"))
+@primitive("CumSum")
 def cumsum(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running sum along an axis."""
     place = b.const(integer(b, axis, "axis"), np.int64)
@@ -42,7 +32,7 @@ def cumsum(
     return b.op("CumSum", [computable(b, x), place], attributes)
 
 
-@primitive("CumsumExt", settings=("dim", "dtype"))
+@primitive("CumsumExt")
 def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Operand = None) -> Value:
     """The running sum along an axis, in the result's element type."""
     if x.rank == 0:
@@ -51,13 +41,18 @@ def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Ope
     return b.op("CumSum", [wide, b.const(integer(b, dim, "dim"), np.int64)])
 
 
-def _running(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
+_Fold = Callable[[Value, Value], Value]
+
+
+def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float) -> Value:
     """A running fold along an axis, by doubling: log2(n) folds of the tensor with itself moved along."""
     wide = computable(b, x)
     place = b.axis(axis, wide)
     length = wide.shape[place] if wide.shape is not None else None
     rank = known_rank(wide)
     if length is None:
+        if not isinstance(fold, str):
+            raise RefusedError("it needs a length that is known")
         return _stepwise(b, wide, place, fold, neutral)
     step = 1
     while step < length:
@@ -65,15 +60,14 @@ def _running(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Valu
         before[place] = step
         kept = b.op("Slice", [wide, b.ints((0,)), b.ints((length - step,)), b.ints((place,))])
         moved = b.op("Pad", [kept, b.const(before, np.int64), scalar(b, neutral, wide)])
-        wide = b.op(fold, [wide, moved])
+        wide = b.op(fold, [wide, moved]) if isinstance(fold, str) else fold(wide, moved)
         step *= 2
     return wide
 
 
 def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
     """A running fold along an axis whose length only a run tells: one step after the other."""
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     rest = (*shape[:axis], *shape[axis + 1 :])
     first = filled(b, rest, neutral, x.dtype)
     lengths = tuple(length if isinstance(length, int) else None for length in rest)
@@ -89,15 +83,9 @@ def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Val
     return every
 
 
-@primitive("CumProd", settings=("exclusive", "reverse"))
+@primitive("CumProd")
 def cumprod(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running product along an axis."""
     place = b.axis(integer(b, axis, "axis"), x)
@@ -120,44 +108,32 @@ def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     ])  # fmt: skip
 
 
-@primitive("CumulativeLogsumexp", settings=("exclusive", "reverse"))
+@primitive("CumulativeLogsumexp")
 def cumulative_logsumexp(
-    b: Builder,
-    node: Node,
-    x: Value,
-    axis: Operand = 0,
-    *,
-    exclusive: Operand = False,
-    reverse: Operand = False,
+    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
-    """The logarithm of the running sum of the exponentials along an axis, by doubling as in `_running`."""
+    """The logarithm of the running sum of the exponentials along an axis."""
     wide = floating(b, x)
     place = b.axis(integer(b, axis, "axis"), wide)
-    length = wide.shape[place] if wide.shape is not None else None
-    if exclusive or length is None:
+    if exclusive or wide.shape is None or wide.shape[place] is None:
         raise RefusedError("it needs a length that is known, and has no conversion for exclusive")
     found = flipped(b, wide, [place]) if reverse else wide
-    step, before = 1, [0] * (2 * known_rank(wide))
-    while step < length:
-        before[place] = step
-        kept = b.op("Slice", [found, b.ints((0,)), b.ints((length - step,)), b.ints((place,))])
-        lowest = scalar(b, np.finfo(wide.dtype).min, wide)
-        moved = b.op("Pad", [kept, b.const(before, np.int64), lowest])
-        found = log_add(b, found, moved, np.e)
-        step *= 2
+    lowest = float(np.finfo(wide.dtype).min)
+    found = _running(b, found, place, lambda one, other: log_add(b, one, other, np.e), lowest)
     return flipped(b, found, [place]) if reverse else found
 
 
-def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple[Value, Value]:
-    """The running extreme and where it was found last, as MindSpore counts equal ones."""
+@table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
+def running_extreme(fold: str, b: Builder, x: Value, *, axis: Operand = 0) -> tuple[Value, Value]:
+    """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
     wide = computable(b, x)
     place = b.axis(integer(b, axis, "axis"), wide)
     if is_float(wide.dtype):
-        neutral: float = -np.inf if larger else np.inf
+        neutral: float = -np.inf if fold == "Max" else np.inf
     else:
         limits = np.iinfo(wide.dtype)
-        neutral = int(limits.min if larger else limits.max)
-    values = _running(b, wide, place, "Max" if larger else "Min", neutral)
+        neutral = int(limits.min if fold == "Max" else limits.max)
+    values = _running(b, wide, place, fold, neutral)
     shape = tuple(-1 if item == place else 1 for item in range(known_rank(wide)))
     length = b.dim(wide, place)
     if isinstance(length, int):
@@ -166,15 +142,3 @@ def _running_extreme(b: Builder, x: Value, axis: Operand, larger: bool) -> tuple
         line = b.reshape(b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)]), shape)
     here = b.op("Where", [b.op("Equal", [wide, values]), line, b.const(-1, np.int64)])
     return values, _running(b, here, place, "Max", -1)
-
-
-@primitive("Cummax", settings=("axis",))
-def cummax(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
-    """The running maximum along an axis, and where it is."""
-    return _running_extreme(b, x, axis, True)
-
-
-@primitive("Cummin", "CumminExt", settings=("axis",))
-def cummin(b: Builder, node: Node, x: Value, *, axis: Operand = 0) -> Operand:
-    """The running minimum along an axis, and where it is."""
-    return _running_extreme(b, x, axis, False)

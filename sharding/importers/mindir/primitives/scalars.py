@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.arithmetic import floored
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -19,6 +20,7 @@ from sharding.importers.mindir.primitives.base import (
     Value,
     element_type,
     primitive,
+    table,
 )
 from sharding.importers.mindir.primitives.operands import is_float
 
@@ -35,14 +37,14 @@ def shape(b: Builder, node: Node, x: Operand) -> Operand:
 
 
 @primitive("Rank", "rank")
-def rank(b: Builder, node: Node, x: Operand) -> Operand:
+def rank(b: Builder, x: Operand) -> Operand:
     """The number of axes."""
     value = b.value(x)
     return value.rank if value.rank is not None else b.op("Size", [b.op("Shape", [value])])
 
 
 @primitive("Size", "size")
-def size(b: Builder, node: Node, x: Operand) -> Operand:
+def size(b: Builder, x: Operand) -> Operand:
     """The number of elements."""
     return b.op("Size", [b.value(x)])
 
@@ -59,36 +61,29 @@ def _common(b: Builder, x: Operand, y: Operand) -> list[Value]:
     return [b.cast(b.value(item, None if isinstance(item, Value) else kind), kind) for item in (x, y)]
 
 
-def _arithmetic(name: str, python: Callable[[Any, Any], Any], onnx: str) -> None:
-    @primitive(f"Scalar{name}", f"scalar_{name.lower()}")
-    def convert(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
-        if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
-            result = python(x, y)
-            if isinstance(result, int) and abs(result) > _MOST:
-                raise RefusedError("its result is beyond 64-bit integers")
-            return result
-        return b.op(onnx, _common(b, x, y))
-
-    convert.__doc__ = f"{onnx} of two numbers."
+_ARITHMETIC: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "add": (operator.add, "Add"), "sub": (operator.sub, "Sub"), "mul": (operator.mul, "Mul"),
+    "gt": (operator.gt, "Greater"), "ge": (operator.ge, "GreaterOrEqual"), "lt": (operator.lt, "Less"),
+    "le": (operator.le, "LessOrEqual"), "eq": (operator.eq, "Equal"),
+    "max": (max, "Max"), "min": (min, "Min"),
+}  # fmt: skip
+"""Python's function of known numbers, and ONNX's of such as only a run tells."""
 
 
-for _name, _python, _onnx in (
-    ("Add", operator.add, "Add"),
-    ("Sub", operator.sub, "Sub"),
-    ("Mul", operator.mul, "Mul"),
-    ("Gt", operator.gt, "Greater"),
-    ("Ge", operator.ge, "GreaterOrEqual"),
-    ("Lt", operator.lt, "Less"),
-    ("Le", operator.le, "LessOrEqual"),
-    ("Eq", operator.eq, "Equal"),
-    ("Max", max, "Max"),
-    ("Min", min, "Min"),
-):
-    _arithmetic(_name, _python, _onnx)
+@table({(f"Scalar{name.title()}", f"scalar_{name}"): row for name, row in _ARITHMETIC.items()})
+def arithmetic(row: tuple[Callable[[Any, Any], Any], str], b: Builder, x: Operand, y: Operand) -> Operand:
+    """What two numbers give."""
+    python, onnx = row
+    if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
+        result = python(x, y)
+        if isinstance(result, int) and abs(result) > _MOST:
+            raise RefusedError("its result is beyond 64-bit integers")
+        return result
+    return b.op(onnx, _common(b, x, y))
 
 
 @primitive("ScalarNe", "scalar_ne")
-def scalar_ne(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def scalar_ne(b: Builder, x: Operand, y: Operand) -> Operand:
     """Whether two numbers differ."""
     if not isinstance(x, Value) and not isinstance(y, Value):
         return x != y
@@ -106,35 +101,26 @@ def sequence_extreme(b: Builder, node: Node, x: Operand) -> Operand:
 
 
 @primitive("ScalarDiv", "scalar_div")
-def scalar_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def scalar_div(b: Builder, x: Operand, y: Operand) -> Operand:
     """True division, as floating point."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         return x / y
     return b.op("Div", [b.cast(x, np.float32), b.cast(y, np.float32)])
 
 
-def _floored(b: Builder, x: Value, y: Value) -> Value:
-    """Division of integers that rounds down; ONNX's rounds towards zero."""
-    quotient = b.op("Div", [x, y])
-    rest = b.op("Sub", [x, b.op("Mul", [quotient, y])])
-    uneven = b.op("Not", [b.op("Equal", [rest, b.const(0, x.dtype)])])
-    signs = b.op("Xor", [b.op("Less", [rest, b.const(0, x.dtype)]), b.op("Less", [y, b.const(0, x.dtype)])])
-    return b.op("Sub", [quotient, b.cast(b.op("And", [uneven, signs]), x.dtype)])
-
-
 @primitive("ScalarFloorDiv", "ScalarFloordiv", "scalar_floordiv", "scalar_floor_div")
-def scalar_floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def scalar_floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
     """Division that rounds down."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         return x // y
     one, other = _common(b, x, y)
     if one.dtype.kind == "i":
-        return _floored(b, one, other)
+        return floored(b, one, other)
     return b.op("Floor", [b.op("Div", [one, other])])
 
 
 @primitive("ScalarMod", "scalar_mod")
-def scalar_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def scalar_mod(b: Builder, x: Operand, y: Operand) -> Operand:
     """The rest of that division, with the divisor's sign."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         return x % y
@@ -145,7 +131,7 @@ def scalar_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("ScalarPow", "scalar_pow")
-def scalar_pow(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def scalar_pow(b: Builder, x: Operand, y: Operand) -> Operand:
     """A power of two numbers; of whole ones, whole."""
     if isinstance(x, (int, float)) and isinstance(y, (int, float)):
         if abs(y) > _MOST.bit_length() and abs(x) > 1:
@@ -158,7 +144,7 @@ def scalar_pow(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("ScalarLog", "scalar_log")
-def scalar_log(b: Builder, node: Node, x: Operand) -> Operand:
+def scalar_log(b: Builder, x: Operand) -> Operand:
     """The natural logarithm, as floating point."""
     return b.op("Log", [b.cast(b.value(x), np.float32)])
 
@@ -174,13 +160,13 @@ def same_object(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("ScalarUsub", "ScalarSub1", "scalar_usub")
-def scalar_usub(b: Builder, node: Node, x: Operand) -> Operand:
+def scalar_usub(b: Builder, x: Operand) -> Operand:
     """The negative number."""
     return -x if isinstance(x, (int, float)) else b.op("Neg", [b.value(x)])
 
 
 @primitive("ScalarUadd", "scalar_uadd")
-def scalar_uadd(b: Builder, node: Node, x: Operand) -> Operand:
+def scalar_uadd(b: Builder, x: Operand) -> Operand:
     """The number itself."""
     return x
 
@@ -190,36 +176,25 @@ def _truth(b: Builder, x: Operand) -> Value | bool:
 
 
 @primitive("bool_not", "ScalarNot")
-def bool_not(b: Builder, node: Node, x: Operand) -> Operand:
+def bool_not(b: Builder, x: Operand) -> Operand:
     """Not."""
     truth = _truth(b, x)
     return not truth if isinstance(truth, bool) else b.op("Not", [truth])
 
 
-@primitive("BoolAnd", "bool_and", "ScalarAnd")
-def bool_and(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
-    """Both."""
+@table({("BoolAnd", "bool_and", "ScalarAnd"): False, ("BoolOr", "bool_or", "ScalarOr"): True})
+def combined(decisive: bool, b: Builder, x: Operand, y: Operand) -> Operand:
+    """Both, which one that is false decides; or at least one, which one that is true decides."""
     one, other = _truth(b, x), _truth(b, y)
     if isinstance(one, bool):
-        return other if one else False
+        return decisive if one is decisive else other
     if isinstance(other, bool):
-        return one if other else False
-    return b.op("And", [one, other])
-
-
-@primitive("BoolOr", "bool_or", "ScalarOr")
-def bool_or(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
-    """At least one."""
-    one, other = _truth(b, x), _truth(b, y)
-    if isinstance(one, bool):
-        return True if one else other
-    if isinstance(other, bool):
-        return True if other else one
-    return b.op("Or", [one, other])
+        return decisive if other is decisive else one
+    return b.op("Or" if decisive else "And", [one, other])
 
 
 @primitive("BoolEq", "bool_eq")
-def bool_eq(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def bool_eq(b: Builder, x: Operand, y: Operand) -> Operand:
     """Whether two truths are the same."""
     one, other = _truth(b, x), _truth(b, y)
     if isinstance(one, bool) and isinstance(other, bool):
@@ -227,7 +202,7 @@ def bool_eq(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
     return b.op("Equal", [b.value(one), b.value(other)])
 
 
-@primitive("ScalarCast", "scalar_cast", "ScalarBool", "scalar_bool", "TensorToScalar", settings=("dtype",))
+@primitive("ScalarCast", "scalar_cast", "ScalarBool", "scalar_bool", "TensorToScalar")
 def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
     """A number of another type."""
     kind = np.dtype(np.bool_) if "ool" in node.op_type else None if dtype is None else element_type(dtype)
@@ -241,14 +216,14 @@ def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Ope
     return value if kind is None else b.cast(value, kind)
 
 
-@primitive("ScalarToTensor", "scalar_to_tensor", settings=("dtype",))
-def scalar_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+@primitive("ScalarToTensor", "scalar_to_tensor")
+def scalar_to_tensor(b: Builder, x: Operand, *, dtype: Any = None) -> Operand:
     """A number as a tensor without axes."""
     return b.cast(x, element_type(dtype)) if dtype is not None else b.value(x)
 
 
-@primitive("TupleToTensor", "ListToTensor", "tuple_to_tensor", settings=("dtype",))
-def tuple_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+@primitive("TupleToTensor", "ListToTensor", "tuple_to_tensor")
+def tuple_to_tensor(b: Builder, x: Operand, *, dtype: Any = None) -> Operand:
     """Numbers as a tensor with one axis."""
     kind = element_type(dtype) if dtype is not None else None
     if isinstance(x, tuple) and any(isinstance(item, float) for item in x):
@@ -259,7 +234,7 @@ def tuple_to_tensor(b: Builder, node: Node, x: Operand, *, dtype: Any = None) ->
 
 
 @primitive("TensorToTuple", "TensorToList", declared=False)
-def tensor_to_tuple(b: Builder, node: Node, x: Operand) -> Operand:
+def tensor_to_tuple(b: Builder, x: Operand) -> Operand:
     """A tensor of integers with one axis as a tuple."""
     known = b.known_ints(x)
     if known is not None:
@@ -277,13 +252,13 @@ def _whole(b: Builder, x: Operand) -> Value:
 
 
 @primitive("TupleToList", "ListToTuple", declared=False)
-def other_sequence(b: Builder, node: Node, x: Operand) -> Operand:
+def other_sequence(b: Builder, x: Operand) -> Operand:
     """A tuple as a list and the other way round."""
     return x
 
 
 @primitive("sequence_len", "SequenceLen", "tuple_len", "list_len")
-def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
+def sequence_len(b: Builder, x: Operand) -> Operand:
     """How many items a tuple has."""
     if isinstance(x, tuple):
         return len(x)
@@ -291,7 +266,7 @@ def sequence_len(b: Builder, node: Node, x: Operand) -> Operand:
 
 
 @primitive("SequenceAdd", "tuple_add", "list_add", declared=False)
-def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def sequence_add(b: Builder, x: Operand, y: Operand) -> Operand:
     """Two tuples joined."""
     if isinstance(x, tuple) and isinstance(y, tuple):
         return (*x, *y)
@@ -301,7 +276,7 @@ def sequence_add(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("SequenceMul", declared=False)
-def sequence_mul(b: Builder, node: Node, x: Operand, times: Operand) -> Operand:
+def sequence_mul(b: Builder, x: Operand, times: Operand) -> Operand:
     """A tuple again and again."""
     known = b.known_ints(times) if times is not None else None
     if isinstance(x, tuple) and known is not None and len(known) == 1:
@@ -312,7 +287,7 @@ def sequence_mul(b: Builder, node: Node, x: Operand, times: Operand) -> Operand:
 
 
 @primitive("SequenceSlice", "SequenceSliceGetItem", "tuple_slice", declared=False)
-def sequence_slice(b: Builder, node: Node, x: Operand, *bounds: Operand) -> Operand:
+def sequence_slice(b: Builder, x: Operand, *bounds: Operand) -> Operand:
     """Part of a tuple."""
     if not 2 <= len(bounds) <= 3:
         raise RefusedError(
@@ -343,7 +318,7 @@ def _same_lengths(b: Builder, x: Value, y: Value) -> Value:
 
 
 @primitive("tuple_equal", "list_equal", "TupleEqual", "ListEqual")
-def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
+def sequence_equal(b: Builder, x: Operand, y: Operand) -> Operand:
     """Whether two tuples of integers are the same."""
     one, other = b.known_ints(x), b.known_ints(y)
     if one is not None and other is not None:
@@ -368,7 +343,7 @@ def sequence_equal(b: Builder, node: Node, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("InSequence", "in_sequence")
-def in_sequence(b: Builder, node: Node, x: Operand, items: Operand) -> Operand:
+def in_sequence(b: Builder, x: Operand, items: Operand) -> Operand:
     """Whether a number or text is one of a sequence."""
     if isinstance(items, Value) and items.sequence:
         found = b.cast(b.op("Equal", [items, b.cast(x, items.dtype)]), np.int32)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     INT64,
     computable,
@@ -22,9 +21,6 @@ from sharding.importers.mindir.primitives.operands import (
     text,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 REDUCE = ("none", "add")
 
 
@@ -34,23 +30,16 @@ def _scatter_nd(b: Builder, x: Value, indices: Value, updates: Value, reduction:
     return b.op("ScatterND", [wide, b.cast(indices, INT64), other], {"reduction": reduction})
 
 
-def _tensor_scatter(reduction: str, *names: str) -> None:
-    def convert(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
-        return _scatter_nd(b, x, indices, updates, reduction)
-
-    convert.__doc__ = f"By index vectors along the first axes ({reduction})."
-    primitive(*names)(convert)
-
-
-_tensor_scatter("none", "TensorScatterUpdate")
-_tensor_scatter("add", "TensorScatterAdd")
-_tensor_scatter("mul", "TensorScatterMul")
-_tensor_scatter("max", "TensorScatterMax")
-_tensor_scatter("min", "TensorScatterMin")
+@table({f"TensorScatter{kind}": kind.lower() for kind in ("Add", "Mul", "Max", "Min")} | {
+    "TensorScatterUpdate": "none",
+})  # fmt: skip
+def tensor_scatter(reduction: str, b: Builder, x: Value, indices: Value, updates: Value) -> Value:
+    """By index vectors along the first axes."""
+    return _scatter_nd(b, x, indices, updates, reduction)
 
 
 @primitive("TensorScatterDiv")
-def tensor_scatter_div(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def tensor_scatter_div(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Divided by index vectors along the first axes."""
     if not is_float(x.dtype):
         raise RefusedError("integers divided by place have no conversion")
@@ -58,13 +47,13 @@ def tensor_scatter_div(b: Builder, node: Node, x: Value, indices: Value, updates
 
 
 @primitive("TensorScatterSub")
-def tensor_scatter_sub(b: Builder, node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def tensor_scatter_sub(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Taken away by index vectors along the first axes."""
     return _scatter_nd(b, x, indices, b.op("Neg", [computable(b, updates)]), "add")
 
 
 @primitive("ScatterNd")
-def scatter_nd(b: Builder, node: Node, indices: Value, updates: Value, shape: Operand) -> Value:
+def scatter_nd(b: Builder, indices: Value, updates: Value, shape: Operand) -> Value:
     """Added by index vectors to zeros in a shape."""
     wide = computable(b, updates)
     return _scatter_nd(b, filled(b, shape, 0, wide.dtype), indices, wide, "add")
@@ -77,10 +66,9 @@ def _elements(b: Builder, x: Value, axis: int, index: Value, updates: Value, red
     return b.op("ScatterElements", [computable(b, first), places, computable(b, second)], attributes)
 
 
-@primitive("TensorScatterElements", settings=("axis", "reduce", "reduction"))
+@primitive("TensorScatterElements")
 def tensor_scatter_elements(
     b: Builder,
-    node: Node,
     x: Value,
     indices: Value,
     updates: Value,
@@ -95,7 +83,7 @@ def tensor_scatter_elements(
 
 
 @primitive("ScatterAddExt")
-def scatter_add(b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value) -> Value:
+def scatter_add(b: Builder, x: Value, dim: Operand, index: Value, src: Value) -> Value:
     """Added, for each element the place along one axis."""
     return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), "add")
 
@@ -108,18 +96,18 @@ def _corner(b: Builder, src: Value, index: Value) -> Value:
     return b.op("Slice", [src, b.ints((0,) * len(axes)), b.op("Shape", [index]), b.ints(axes)])
 
 
-@primitive("Scatter", settings=("reduce",))
+@primitive("Scatter")
 def scatter(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
+    b: Builder, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
 ) -> Value:
     """Put or added, for each element the place along one axis."""
     kind = text(reduce, "reduce", REDUCE)
     return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), kind)
 
 
-@primitive("ScatterValue", settings=("reduce",))
+@primitive("ScatterValue")
 def scatter_value(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
+    b: Builder, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
 ) -> Value:
     """One number put or added, for each element the place along one axis."""
     updates = full_like(b, index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
@@ -134,9 +122,9 @@ def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reductio
     return moved(b, _scatter_nd(b, front, rows, moved(b, source, place, 0), reduction), 0, place)
 
 
-@primitive("IndexAddExt", settings=("alpha",))
+@primitive("IndexAddExt")
 def index_add_ext(
-    b: Builder, node: Node, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
+    b: Builder, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
 ) -> Value:
     """Added at places along one axis."""
     factor = number(alpha, "alpha")
@@ -146,20 +134,19 @@ def index_add_ext(
     return _rows(b, x, integer(b, dim, "dim"), index, source, "add")
 
 
-@primitive("IndexAdd", settings=("axis",))
-def index_add(b: Builder, node: Node, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
+@primitive("IndexAdd")
+def index_add(b: Builder, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
     """Added at places along one axis. Of a parameter, only the result is kept."""
     return _rows(b, x, integer(b, axis, "axis"), index, source, "add")
 
 
 @primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
-def index_fill(b: Builder, node: Node, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
+def index_fill(b: Builder, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
     """One number at places along one axis."""
     place = b.axis(integer(b, dim, "dim"), x)
     filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
     flat = b.cast(b.reshape(index, (-1,)) if index.rank != 1 else index, INT64)
-    lengths = b.shape_of(x)
-    assert isinstance(lengths, tuple)
+    lengths = b.lengths(x)
     count = b.dim(flat, 0)
     shape = (*lengths[:place], count, *lengths[place + 1 :])
     return _rows(b, x, place, flat, b.op("Expand", [filler, b.ints(shape)]), "none")
@@ -172,8 +159,7 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     total = b.ints(count)
     whole = b.op("Reshape", [total, b.const([], np.int64)])
     places = b.op("Where", [b.op("Less", [places, b.const(0, np.int64)]), whole, places])
-    rest = b.shape_of(wide)
-    assert isinstance(rest, tuple)
+    rest = b.lengths(wide)
     more = b.op("Add", [total, b.const([1], np.int64)])
     known = b.known_ints(more)
     shape = (known[0] if known else b.op("Reshape", [more, b.const([], np.int64)]),
@@ -183,16 +169,10 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])
 
 
-@primitive("UnsortedSegmentSum")
-def segment_sum(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
-    """The sum of each segment's rows."""
-    return _segments(b, x, ids, count, 0, "add")
-
-
-@primitive("UnsortedSegmentProd")
-def segment_prod(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
-    """The product of each segment's rows."""
-    return _segments(b, x, ids, count, 1, "mul")
+@table({"UnsortedSegmentSum": (0, "add"), "UnsortedSegmentProd": (1, "mul")})
+def segment_fold(row: tuple[int, str], b: Builder, x: Value, ids: Value, count: Operand) -> Value:
+    """The sum or the product of each segment's rows."""
+    return _segments(b, x, ids, count, *row)
 
 
 def _limit(x: Value, largest: bool) -> float:
@@ -205,13 +185,7 @@ def _limit(x: Value, largest: bool) -> float:
     return int(bounds.max if largest else bounds.min)
 
 
-@primitive("UnsortedSegmentMax")
-def segment_max(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
-    """The largest of each segment's rows; the smallest number there is for none."""
-    return _segments(b, x, ids, count, _limit(x, False), "max")
-
-
-@primitive("UnsortedSegmentMin")
-def segment_min(b: Builder, node: Node, x: Value, ids: Value, count: Operand) -> Value:
-    """The smallest of each segment's rows; the largest number there is for none."""
-    return _segments(b, x, ids, count, _limit(x, True), "min")
+@table({"UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"})
+def segment_extreme(kind: str, b: Builder, x: Value, ids: Value, count: Operand) -> Value:
+    """The largest or the smallest of each segment's rows; for none, the number at the other end."""
+    return _segments(b, x, ids, count, _limit(x, kind == "min"), kind)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    integer,
-    integers,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import integer, integers, joined_length, known_rank
 from sharding.importers.mindir.primitives.running import flipped
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 @primitive("Reshape", "View")
-def reshape(b: Builder, node: Node, x: Value, shape: Operand) -> Value:
+def reshape(b: Builder, x: Value, shape: Operand) -> Value:
     """Another shape; -1 is what is left."""
     return b.reshape(x, shape)
 
 
 @primitive("ViewAs")
-def view_as(b: Builder, node: Node, x: Value, other: Value) -> Value:
+def view_as(b: Builder, x: Value, other: Value) -> Value:
     """The shape of another."""
     return b.reshape(x, b.shape_of(other))
 
 
 @primitive("Transpose", "TransposeView")
-def transpose(b: Builder, node: Node, x: Value, perm: Operand) -> Value:
+def transpose(b: Builder, x: Value, perm: Operand) -> Value:
     """Axes in another order."""
     if x.rank is None and b.known_ints(perm) is None and isinstance(perm, (tuple, Value)):
         return _transposed_later(b, x, b.ints(perm))
@@ -76,7 +67,7 @@ def _transposed_later(b: Builder, x: Value, perm: Value) -> Value:
 
 
 @primitive("TransposeExtView", "TransposeExt")
-def transpose_two(b: Builder, node: Node, x: Value, first: Operand, second: Operand) -> Value:
+def transpose_two(b: Builder, x: Value, first: Operand, second: Operand) -> Value:
     """Two axes exchanged."""
     if x.rank is not None:
         order = list(range(x.rank))
@@ -98,7 +89,7 @@ def _all_axes(b: Builder, x: Value) -> Value:
 
 
 @primitive("TExt")
-def transpose_all(b: Builder, node: Node, x: Value) -> Value:
+def transpose_all(b: Builder, x: Value) -> Value:
     """The axes in reverse order."""
     if x.rank is None:
         backwards = b.op("Sub", [b.op("Sub", [_rank(b, x), 1]), _all_axes(b, x)])
@@ -115,7 +106,7 @@ def expand_dims(b: Builder, node: Node, x: Operand, axis: Operand = None) -> Val
     return b.unsqueeze(b.value(x), integers(b, places, "axis"))
 
 
-@primitive("Squeeze", settings=("axis",))
+@primitive("Squeeze")
 def squeeze(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
     """Without these axes of length 1; without all of them if none is named."""
     if axis is not None and axis != ():
@@ -133,33 +124,32 @@ def squeeze(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
 
 
 @primitive("Flatten")
-def flatten(b: Builder, node: Node, x: Value) -> Value:
+def flatten(b: Builder, x: Value) -> Value:
     """All axes but the first as one."""
     return b.op("Flatten", [x], {"axis": 1})
 
 
-@primitive("FlattenExt", settings=("start_dim", "end_dim"))
-def flatten_ext(b: Builder, node: Node, x: Value, *, start_dim: Operand = 0, end_dim: Operand = -1) -> Value:
+@primitive("FlattenExt")
+def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operand = -1) -> Value:
     """Neighbouring axes as one."""
     if not known_rank(x):
         return b.reshape(x, (1,))
     first, last = b.axis(integer(b, start_dim, "start_dim"), x), b.axis(integer(b, end_dim, "end_dim"), x)
     if first == last:
         return x
-    shape = b.shape_of(x)
-    assert isinstance(shape, tuple)
+    shape = b.lengths(x)
     joined = joined_length(x, range(first, last + 1))
     return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
 
 
-@primitive("ReverseV2", settings=("axis",))
-def reverse(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
+@primitive("ReverseV2")
+def reverse(b: Builder, x: Value, *, axis: Operand = ()) -> Value:
     """Axes in reverse."""
     axes = [b.axis(item, x) for item in integers(b, axis, "axis")]
     return flipped(b, x, axes) if axes else x
 
 
-@primitive("Roll", settings=("shifts", "dims"))
+@primitive("Roll")
 def roll(b: Builder, node: Node, x: Value, *, shifts: Operand = 0, dims: Operand = None) -> Value:
     """Places moved along axes, around the end; without axes, of the flattened tensor."""
     by = integers(b, node.attributes.get("shift", shifts), "shifts")
@@ -184,6 +174,6 @@ def _rolled(b: Builder, x: Value, axis: int, shift: int) -> Value:
 
 
 @primitive("TensorShape", "DynamicShape")
-def tensor_shape(b: Builder, node: Node, x: Value) -> Value:
+def tensor_shape(b: Builder, x: Value) -> Value:
     """The lengths as an int64 tensor."""
     return b.ints(b.shape_of(x))

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    integer,
-    integers,
-    known_rank,
-)
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
+from sharding.importers.mindir.primitives.operands import INT64, integer, integers, known_rank
 
 # Slices
 
@@ -38,10 +28,9 @@ def _items(b: Builder, operand: Operand, what: str) -> list[Operand]:
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-@primitive("StridedSlice", settings=_MASKS)
+@primitive("StridedSlice")
 def strided_slice(
     b: Builder,
-    node: Node,
     x: Value,
     begin: Operand,
     end: Operand,
@@ -124,7 +113,7 @@ def _sliced(b: Builder, x: Value, ranges: list[tuple[int, Operand, Operand, int]
 
 
 @primitive("Slice")
-def slice_(b: Builder, node: Node, x: Value, begin: Operand, size: Operand) -> Value:
+def slice_(b: Builder, x: Value, begin: Operand, size: Operand) -> Value:
     """A block from its first places and lengths; -1 is what is left."""
     lows, lengths = _items(b, begin, "begin"), _items(b, size, "size")
     ranges: list[tuple[int, Operand, Operand, int]] = []
@@ -141,9 +130,7 @@ def slice_(b: Builder, node: Node, x: Value, begin: Operand, size: Operand) -> V
 
 
 @primitive("SliceExt", "SliceExtView")
-def slice_ext(
-    b: Builder, node: Node, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1
-) -> Value:
+def slice_ext(b: Builder, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1) -> Value:
     """A slice along one axis."""
     axis = b.axis(integer(b, dim, "dim"), x)
     return _sliced(b, x, [(axis, _one(b, start), _one(b, end), integer(b, step, "step"))])
@@ -155,7 +142,7 @@ def _one(b: Builder, operand: Operand) -> Operand:
 
 
 @primitive("Narrow", "NarrowView")
-def narrow(b: Builder, node: Node, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
+def narrow(b: Builder, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
     """This many places along one axis."""
     axis, low, count = b.axis(integer(b, dim, "dim"), x), _one(b, start), _one(b, length)
     if isinstance(low, int) and isinstance(count, int):
@@ -166,7 +153,7 @@ def narrow(b: Builder, node: Node, x: Value, dim: Operand, start: Operand, lengt
 
 
 @primitive("SelectExtView", "SelectExt")
-def select_place(b: Builder, node: Node, x: Value, dim: Operand, index: Operand) -> Value:
+def select_place(b: Builder, x: Value, dim: Operand, index: Operand) -> Value:
     """One place along an axis, which goes."""
     place = _one(b, index)
     where = b.const(place, np.int64) if isinstance(place, int) else b.value(place)

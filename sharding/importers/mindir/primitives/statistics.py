@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.creation import diagonal_of
 from sharding.importers.mindir.primitives.operands import (
     Axes,
@@ -22,9 +23,6 @@ from sharding.importers.mindir.primitives.operands import (
     scalar,
 )
 from sharding.importers.mindir.primitives.ordering import middle
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> tuple[Value, Value]:
@@ -42,88 +40,46 @@ def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> 
     return b.op("Div", [total, count]), mean
 
 
-_MOMENTS = ("dim", "correction", "keepdim")
+@dataclass(frozen=True)
+class _Moments:
+    """What a primitive gives."""
+
+    root: bool
+    """The standard deviation instead of the variance."""
+    mean: bool
+    """The mean too."""
 
 
-def _both(
-    b: Builder, x: Value, dim: Operand, correction: Operand, keep: Operand, root: bool
-) -> tuple[Value, Value]:
-    variance, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keep))
-    return (b.op("Sqrt", [variance]) if root else variance), mean
-
-
-@primitive("Var", settings=_MOMENTS)
-def var(
+@table({
+    "Var": _Moments(False, False), "Std": _Moments(True, False),
+    "VarMean": _Moments(False, True), "StdMean": _Moments(True, True),
+})  # fmt: skip
+def spread(
+    wanted: _Moments,
     b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
-) -> Value:
-    """The variance."""
-    return _both(b, x, dim, correction, keepdim, False)[0]
-
-
-@primitive("Std", settings=_MOMENTS)
-def std(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
-) -> Value:
-    """The standard deviation."""
-    return _both(b, x, dim, correction, keepdim, True)[0]
-
-
-@primitive("VarMean", settings=_MOMENTS)
-def var_mean(
-    b: Builder,
-    node: Node,
     x: Value,
     *,
     dim: Operand = None,
     correction: Operand = 1,
     keepdim: Operand = False,
 ) -> Operand:
-    """Variance and mean."""
-    return _both(b, x, dim, correction, keepdim, False)
+    """Variance or standard deviation, and the mean."""
+    found, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keepdim))
+    found = b.op("Sqrt", [found]) if wanted.root else found
+    return (found, mean) if wanted.mean else found
 
 
-@primitive("StdMean", settings=_MOMENTS)
-def std_mean(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
-) -> Operand:
-    """Standard deviation and mean."""
-    return _both(b, x, dim, correction, keepdim, True)
-
-
-@primitive("ReduceStd", settings=("axis", "unbiased", "keep_dims"))
+@primitive("ReduceStd")
 def reduce_std(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    axis: Operand = (),
-    unbiased: Operand = True,
-    keep_dims: Operand = False,
+    b: Builder, x: Value, *, axis: Operand = (), unbiased: Operand = True, keep_dims: Operand = False
 ) -> Operand:
     """Standard deviation and mean."""
-    return _both(b, x, axis, 1 if unbiased else 0, keep_dims, True)
+    correction = 1 if unbiased else 0
+    return spread(_Moments(True, True), b, x, dim=axis, correction=correction, keepdim=keep_dims)
 
 
-@primitive("LogSumExp", "ReduceLogSumExp", settings=("dim", "keepdim"))
-def log_sum_exp(b: Builder, node: Node, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
+@primitive("LogSumExp", "ReduceLogSumExp")
+def log_sum_exp(b: Builder, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
     """log(sum of exp(x))"""
     return reduced(b, "ReduceLogSumExp", floating(b, x), axes_of(b, dim, x), bool(keepdim))
 
@@ -145,7 +101,7 @@ def norm(b: Builder, x: Value, p: float, axes: Axes, keep: bool) -> Value:
     return b.op("Pow", [total, scalar(b, 1 / p, total)])
 
 
-@primitive("Norm", "LinalgVectorNorm", settings=("p", "dim", "keepdim", "dtype"))
+@primitive("Norm", "LinalgVectorNorm")
 def vector_norm(
     b: Builder,
     node: Node,
@@ -161,25 +117,9 @@ def vector_norm(
     return norm(b, wide, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
 
 
-@primitive("LpNorm", settings=("axis", "p", "keep_dims", "epsilon"))
-def lp_norm(
-    b: Builder,
-    node: Node,
-    x: Value,
-    *,
-    axis: Operand = (),
-    p: Operand = 2,
-    keep_dims: Operand = False,
-    epsilon: Operand = 1e-12,
-) -> Value:
-    """The p-norm, at least epsilon."""
-    return _bounded_norm(b, x, p, axis, keep_dims, epsilon)
-
-
-@primitive("LpNormV2", settings=("p", "dim", "keepdim", "epsilon"))
+@primitive("LpNormV2")
 def lp_norm_v2(
     b: Builder,
-    node: Node,
     x: Value,
     *,
     p: Operand = 2,
@@ -188,22 +128,32 @@ def lp_norm_v2(
     epsilon: Operand = 1e-12,
 ) -> Value:
     """The p-norm, at least epsilon."""
-    return _bounded_norm(b, x, p, dim, keepdim, epsilon)
-
-
-def _bounded_norm(b: Builder, x: Value, p: Operand, axis: Operand, keep: Operand, epsilon: Operand) -> Value:
-    found = norm(b, x, float(number(p, "p")), axes_of(b, axis, x), bool(keep))
+    found = norm(b, x, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
     return b.op("Max", [found, scalar(b, number(epsilon, "epsilon"), found)])
 
 
+@primitive("LpNorm")
+def lp_norm(
+    b: Builder,
+    x: Value,
+    *,
+    axis: Operand = (),
+    p: Operand = 2,
+    keep_dims: Operand = False,
+    epsilon: Operand = 1e-12,
+) -> Value:
+    """The same with other names."""
+    return lp_norm_v2(b, x, p=p, dim=axis, keepdim=keep_dims, epsilon=epsilon)
+
+
 @primitive("SquareSumAll")
-def square_sum_all(b: Builder, node: Node, x: Value, y: Value) -> Operand:
+def square_sum_all(b: Builder, x: Value, y: Value) -> Operand:
     """The sums of the squares of each."""
     return tuple(b.op("ReduceSumSquare", [floating(b, item)], {"keepdims": 0}) for item in (x, y))
 
 
 @primitive("L2Loss")
-def l2_loss(b: Builder, node: Node, x: Value) -> Value:
+def l2_loss(b: Builder, x: Value) -> Value:
     """Half of the sum of the squares."""
     total = b.op("ReduceSumSquare", [floating(b, x)], {"keepdims": 0})
     return b.op("Mul", [total, scalar(b, 0.5, total)])
@@ -217,7 +167,7 @@ def trace(b: Builder, node: Node, x: Value) -> Value:
 
 
 @primitive("MedianExt")
-def median(b: Builder, node: Node, x: Value) -> Value:
+def median(b: Builder, x: Value) -> Value:
     """The lower of the middle elements."""
     flat = b.reshape(computable(b, x), (-1,))
     count = b.ints(middle(b, flat, 0))
@@ -225,8 +175,8 @@ def median(b: Builder, node: Node, x: Value) -> Value:
     return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
 
 
-@primitive("L2Normalize", settings=("axis", "epsilon"))
-def l2_normalize(b: Builder, node: Node, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
+@primitive("L2Normalize")
+def l2_normalize(b: Builder, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
     """x / sqrt(max(sum of x x along axes, epsilon))"""
     wide = floating(b, x)
     axes = [b.axis(item, x) for item in integers(b, axis, "axis")]

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Shape, Value
 from sharding.importers.mindir.primitives.operands import BOOL, INT64, filled
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 FLOAT64 = np.dtype(np.float64)
 Length = int | Value

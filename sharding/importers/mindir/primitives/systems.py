@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import (
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-)
+from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.decompositions import (
     orthogonal_factor,
     reflected,
@@ -39,9 +34,6 @@ from sharding.importers.mindir.primitives.steps import (
     wide,
 )
 
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
-
 
 def _triangle(b: Builder, x: Value, lower: Operand, unit: Operand = False) -> Value:
     half = b.op("Trilu", [x], {"upper": int(not lower)})
@@ -56,26 +48,25 @@ def _solved(b: Builder, matrix: Value, right: Value) -> Value:
     return b.op("MatMul", [inverse, right])
 
 
-@primitive("MatrixSolve", settings=("adjoint",))
-def matrix_solve(b: Builder, node: Node, matrix: Value, right: Value, *, adjoint: Operand = False) -> Value:
+@primitive("MatrixSolve")
+def matrix_solve(b: Builder, matrix: Value, right: Value, *, adjoint: Operand = False) -> Value:
     """What a matrix, or its transpose, times is the right side."""
     whole = wide(b, matrix)
     return _solved(b, turned(b, whole) if adjoint else whole, b.cast(right, whole.dtype))
 
 
-@primitive("MatrixTriangularSolve", settings=("lower", "adjoint"))
+@primitive("MatrixTriangularSolve")
 def matrix_triangular_solve(
-    b: Builder, node: Node, matrix: Value, right: Value, *, lower: Operand = True, adjoint: Operand = False
+    b: Builder, matrix: Value, right: Value, *, lower: Operand = True, adjoint: Operand = False
 ) -> Value:
     """The same of one half of the matrix."""
     half = _triangle(b, wide(b, matrix), lower)
     return _solved(b, turned(b, half) if adjoint else half, b.cast(right, half.dtype))
 
 
-@primitive("SolveTriangular", settings=("trans", "lower", "unit_diagonal"))
+@primitive("SolveTriangular")
 def solve_triangular(
     b: Builder,
-    node: Node,
     matrix: Value,
     right: Value,
     *,
@@ -89,16 +80,16 @@ def solve_triangular(
     return _solved(b, half if plain else turned(b, half), b.cast(right, half.dtype))
 
 
-@primitive("CholeskySolve", settings=("upper",))
-def cholesky_solve(b: Builder, node: Node, right: Value, factor: Value, *, upper: Operand = False) -> Value:
+@primitive("CholeskySolve")
+def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: Operand = False) -> Value:
     """What a matrix times is the right side, of which the triangular factor is given."""
     half = _triangle(b, wide(b, factor), not upper)
     first, second = (turned(b, half), half) if upper else (half, turned(b, half))
     return _solved(b, second, _solved(b, first, b.cast(right, half.dtype)))
 
 
-@primitive("MatrixPower", settings=("n",))
-def matrix_power(b: Builder, node: Node, x: Value, *, n: Operand = 1) -> Value:
+@primitive("MatrixPower")
+def matrix_power(b: Builder, x: Value, *, n: Operand = 1) -> Value:
     """A product of equal matrices; of their inverses for a negative number."""
     power = integer(b, n, "n")
     factor = wide(b, x)
@@ -118,7 +109,7 @@ _TERMS = 18
 
 
 @primitive("MatrixExp")
-def matrix_exp(b: Builder, node: Node, x: Value) -> Value:
+def matrix_exp(b: Builder, x: Value) -> Value:
     """The exponential of each matrix: of a part by the series, then squared as often as it was halved."""
     whole = wide(b, x)
     rows = b.dim(x, -1)
@@ -172,10 +163,8 @@ def _columns_of(b: Builder, right: Value, matrix: Value) -> tuple[Value, bool]:
     return (b.unsqueeze(found, [-1]) if flat else found), flat
 
 
-@primitive("Lstsq", settings=("fast", "l2_regularizer"))
-def lstsq(
-    b: Builder, node: Node, x: Value, a: Value, *, fast: Operand = True, l2_regularizer: Operand = 0.0
-) -> Value:
+@primitive("Lstsq")
+def lstsq(b: Builder, x: Value, a: Value, *, fast: Operand = True, l2_regularizer: Operand = 0.0) -> Value:
     """Least squares of a matrix and right sides."""
     if number(l2_regularizer, "l2_regularizer") != 0:
         raise RefusedError("l2_regularizer must be 0, the only number for which MindSpore says what it gives")
@@ -187,8 +176,8 @@ def lstsq(
 _DRIVERS = ("gels", "gelsy", "gelss", "gelsd")
 
 
-@primitive("LstsqV2", settings=("driver",))
-def lstsq_v2(b: Builder, node: Node, a: Value, right: Value, *, driver: Operand = None) -> Operand:
+@primitive("LstsqV2")
+def lstsq_v2(b: Builder, a: Value, right: Value, *, driver: Operand = None) -> Operand:
     """The solution, and what a driver tells beside it: squared residuals where there are more rows than
     columns, ranks, and singular values. What it does not tell has no elements."""
     kind = "gelsy" if driver is None else text(driver, "driver", _DRIVERS)
@@ -211,10 +200,8 @@ def lstsq_v2(b: Builder, node: Node, a: Value, right: Value, *, driver: Operand 
     return solution, residuals, rank, row_of(b, found.values) if kind in {"gelss", "gelsd"} else nothing
 
 
-@primitive("MatrixSolveLs", settings=("fast",))
-def matrix_solve_ls(
-    b: Builder, node: Node, matrix: Value, right: Value, weight: Value, *, fast: Operand = True
-) -> Value:
+@primitive("MatrixSolveLs")
+def matrix_solve_ls(b: Builder, matrix: Value, right: Value, weight: Value, *, fast: Operand = True) -> Value:
     """Least squares, the solution's length counting too where it is fast."""
     whole = wide(b, matrix)
     counted = b.cast(weight, whole.dtype) if fast else None
@@ -232,7 +219,7 @@ def _row(b: Builder, x: Value) -> Value:
 
 
 @primitive("Geqrf")
-def geqrf(b: Builder, node: Node, x: Value) -> Operand:
+def geqrf(b: Builder, x: Value) -> Operand:
     """The triangular factor with the reflections' vectors below it, and by what each is scaled."""
     rest, vectors, scales = reflections(b, wide(b, x))
     rows, columns, count = b.dim(x, -2), b.dim(x, -1), b.dim(vectors, -1)
@@ -251,23 +238,16 @@ def _zeros(b: Builder, like: Value, shape: Value) -> Value:
 
 
 @primitive("Orgqr")
-def orgqr(b: Builder, node: Node, x: Value, tau: Value) -> Value:
+def orgqr(b: Builder, x: Value, tau: Value) -> Value:
     """The first columns of the product of reflections."""
     packed, scales = wide(b, x), _row(b, tau)
     vectors = part(b, _vectors(b, packed), 0, b.dim(scales, -1), -1)
     return orthogonal_factor(b, vectors, scales, b.dim(x, -1))
 
 
-@primitive("Ormqr", settings=("left", "transpose"))
+@primitive("Ormqr")
 def ormqr(
-    b: Builder,
-    node: Node,
-    x: Value,
-    tau: Value,
-    other: Value,
-    *,
-    left: Operand = True,
-    transpose: Operand = False,
+    b: Builder, x: Value, tau: Value, other: Value, *, left: Operand = True, transpose: Operand = False
 ) -> Value:
     """The product of reflections, or its transpose, times a matrix; from the other side if not ``left``."""
     scales = _row(b, tau)
@@ -297,7 +277,7 @@ def _permuted(b: Builder, x: Value, pivots: Value, first: int) -> Value:
 
 
 @primitive("LuSolve")
-def lu_solve(b: Builder, node: Node, right: Value, packed: Value, pivots: Value) -> Value:
+def lu_solve(b: Builder, right: Value, packed: Value, pivots: Value) -> Value:
     """What a matrix times is the right side, of which both triangular factors and the pivots are given."""
     both = wide(b, packed)
     sides, flat = _columns_of(b, right, both)
@@ -308,15 +288,9 @@ def lu_solve(b: Builder, node: Node, right: Value, packed: Value, pivots: Value)
     return b.squeeze(found, [-1]) if flat else found
 
 
-@primitive("LuUnpack", settings=("unpack_data", "unpack_pivots"))
+@primitive("LuUnpack")
 def lu_unpack(
-    b: Builder,
-    node: Node,
-    packed: Value,
-    pivots: Value,
-    *,
-    unpack_data: Operand = True,
-    unpack_pivots: Operand = True,
+    b: Builder, packed: Value, pivots: Value, *, unpack_data: Operand = True, unpack_pivots: Operand = True
 ) -> Operand:
     """The permutation, the lower factor and the upper one, whose product the matrix was."""
     both = wide(b, packed)
@@ -329,7 +303,7 @@ def lu_unpack(
 
 
 @primitive("LU")
-def lu(b: Builder, node: Node, x: Value) -> Operand:
+def lu(b: Builder, x: Value) -> Operand:
     """Both factors in one matrix, the row that was taken as each pivot, and the permutation: elimination
     with the largest element of each column as its pivot."""
     whole = wide(b, x)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
 from sharding.importers.mindir.primitives.operands import INT64, integer, integers, known_rank, number
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 NOTHING, NONE, ELLIPSIS, SLICE, TENSOR = 0, 7, 9, 15, 17
 """Kinds of entries by their TypeId; `NOTHING` fills the list up."""
@@ -373,7 +370,7 @@ def remake_index(b: Builder, node: Node, x: Value, *entries: Operand) -> Value:
 
 
 @primitive("make_range", "range", declared=False)
-def make_range(b: Builder, node: Node, start: Operand, stop: Operand = None, step: Operand = 1) -> Operand:
+def make_range(b: Builder, start: Operand, stop: Operand = None, step: Operand = 1) -> Operand:
     """Python's range as a tuple."""
     bounds = (0, start, 1) if stop is None else (start, stop, step)
     known = [b.known_ints(item) for item in bounds]

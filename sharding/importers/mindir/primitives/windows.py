@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import RefusedError, Value
 from sharding.importers.mindir.primitives.operands import scalar
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.builder import Builder
 
 
 def _missing(
