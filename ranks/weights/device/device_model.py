@@ -37,6 +37,7 @@ from ranks.sessions.assigned import RECORD, name_all, used_elsewhere
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.prepare import without_doubles
+from sharding.onnx_files.walk import graphs_in, subgraphs
 
 if TYPE_CHECKING:
     import onnx
@@ -279,7 +280,7 @@ def without_copies(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
     _rename(graph, names)
     for node in graph.node:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             without_copies(inner)
 
 
@@ -290,21 +291,12 @@ def _is_made_here(graph: onnx.GraphProto, name: str) -> bool:
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     if not names:
         return
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for inner in _subgraphs(node):
-            _rename(inner, names)
-    for value in graph.value_info:
-        value.name = names.get(value.name, value.name)
-
-
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found = []
-    for attribute in node.attribute:
-        found.extend([attribute.g] if attribute.HasField("g") else [])
-        found.extend(attribute.graphs)
-    return found
+    for inner in graphs_in(graph):
+        for node in inner.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        for value in inner.value_info:
+            value.name = names.get(value.name, value.name)
 
 
 def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
@@ -313,12 +305,8 @@ def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
     import onnx
 
     graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
-    inner: set[str] = set()
-    waiting = [inside for node in graph.node for inside in _subgraphs(node)]
-    while waiting:
-        inside = waiting.pop()
-        inner.update(tensor.name for tensor in inside.initializer)
-        waiting.extend(deeper for node in inside.node for deeper in _subgraphs(node))
+    bodies = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
+    inner = {tensor.name for body in bodies for tensor in body.initializer}
     limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
     tensors, size = [], 0
     for tensor in graph.initializer:
