@@ -11,7 +11,7 @@ def version() -> str:
     try:
         return metadata.version("shardrun")
     except metadata.PackageNotFoundError:
-        project = Path(__file__).parent.parent / "pyproject.toml"
+        project = Path(__file__).parents[2] / "pyproject.toml"
         for line in project.read_text().splitlines():
             if line.startswith("version = "):
                 return line.split('"')[1]
