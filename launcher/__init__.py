@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(group, name)
     if name == "__version__":
-        from launcher.common.version import version
+        from sharding.common.version import version
 
         return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -177,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from launcher.common.version import version
+        from sharding.common.version import version
 
         print(f"shardrun {version()}")
         parser.exit()

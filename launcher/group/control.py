@@ -6,10 +6,8 @@ import contextlib
 import hmac
 import os
 import secrets
-import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -21,7 +19,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
 from launcher.starters import cause
-from ranks.talk import wire
+from ranks.talk import unix, wire
 from ranks.talk.control import tune_tcp
 from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
@@ -30,7 +28,6 @@ _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
 _BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
 
 @dataclass
@@ -187,12 +184,10 @@ def _pid_of(sock: socket.socket) -> int | None:
     """The process that connected, where the kernel says it. Raises `PermissionError` for another user's."""
     if sock.family != socket.AF_UNIX:
         return None
-    pid, uid, _ = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
+    pid, uid = unix.credentials(sock)
     if uid != os.getuid():
         raise PermissionError(f"process {pid} runs as user {uid}")
-    return int(pid)
+    return pid
 
 
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
@@ -209,13 +204,11 @@ os.register_at_fork(after_in_child=_forget_all)
 def _listen_unix() -> tuple[socket.socket, str]:
     if sys.platform != "linux":
         raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
+    name = f"@shardrun-{secrets.token_hex(8)}"
     try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = unix.listen(unix.at(name), _BACKLOG, socket.SOCK_STREAM)
     except OSError as error:
         raise cause.shortage(error) from None
-    name = f"@shardrun-{secrets.token_hex(8)}"
-    sock.bind("\0" + name[1:])
-    sock.listen(_BACKLOG)
     return sock, f"unix:{name}"
 
 
@@ -265,8 +258,6 @@ def kill_peers(peers: Sequence[Peer], seconds: float) -> None:
     for peer in peers:
         if peer.process is None:
             continue
-        poller = select.poll()
-        poller.register(peer.process, select.POLLIN)
-        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        unix.has_ended(peer.process, deadline - time.monotonic())
         os.close(peer.process)
         peer.process = None

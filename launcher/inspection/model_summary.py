@@ -60,16 +60,14 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
     Raises `ModelError` for a file that is no model.
     """
     from ranks.models.model_file import find, read
-    from ranks.sessions.cut import all_nodes
     from sharding.importers import import_model, is_imported
+    from sharding.onnx_files.walk import nodes_in
 
     model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
     graph = model.graph
     nodes = Counter(
         f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
-        for node in all_nodes(
-            [*graph.node, *(node for function in model.functions for node in function.node)]
-        )
+        for node in nodes_in(graph, *model.functions)
     )
     return ModelSummary(
         path,

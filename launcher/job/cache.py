@@ -1,13 +1,8 @@
 """Sliced models, kept between runs: ``shardrun run model.onnx`` slices once.
 
 A slice folder's name is a hash of all that decides its content: the model file and its external data, the
-number of ranks, the options, the manifest's version and the slicer's own code. It is built beside its place
-and renamed whole, so a folder under its final name is complete, whoever else was slicing or crashed.
-
-    slices/KEY/  a slice folder, in the cache folder (`ranks.cache.folder`)
-    slices/KEY.lock  held while KEY is being made (`ranks.cache.entries`)
-
-Everything in it may be deleted at any time.
+number of ranks, the options, the manifest's version and the slicer's own code. It lies in the cache folder as
+``slices/KEY`` (`ranks.cache.cache`), and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -15,27 +10,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
-from ranks.cache.folder import ELSEWHERE, cache_folder, fingerprint, hash_file, locked
-from ranks.cache.intact import is_sealed, note, say_damaged, seal
-from ranks.cache.limit import bound, limit_of
-from ranks.cache.locks import hold
-from ranks.cache.place import FORMS, discard, place_of, prepare
+from ranks.cache.cache import Cache
+from ranks.cache.folder import ELSEWHERE, cache_folder, fingerprint, hash_file
+from ranks.cache.intact import Files
 from ranks.common.waiting import HeldError
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
-
-log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -66,66 +53,36 @@ def sliced(
         root = cache_folder()
     except ShardrunError as problem:
         raise ConfigError(str(problem)) from None
-    folder = place_of(root, "slices")
+    cache = Cache("slices", root)
     try:
-        prepare(root, "slices")
-        place = folder / _key(model, ranks, options)
-        if hold(place, timeout) and is_sealed(place):
-            return place
-        limit = limit_of(folder)
-        with locked(place.with_suffix(".lock"), timeout):
-            # Whoever held the lock before may have made it.
-            if hold(place, timeout) and is_sealed(place):
-                return place
-            if before is not None:
-                before()
-            _slice_into(place, model, ranks, options, progress)
-            hold(place, timeout)
-        bound(folder.parent, limit)
-        return place
+        return cache.get_or_make(
+            _key(model, ranks, options),
+            lambda folder: _slice_into(folder, model, ranks, options, progress),
+            before=before,
+            timeout=timeout,
+        )
     except HeldError:
         raise
     except RoomError as problem:
         raise ConfigError(
-            f"the cache of sliced models at {folder} cannot be used: {problem.lack}: free some space there, "
-            f"or {ELSEWHERE}"
+            f"the cache of sliced models at {cache.folder} cannot be used: {problem.lack}: free some space "
+            f"there, or {ELSEWHERE}"
         ) from None
     except OSError as problem:
         raise ConfigError(
-            f"the cache of sliced models at {problem.filename or folder} cannot be used: "
+            f"the cache of sliced models at {problem.filename or cache.folder} cannot be used: "
             f"{why_unwritable(problem, ELSEWHERE)}"
         ) from None
 
 
 def _slice_into(
-    place: Path, model: Path, ranks: int, options: SliceOptions, progress: Progress | None
-) -> None:
+    folder: Path, model: Path, ranks: int, options: SliceOptions, progress: Progress | None
+) -> Files:
     from sharding import slice_model
 
-    # Whatever a crash left of earlier tries; the lock says that nobody is at work there.
-    for stale in place.parent.glob(f"{place.name}.tmp*"):
-        if stale.is_dir():  # else it is not ours; and to open a pipe, as rmtree does, waits for a writer
-            shutil.rmtree(stale, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
-    try:
-        made = slice_model(model, ranks, work / "slices", options=options, progress=progress)
-        # All but the manifest were hashed while they were written.
-        files = seal(
-            work / "slices", {one.file: (one.bytes, one.sha256) for rank in made.ranks for one in rank.files}
-        )
-        if os.path.lexists(place):  # else we would not be here
-            say_damaged(place)
-            discard(place, FORMS["slices"])
-        try:
-            (work / "slices").chmod(0o700)
-            (work / "slices").rename(place)
-            note(place, files)
-        except OSError:
-            # On file systems without locks another process may have been faster.
-            if not is_sealed(place):
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    made = slice_model(model, ranks, folder, options=options, progress=progress)
+    # All but the manifest were hashed while they were written.
+    return {one.file: (one.bytes, one.sha256) for rank in made.ranks for one in rank.files}
 
 
 def _key(model: Path, ranks: int, options: SliceOptions) -> str:

@@ -13,7 +13,7 @@ from ranks.cache.folder import ELSEWHERE, cache_folder
 from ranks.cache.limit import limit_of, memos, occupied
 from sharding.common.storage import why_unwritable
 
-KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
+KINDS = tuple(cache_place.FORMS)
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _onnx(request: Request, path: Path) -> Converted:
 
 def _describe(made: Converted) -> None:
     """Writes where the model is from into its metadata."""
-    from launcher.common.version import version
+    from sharding.common.version import version
     from sharding.slices.manifest import sha256_of
 
     hashes = [(file.name, sha256_of(file)) for file in made.files]

@@ -121,13 +121,12 @@ def computed_types(model: Path) -> set[str]:
     import onnx
 
     from sharding.importers.message import parse_without_weights
+    from sharding.onnx_files.walk import graphs_in
 
     short = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
     message = parse_without_weights(model)
     found: set[int] = set()
-    graphs: list[Any] = [message.graph, *message.functions]
-    while graphs:
-        graph = graphs.pop()
+    for graph in graphs_in(message.graph, *message.functions):
         values = [*graph.value_info]
         if isinstance(graph, onnx.GraphProto):
             values += [*graph.input, *graph.output]
@@ -137,7 +136,6 @@ def computed_types(model: Path) -> set[str]:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to":
                     found.add(attribute.i)
-                graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
                 if attribute.HasField("t"):
                     found.add(attribute.t.data_type)
     return {name for number, name in short.items() if number in found}

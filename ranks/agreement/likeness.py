@@ -19,6 +19,7 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory
 from ranks.errors import ShardError
 from ranks.models import model_file
+from sharding.onnx_files.walk import tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -98,6 +99,6 @@ def _weights(mine: Loaded, *, whole: bool) -> bytes:
 
 def _large(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """The model's weights of two axes and more, which are what is cut; biases and constants may be alike."""
-    for tensor in model_file.tensors_of(model.graph):
+    for tensor in tensors_in(model.graph):
         if len(tensor.dims) > 1 and np.prod(tensor.dims) > 1:
             yield tensor

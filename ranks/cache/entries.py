@@ -19,7 +19,7 @@ from ranks.cache.folder import locked
 from ranks.cache.place import FORMS
 from ranks.common.waiting import HeldError
 
-KINDS = ("slices", "converted", "device", "minilm", "benchmarks")
+KINDS = tuple(kind for kind, form in FORMS.items() if form.files)
 """``minilm`` and ``benchmarks``: models that the example and the benchmarks exported."""
 
 

@@ -68,9 +68,10 @@ def is_cached(path: Path, kind: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
+def locked(path: Path, seconds: float | None = None) -> Iterator[bool]:
     """Holds the lock file ``path``, made if need be; waits aloud for who holds it, at most ``seconds``, by
-    default ``SHARDRUN_TIMEOUT`` (`ranks.common.waiting`).
+    default ``SHARDRUN_TIMEOUT`` (`ranks.common.waiting`). Gives whether it is held: some file systems have no
+    locks, and there two may work at once.
 
     Raises `OSError`, `HeldError` among them.
     """
@@ -79,13 +80,13 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
     try:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            locks.lock(descriptor, fcntl.LOCK_EX, path, left)  # without locks two may work at once
+            held = locks.lock(descriptor, fcntl.LOCK_EX, path, left)
             if locks.is_at(descriptor, path):
                 break
             there = _open_lock(path)  # whoever held it has removed it
             os.close(descriptor)
             descriptor = there
-        yield
+        yield held
     finally:
         os.close(descriptor)
 

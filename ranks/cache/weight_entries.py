@@ -11,6 +11,9 @@ Locks (flock) are given back by the kernel, however a process ends. ``KEY.json``
 use the entry. ``work`` is held shared by all that make something in it, so that who gets it alone may empty
 it. ``blobs`` is held shared while an entry that refers to some of them is put in place, alone while they are
 thrown out.
+
+This is not a `ranks.cache.cache.Cache`: models that are alike share blobs, so an entry is no folder of its
+own that can be renamed whole, held or removed by itself; and what cannot be prepared has an entry too.
 """
 
 from __future__ import annotations

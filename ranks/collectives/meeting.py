@@ -7,21 +7,23 @@ Rank 0 listens, the others connect; each side checks the user of the other as th
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import json
 import os
 import select
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
 
-from ranks.collectives.rendezvous import Rendezvous, close_all, read, readable
+from ranks.collectives.rendezvous import LARGEST_PACKET, Rendezvous
+from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from ranks.talk import unix
+from ranks.talk.unix import credentials
 
-_PROTOCOL = "shardrun-rendezvous-1"
+_PROTOCOL = "shardrun-rendezvous-2"
 _MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they are
 _NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
 
@@ -69,7 +71,7 @@ class _Guest:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.pid, self.uid = _credentials(connection)
+        self.pid, self.uid = credentials(connection)
 
 
 def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
@@ -121,7 +123,7 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
         listener.close()
         for peer in peers.values():
             with contextlib.suppress(OSError):
-                peer.send(b'{"welcome": true}')
+                unix.send(peer, {"welcome": True})
         return peers
     except CollectiveError as error:
         # All that are connected learn the reason, also those whose hello has not been read yet.
@@ -129,7 +131,7 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
             guests[late.socket.fileno()] = late
         for peer in (*peers.values(), *(guest.socket for guest in guests.values())):
             with contextlib.suppress(OSError):
-                peer.send(json.dumps({"refused": str(error)}).encode())
+                unix.send(peer, {"refused": str(error)})
             peer.close()
         raise
     finally:
@@ -140,18 +142,19 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
 
 def _bind(identity: Identity, deadline: float) -> socket.socket:
     patience = min(deadline, time.monotonic() + _NAME_TAKEN_PATIENCE)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:
         try:
-            listener.bind(_name(identity))
-            listener.listen(min(identity.world_size + 16, 4096))
+            listener = unix.listen(_name(identity), min(identity.world_size + 16, 4096))
             listener.setblocking(False)
             return listener
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             if time.monotonic() > patience:
-                listener.close()
+                holder = unix.holder(_name(identity))
+                told = f" (process {holder[0]} of user {holder[1]})" if holder else ""
                 raise CollectiveError(
-                    f"Rank 0 of this job is there already{_holder(identity)}: the job was started twice, "
+                    f"Rank 0 of this job is there already{told}: the job was started twice, "
                     f"or two jobs "
                     "have the same identity. Wait for the other one, or give each its own SHARDRUN_JOB "
                     f"(32 hexadecimal digits). ({error.strerror})"
@@ -172,24 +175,14 @@ def _accept(listener: socket.socket) -> _Guest | None:
     return guest
 
 
-def _holder(identity: Identity) -> str:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(1.0)
-        probe.connect(_name(identity))
-        pid, uid = _credentials(probe)
-        return f" (process {pid} of user {uid})"
-    return ""
-
-
 def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | None:
     """The rank that a guest says it is, or None for a stranger; raises where the job contradicts itself."""
-    item = read(guest.socket)
+    item = unix.receive(guest.socket, LARGEST_PACKET)
     if item is None:
         guest.socket.close()
         return None
-    close_all(item.descriptors)
     hello = item.data
-    if not isinstance(hello, dict) or hello.get("protocol") != _PROTOCOL:
+    if hello is None or hello.get("protocol") != _PROTOCOL:
         guest.socket.close()
         return None
     rank, size = hello.get("rank"), hello.get("world_size")
@@ -205,7 +198,7 @@ def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | Non
         wrong = f"Rank {rank} was started twice: processes {pids[rank]} and {guest.pid}."
     if wrong:
         with contextlib.suppress(OSError):
-            guest.socket.send(json.dumps({"refused": wrong}).encode())
+            unix.send(guest.socket, {"refused": wrong})
         guest.socket.close()
         raise CollectiveError(wrong)
     assert isinstance(rank, int)
@@ -233,7 +226,7 @@ def _connect(identity: Identity, timeout: float) -> socket.socket:
         time.sleep(pause)
         pause = min(pause * 1.5, 0.05)
     try:
-        _, uid = _credentials(peer)
+        _, uid = credentials(peer)
         if uid != os.getuid():
             raise CollectiveError(
                 f"The rendezvous of this job is held by a process of another user (uid {uid})."
@@ -241,20 +234,19 @@ def _connect(identity: Identity, timeout: float) -> socket.socket:
         hello = {"protocol": _PROTOCOL, "rank": identity.rank, "world_size": identity.world_size}
         item = None
         with contextlib.suppress(OSError):
-            peer.send(json.dumps(hello).encode())
+            unix.send(peer, hello)
             # Rank 0 knows who is missing and says so at its own time-out, which may be a little later than
             # ours.
-            if not readable(peer, deadline - time.monotonic() + 1.0):
+            if not unix.readable(peer, deadline - time.monotonic() + 1.0):
                 raise CollectiveTimeoutError(
                     f"Rank {identity.rank} reached rank 0, but not all {identity.world_size} ranks joined "
                     f"within "
                     f"{timeout:g} s: start the missing ones."
                 )
-            item = read(peer)
+            item = unix.receive(peer, LARGEST_PACKET)
         if item is None:
             raise PeerLostError("Rank 0 ended before all ranks had joined.", 0)
-        close_all(item.descriptors)
-        answer = item.data if isinstance(item.data, dict) else {}
+        answer = item.data or {}
         if "refused" in answer:
             raise CollectiveError(str(answer["refused"]))
         if "welcome" not in answer:
@@ -268,11 +260,3 @@ def _connect(identity: Identity, timeout: float) -> socket.socket:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _credentials(peer: socket.socket) -> tuple[int, int]:
-    """Process and user id of the other end, from the kernel: unix(7)."""
-    pid, uid, _ = struct.unpack(
-        "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    )
-    return pid, uid

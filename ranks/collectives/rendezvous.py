@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
 import os
 import select
 import socket
@@ -22,10 +21,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from ranks.talk import unix
 
-_LARGEST_PACKET = 1 << 16
+LARGEST_PACKET = 1 << 16
 _MOST_DESCRIPTORS = 8  # in one packet
 
 
@@ -73,7 +74,8 @@ class Rendezvous:
                 for descriptor in [descriptor for descriptor, _ in ready] or list(waiting)[:1]:
                     rank = waiting.pop(descriptor)
                     poll.unregister(descriptor)
-                    items[rank] = self._receive(self._peers[rank], rank, deadline)
+                    packet = self._receive(self._peers[rank], rank, deadline)
+                    items[rank] = Item((packet.data or {}).get("data"), packet.descriptors)
             for to, peer in self._peers.items():
                 for rank, item in items.items():
                     if rank != to:
@@ -92,11 +94,11 @@ class Rendezvous:
         with contextlib.suppress(
             PeerLostError
         ):  # where rank 0 has given up, what it said is there to be read
-            self._send(zero, 0, items[self.rank].data, items[self.rank].descriptors)
+            self._send(zero, 0, {"data": items[self.rank].data}, items[self.rank].descriptors)
         try:
             while len(items) < self.size:
                 message = self._receive(zero, 0, deadline)
-                data = message.data if isinstance(message.data, dict) else {}
+                data = message.data or {}
                 rank = data.get("rank")
                 if type(rank) is int and 0 <= rank < self.size and rank not in items:
                     items[rank] = Item(data.get("data"), message.descriptors)
@@ -154,63 +156,23 @@ class Rendezvous:
         fcntl.ioctl(self.life[peer], termios.FIONREAD, waiting)
         return int.from_bytes(waiting, sys.byteorder)
 
-    def _send(self, peer: socket.socket, rank: int, data: Any, descriptors: Sequence[int]) -> None:
+    def _send(self, peer: socket.socket, rank: int, data: dict[str, Any], descriptors: Sequence[int]) -> None:
         try:
-            raw = json.dumps(data).encode()
-            if descriptors:
-                socket.send_fds(peer, [raw], list(descriptors))
-            else:
-                peer.send(raw)
+            unix.send(peer, data, descriptors)
         except OSError as error:
             raise PeerLostError(
                 f"Rank {rank} ended while the ranks joined ({error.strerror}).", rank
             ) from error
 
-    def _receive(self, peer: socket.socket, rank: int, deadline: float) -> Item:
-        if not readable(peer, deadline - time.monotonic()):
+    def _receive(self, peer: socket.socket, rank: int, deadline: float) -> unix.Packet:
+        if not unix.readable(peer, deadline - time.monotonic()):
             raise CollectiveTimeoutError(f"Rank {rank} did not answer in time while the ranks joined.")
-        item = read(peer)
-        if item is None:
+        packet = unix.receive(peer, LARGEST_PACKET, _MOST_DESCRIPTORS)
+        if packet is None:
             raise PeerLostError(f"Rank {rank} ended while the ranks joined.", rank)
-        return item
-
-
-def read(peer: socket.socket) -> Item | None:
-    """One packet, or None at the end; garbage is an Item without data."""
-    try:
-        try:
-            raw, descriptors, flags, _ = socket.recv_fds(peer, _LARGEST_PACKET, _MOST_DESCRIPTORS)
-        except (
-            ConnectionResetError
-        ):  # it closed without reading all of ours; what it sent before is still there
-            raw, descriptors, flags, _ = socket.recv_fds(peer, _LARGEST_PACKET, _MOST_DESCRIPTORS)
-    except OSError:
-        return None
-    if not raw:
-        close_all(descriptors)
-        return None
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            return Item(None, descriptors)
-        return Item(json.loads(raw), descriptors)
-    except (ValueError, RecursionError):
-        return Item(None, descriptors)
-
-
-def readable(peer: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(peer, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
+        return packet
 
 
 def _close_in_child(rendezvous: weakref.ref[Rendezvous]) -> None:
     if (parent := rendezvous()) is not None:
         parent._release()
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)

@@ -1,10 +1,8 @@
 """Models of other formats than ONNX, converted into the cache folder: what a rank loads is always ONNX.
 
-    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many; sealed (`cache.intact`)
-    converted/KEY.lock       held while KEY is being made (`cache.entries`)
+    converted/KEY/NAME.onnx  the model, NAME.onnx.data its weights if they are many (`ranks.cache.cache`)
 
-KEY is a hash of the model's content, its data files' and the importer's code. Everything in it may be deleted
-at any time.
+KEY is a hash of the model's content, its data files' and the importer's code.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,32 +34,24 @@ def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
     path = Path(path)
     if not is_imported(path):
         return path
-    from ranks.cache.folder import ELSEWHERE, cache_folder, locked
-    from ranks.cache.intact import is_sealed, say_damaged
-    from ranks.cache.limit import bound, limit_of
-    from ranks.cache.locks import hold
-    from ranks.cache.place import place_of, prepare
+    from ranks.cache.cache import Cache
+    from ranks.cache.folder import ELSEWHERE, cache_folder
     from ranks.common.waiting import HeldError
 
-    folder = place_of(cache_folder(), "converted")
+    cache, name = Cache("converted", cache_folder()), _name(path)
     try:
-        prepare(cache_folder(), "converted")
-        place = folder / _key(path)
-        limit = limit_of(folder)
-        with locked(place.with_suffix(".lock"), timeout):
-            if is_sealed(place) and (place / _name(path)).is_file() and hold(place):
-                return place / _name(path)
-            if os.path.lexists(place):
-                say_damaged(place)
-            found = _convert(path, place)
-            hold(place)
-        bound(folder.parent, limit)
-        return found
+        place = cache.get_or_make(
+            _key(path),
+            lambda folder: _convert(path, folder / name),
+            fits=lambda folder: (folder / name).is_file(),
+            timeout=timeout,
+        )
+        return place / name
     except HeldError:
         raise
     except OSError as problem:
         raise ModelError(
-            f"{path} is converted to ONNX first, but {problem.filename or folder} cannot be used: "
+            f"{path} is converted to ONNX first, but {problem.filename or cache.folder} cannot be used: "
             f"{why_unwritable(problem, ELSEWHERE)}."
         ) from None
 
@@ -148,24 +136,12 @@ def _name(path: Path) -> str:
     return f"{path.stem or 'model'}.onnx"
 
 
-def _convert(path: Path, place: Path) -> Path:
+def _convert(path: Path, output: Path) -> None:
     from ranks.cache.durable import flush
-    from ranks.cache.intact import note, seal
-    from ranks.cache.place import FORMS, discard
     from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path)
-    work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
-    try:
-        files = write_onnx(model, path, work / _name(path))
-        for file in files:  # a crash of the machine must not leave it whole by its size alone
-            flush(file)
-        sealed = seal(work)
-        if os.path.lexists(place):
-            discard(place, FORMS["converted"])
-        work.rename(place)
-        note(place, sealed)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return place / _name(path)
+    output.parent.mkdir()
+    for file in write_onnx(model, path, output):
+        flush(file)  # a crash of the machine must not leave it whole by its size alone

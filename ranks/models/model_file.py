@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.onnx_files.external import find_data
+from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def check_operators(model: onnx.ModelProto, file: Path) -> None:
 
     (``AllReduce``, ``AllGather`` and ``AllToAll`` are of these, too, but are run here by collectives.)
     """
-    for node in _nodes(model):
+    for node in nodes_in(model.graph, *model.functions):
         if node.domain == "com.microsoft" and node.op_type in _ONLY_WITH_NCCL:
             raise ModelError(
                 f"{file} holds the operator {node.op_type} (node {node.name!r}), which computes and "
@@ -157,17 +158,6 @@ def serialized(model: onnx.ModelProto, file: Path) -> bytes:
         raise ModelError(
             f"{file} holds more than 2 GB inline; store its weights as external data ({error})."
         ) from None
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """All nodes that lie in the main graph, subgraphs and functions."""
-    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                waiting.extend(inner.node)
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
@@ -228,18 +218,6 @@ def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
     return np.memmap(path.parent / fields["location"], np.uint8, "r", offset, (length,)).data
 
 
-def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """All tensors that a graph holds, its subgraphs' too."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from tensors_of(inner)
-
-
 def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
     """Refuses external data outside the model's folder, missing, or shorter than the model says.
 
@@ -247,7 +225,7 @@ def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
     folder that the locations are relative to: they are rewritten where links lead out of the model's own.
     """
     found: dict[str, tuple[Path, int]] = {}
-    external = [item for item in tensors_of(model.graph) if item.data_location == item.EXTERNAL]
+    external = [item for item in tensors_in(model.graph) if item.data_location == item.EXTERNAL]
     for tensor in external:
         fields = {entry.key: entry.value for entry in tensor.external_data}
         where = f"The weight {tensor.name!r} of {path}"

@@ -18,7 +18,8 @@ import onnx
 
 from ranks.errors import ModelError
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
-from ranks.precision.types import Typed, Types, bindings, is_collective, subgraphs
+from ranks.precision.types import Typed, Types, bindings, is_collective
+from sharding.onnx_files.walk import graphs_in, mentioned, subgraphs
 
 _SOURCES = {FLOAT16: ("tensor(float)",), FLOAT32: ("tensor(float16)", "tensor(bfloat16)")}
 _NAMES = {FLOAT16: "tensor(float16)", FLOAT32: "tensor(float)"}
@@ -276,18 +277,15 @@ def _used(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> Iterator[str]:
     """Every name that nodes, graphs inside them, and the graph's outputs read."""
     yield from (value.name for value in graph.output)
     for node in nodes:
-        yield from node.input
-        for inner in subgraphs(node):
-            yield from _used(list(inner.node), inner)
+        yield from mentioned(node)
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
+def _names(model_graph: onnx.GraphProto) -> Iterator[str]:
     """Every name of a value or node in the graph and those inside."""
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield node.name
-        yield from node.input
-        yield from node.output
-        for inner in subgraphs(node):
-            yield from _names(inner)
+    for graph in graphs_in(model_graph):
+        yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
+        yield from (tensor.name for tensor in graph.initializer)
+        for node in graph.node:
+            yield node.name
+            yield from node.input
+            yield from node.output

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 
 from ranks.common.tensors import ELEMENT_TYPES
 from ranks.precision.schemas import Signature, signature
 from ranks.sessions.cut import DEFAULT_ATTRIBUTES
+from sharding.onnx_files.walk import graphs_in
 
 Types = dict[str, str]
 """Value -> its type as schemas write it, such as ``tensor(float)``."""
@@ -80,14 +81,6 @@ def bindings(node: onnx.NodeProto, known: Signature, types: Mapping[str, str]) -
     return {variable: found for variable, found in bound.items() if found}
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in the node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def _inferred(model: onnx.ModelProto) -> Types:
     """What ONNX's own inference says, of a copy of the model without its weights' data."""
     bare = onnx.ModelProto()
@@ -111,11 +104,8 @@ def _inferred(model: onnx.ModelProto) -> Types:
     except Exception:  # of several kinds; what can be told is told without it
         return {}
     types: Types = {}
-    waiting = [done.graph]
-    while waiting:
-        graph = waiting.pop()
+    for graph in graphs_in(done.graph):
         for value in (*graph.value_info, *graph.output):
             if (number := value.type.tensor_type.elem_type) in _BY_NUMBER:
                 types[value.name] = _BY_NUMBER[number]
-        waiting.extend(inner for node in graph.node for inner in subgraphs(node))
     return types

@@ -14,7 +14,7 @@ fills the attribute in before the kernel is made, so the kernel's own default, 0
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import onnx
 
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
+from sharding.onnx_files.walk import nodes_in, subgraphs
 
 MICROSOFT = "com.microsoft"
 SHARDRUN = "shardrun"
@@ -132,14 +133,14 @@ class _Cutter:
 
     def _reject_hidden_collectives(self) -> None:
         for function in self.model.functions:
-            for node in all_nodes(function.node):
+            for node in nodes_in(function):
                 if is_collective(node):
                     raise ModelError(
                         f"Function {function.name} holds the collective {describe(node)}: inline the model's "
                         f"functions before running it on several ranks."
                     )
         for node in self.model.graph.node:
-            for inner in all_nodes(_subgraph_nodes(node)):
+            for inner in nodes_in(*subgraphs(node)):
                 if is_collective(inner):
                     raise ModelError(
                         f"The collective {describe(inner)} lies in a subgraph of {describe(node)}; "
@@ -275,8 +276,7 @@ def is_collective(node: onnx.NodeProto) -> bool:
 
 def has_collectives(model: onnx.ModelProto) -> bool:
     """Whether a model holds a collective anywhere, subgraphs and functions included."""
-    functions = (node for function in model.functions for node in function.node)
-    return any(map(is_collective, all_nodes([*model.graph.node, *functions])))
+    return any(map(is_collective, nodes_in(model.graph, *model.functions)))
 
 
 def is_constant(node: onnx.NodeProto) -> bool:
@@ -352,30 +352,10 @@ def _check_mail(node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
         raise ModelError(f"{describe(node)} receives dtype {attributes['dtype']}, which cannot be sent.")
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _subgraph_nodes(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-    for graph in _subgraphs(node):
-        yield from graph.node
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    """The nodes, and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        yield from all_nodes(_subgraph_nodes(node))
-
-
 def reads(node: onnx.NodeProto) -> list[str]:
     """The values a node reads, those that its subgraphs take from outside included."""
     names = [name for name in node.input if name]
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         own |= {tensor.values.name for tensor in graph.sparse_initializer}
         for inner in graph.node:

@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 from ranks.errors import PeerLostError, ShardrunError, is_usage
-from ranks.talk import wire
+from ranks.talk import unix, wire
 from ranks.talk.stream import Stream
 from sharding.common.limits import HOLD_LESS, shortage
 
@@ -40,7 +40,7 @@ def open_socket(address: str) -> socket.socket:
     try:
         if scheme == "unix" and place:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect("\0" + place[1:] if place.startswith("@") else place)
+            sock.connect(unix.at(place))
             return sock
         if scheme == "tcp" and host and port.isdecimal():
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)

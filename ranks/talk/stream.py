@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import time
-from array import array
 
-from ranks.talk import area, wire
+from ranks.talk import area, unix, wire
 
 _BUFFERED = 64 << 10
 _IOV = 64
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
-_DESCRIPTOR_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Stream:
@@ -91,12 +87,9 @@ class Stream:
         try:
             if self._reader is None:
                 return self.socket.recv_into(target)
-            count, extra, flags, _ = self.socket.recvmsg_into([target], _DESCRIPTOR_SPACE, _DESCRIPTOR_FLAGS)
-            if flags & socket.MSG_CTRUNC:  # a descriptor came for which there is no room
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            for level, kind, data in extra:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    self._reader.take(array("i", data[: len(data) - len(data) % 4]))
+            count, descriptors = unix.receive_into(self.socket, target)
+            if descriptors:
+                self._reader.take(descriptors)
             return count
         except TimeoutError:
             raise wire.WireError("no message came in time") from None

@@ -21,6 +21,7 @@ from sharding.demands.device_specs import SpecError, read_spec
 from sharding.errors import SliceError
 from sharding.graph.values import shape_of
 from sharding.importers.message import parse_without_weights
+from sharding.onnx_files.walk import nodes_in, subgraphs
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import Placement, Replicated
 
@@ -118,20 +119,11 @@ def read_stripped(path: Path) -> onnx.ModelProto:
 
 
 def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    yield from proto.graph.node
-    yield from _inner_nodes(proto)
+    return nodes_in(proto.graph, *proto.functions)
 
 
 def _inner_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    pending = [node for function in proto.functions for node in function.node]
-    yield from pending
-    pending += proto.graph.node
-    while pending:
-        node = pending.pop()
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from graph.node
-                pending.extend(graph.node)
+    return nodes_in(*proto.functions, *(body for node in proto.graph.node for body in subgraphs(node)))
 
 
 def _chosen(proto: onnx.ModelProto, used: set[str], devices: int, where: str) -> str | None:

@@ -16,6 +16,7 @@ from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.mapped import mapped
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, without_weights
+from sharding.onnx_files.walk import tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -58,34 +59,11 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is not an ONNX file: {one_line(str(error))[:200]}.") from None
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with an output.")
-    for tensor, outer in _tensors(model.graph, True):
+    outer = len(model.graph.initializer)  # which come first
+    for place, tensor in enumerate(tensors_in(model.graph, *model.functions)):
         if tensor.data_location == tensor.EXTERNAL:
-            _locate(tensor, path, outer)
-    for function in model.functions:
-        for node in function.node:
-            for tensor in _node_tensors(node):
-                if tensor.data_location == tensor.EXTERNAL:
-                    _locate(tensor, path, False)
+            _locate(tensor, path, place < outer)
     return model
-
-
-def _tensors(graph: Any, outer: bool) -> Iterator[tuple[Any, bool]]:
-    """All tensors of a graph, and whether each is one of the model's own initializers."""
-    for item in graph.initializer:
-        yield item, outer
-    for node in graph.node:
-        for tensor in _node_tensors(node):
-            yield tensor, False
-
-
-def _node_tensors(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            for tensor, _ in _tensors(inner, False):
-                yield tensor
 
 
 def _locate(tensor: Any, path: Path, outer: bool) -> None:

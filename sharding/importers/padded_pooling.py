@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharding.onnx_files.walk import graphs_in
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import onnx
 
@@ -25,19 +27,11 @@ FIRST_INDICES = 8
 def keep_zeros(model: onnx.ModelProto) -> None:
     """Rewrites each MaxPool of padded values in place; all it gives stays the same."""
     opset = next((item.version for item in model.opset_import if not item.domain), 1)
-    for graph in _graphs(model.graph):
+    for graph in graphs_in(model.graph):
         makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             if node.op_type == "MaxPool" and not node.domain and _is_padded(node.input[0], makers):
                 _guard(node, opset)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                yield from _graphs(body)
 
 
 def _is_padded(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:

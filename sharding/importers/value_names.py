@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.common.text import counted, shortened
 from sharding.errors import OptionError
+from sharding.onnx_files.walk import graphs_in
 
 if TYPE_CHECKING:
     import onnx
@@ -72,36 +73,27 @@ def _rename(model: onnx.ModelProto, old: Sequence[str], new: Sequence[str], what
     _apply(graph, changes)
 
 
-def _apply(graph: Any, changes: dict[str, str]) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = changes.get(value.name, value.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
-    for item in graph.quantization_annotation:
-        item.tensor_name = changes.get(item.tensor_name, item.tensor_name)
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for index, name in enumerate(names):
-                if name in changes:
-                    names[index] = changes[name]
-        for attribute in node.attribute:
-            for inner in _graphs(attribute):
-                _apply(inner, changes)
+def _apply(model_graph: onnx.GraphProto, changes: dict[str, str]) -> None:
+    for graph in graphs_in(model_graph):
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = changes.get(value.name, value.name)
+        for sparse in graph.sparse_initializer:
+            sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
+        for item in graph.quantization_annotation:
+            item.tensor_name = changes.get(item.tensor_name, item.tensor_name)
+        for node in graph.node:
+            for names in (node.input, node.output):
+                for index, name in enumerate(names):
+                    if name in changes:
+                        names[index] = changes[name]
 
 
-def _graphs(attribute: Any) -> Iterable[Any]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
-
-
-def _names(graph: Any) -> set[str]:
-    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    for node in graph.node:
-        found.update(node.input, node.output)
-        for attribute in node.attribute:
-            for inner in _graphs(attribute):
-                found |= _names(inner)
+def _names(model_graph: onnx.GraphProto) -> set[str]:
+    found: set[str] = set()
+    for graph in graphs_in(model_graph):
+        found.update(value.name for value in (*graph.input, *graph.output, *graph.initializer))
+        for node in graph.node:
+            found.update(node.input, node.output)
     return found
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharding.errors import ModelError
-from sharding.onnx_files.validity import first_cause, nodes_of
+from sharding.onnx_files.validity import first_cause
+from sharding.onnx_files.walk import nodes_in
 
 if TYPE_CHECKING:
     import onnx
@@ -86,7 +87,7 @@ def _key(node: onnx.NodeProto) -> Key:
 
 
 def _calls(holder: Any, functions: dict[Key, onnx.FunctionProto]) -> Iterator[Key]:
-    return (key for key in map(_key, nodes_of([holder])) if key in functions)
+    return (key for key in map(_key, nodes_in(holder)) if key in functions)
 
 
 def _callees_first(functions: dict[Key, onnx.FunctionProto], path: Path) -> list[Key]:
@@ -109,7 +110,7 @@ def _size_inlined(
 
 
 def _size(holder: Any, sizes: dict[Key, int]) -> int:
-    return sum(sizes.get(_key(node), 1) for node in nodes_of([holder]))
+    return sum(sizes.get(_key(node), 1) for node in nodes_in(holder))
 
 
 def _needs_late_defaults(functions: dict[Key, onnx.FunctionProto]) -> bool:
@@ -117,7 +118,7 @@ def _needs_late_defaults(functions: dict[Key, onnx.FunctionProto]) -> bool:
     default for it. That shows only while inlining, and the inliner knows no defaults."""
     for function in functions.values():
         own = {item.name for item in function.attribute_proto}
-        for node in nodes_of([function]):
+        for node in nodes_in(function):
             callee = functions.get(_key(node))
             if callee is None:
                 continue
@@ -132,7 +133,7 @@ def _needs_late_defaults(functions: dict[Key, onnx.FunctionProto]) -> bool:
 
 def _bind_defaults(holder: Any, functions: dict[Key, onnx.FunctionProto]) -> None:
     """Writes the default values of a function's attributes into its calls."""
-    for node in nodes_of([holder]):
+    for node in nodes_in(holder):
         callee = functions.get(_key(node))
         if callee is not None:
             given = {item.name for item in node.attribute}
@@ -146,7 +147,7 @@ def _use_versions_of(proto: onnx.ModelProto, function: onnx.FunctionProto) -> No
         wanted = versions.get(item.domain)
         if wanted is None or wanted == item.version:
             continue
-        names = {node.op_type for node in nodes_of([function]) if node.domain == item.domain}
+        names = {node.op_type for node in nodes_in(function) if node.domain == item.domain}
         if all(_same_operator(name, item.domain, item.version, wanted) for name in names):
             item.version = wanted
 
@@ -166,7 +167,7 @@ def _same_operator(name: str, domain: str, one: int, other: int) -> bool:
 def _separate_outputs(proto: onnx.ModelProto, function: onnx.FunctionProto) -> None:
     """Gives each output of a function a node of its own: an input returned as it is, or a value returned
     twice, has no name that the call's output could take."""
-    taken = {name for node in nodes_of([function]) for name in (*node.input, *node.output)}
+    taken = {name for node in nodes_in(function) for name in (*node.input, *node.output)}
     taken |= {*function.input, *function.output}
     seen = set(function.input)
     for index, name in enumerate(function.output):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
+from sharding.onnx_files.walk import graphs_in
 
 if TYPE_CHECKING:
     import onnx
@@ -48,17 +49,11 @@ def make_dense(proto: onnx.ModelProto, path: Path) -> None:
 
 def _holders(proto: onnx.ModelProto) -> Iterator[tuple[Any, onnx.NodeProto | None]]:
     """Every graph, with None, and every node, with the graph or function it is in."""
-    waiting: list[Any] = [proto.graph, *proto.functions]
-    while waiting:
-        holder = waiting.pop()
+    for holder in graphs_in(proto.graph, *proto.functions):
         if hasattr(holder, "sparse_initializer"):
             yield holder, None
         for node in holder.node:
             yield holder, node
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    waiting.append(attribute.g)
-                waiting.extend(attribute.graphs)
 
 
 def _dense(sparse: onnx.SparseTensorProto, path: Path, left: int) -> tuple[onnx.TensorProto, int]:

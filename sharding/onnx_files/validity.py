@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
 from sharding.onnx_files.kinds import has_map, kind_of, refused
 from sharding.onnx_files.sparse import make_dense
+from sharding.onnx_files.walk import graphs_in, nodes_in, subgraphs
 
 if TYPE_CHECKING:
     import onnx
@@ -67,7 +67,7 @@ def _name_domains(proto: onnx.ModelProto) -> None:
         del holder.opset_import[:]
         for domain, version in versions.items():
             holder.opset_import.add(domain=domain, version=version)
-    for node in nodes_of((proto.graph, *proto.functions)):
+    for node in nodes_in(proto.graph, *proto.functions):
         if node.domain == _ALIAS:
             node.domain = ""
 
@@ -77,13 +77,13 @@ def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
     when it is looked for."""
     import onnx
 
-    tensors = list(proto.graph.initializer)
-    for node in nodes_of((proto.graph, *proto.functions)):
-        for attribute in node.attribute:
+    tensors: list[onnx.TensorProto] = []
+    for holder in graphs_in(proto.graph, *proto.functions):
+        tensors += getattr(holder, "initializer", ())  # a function has none
+        for attribute in (item for node in holder.node for item in node.attribute):
             is_tensor = attribute.type == onnx.AttributeProto.TENSOR and not attribute.ref_attr_name
             if is_tensor or attribute.HasField("t"):
                 tensors.append(attribute.t)
-            tensors += attribute.g.initializer
     known = set(onnx.TensorProto.DataType.values())
     for tensor in tensors:
         what = f"{path} is not valid: weight {tensor.name!r}"
@@ -99,18 +99,6 @@ def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
             digits = entry.value.isascii() and entry.value.isdigit() and len(entry.value) < 19
             if entry.key in {"offset", "length"} and not digits:
                 raise ModelError(f"{what} has the {entry.key} {entry.value!r}; expected a number of bytes.")
-
-
-def nodes_of(holders: Iterable[Any]) -> Iterator[onnx.NodeProto]:
-    """The nodes of graphs and functions and of the graphs in their attributes."""
-    waiting = list(holders)
-    while waiting:
-        for node in waiting.pop().node:
-            yield node
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    waiting.append(attribute.g)
-                waiting.extend(attribute.graphs)
 
 
 def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
@@ -165,8 +153,8 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = proto.ir_version
     context.opset_imports = {item.domain: item.version for item in proto.opset_import}
-    for node in nodes_of([proto.graph]):
-        bodies = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    for node in nodes_in(proto.graph):
+        bodies = any(True for _ in subgraphs(node))
         elsewhere = any(item.t.data_location == onnx.TensorProto.EXTERNAL for item in node.attribute)
         # The checker knows no outer values, and no folder.
         beyond_it = (bodies and node.op_type in _WITH_BODIES) or (elsewhere and node.op_type in _CONSTANTS)

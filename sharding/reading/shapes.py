@@ -21,6 +21,7 @@ from sharding.graph.open_lengths import refine
 from sharding.graph.shape_values import Known
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
+from sharding.onnx_files import walk
 from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower
 from sharding.rewrite.merged_axes import take_apart
@@ -84,14 +85,11 @@ def _forget_in_bodies(node: onnx.NodeProto) -> None:
     What a body is given has the shapes of what is handed to it. The bodies that run keep what they declare:
     the Scan of ONNX Runtime wants the shapes of its outputs.
     """
-    for attribute in node.attribute:
-        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            held = {tensor.name for tensor in body.initializer}
-            for info in [*body.value_info, *body.output, *body.input]:
-                if info.name not in held:
-                    _forget_shape(info.type)
-            for inner in body.node:
-                _forget_in_bodies(inner)
+    for body in walk.graphs_in(*walk.subgraphs(node)):
+        held = {tensor.name for tensor in body.initializer}
+        for info in [*body.value_info, *body.output, *body.input]:
+            if info.name not in held:
+                _forget_shape(info.type)
 
 
 def _forget_shape(kind: onnx.TypeProto) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sharding.common.version import version
 from sharding.errors import SliceError
 from sharding.planning.plan import Plan, model_tensors
 from sharding.slices import manifest as manifests
@@ -20,7 +21,6 @@ from sharding.writing.stream import HashedFile, write_data
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
-CREATED_BY = "shardrun 0.1.0"
 
 
 def write_slices(
@@ -145,7 +145,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         mesh=plan.mesh,
         micro_batches=plan.micro_batches,
         batch=plan.batch,
-        created_by=CREATED_BY,
+        created_by=f"shardrun {version()}",
         reason=plan.reason,
         lengths=dict(plan.lengths),
     )

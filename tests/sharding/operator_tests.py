@@ -21,7 +21,7 @@ from onnx.backend.test.loader import load_model_tests, load_node_model_tests
 
 import sharding.planning.plan
 from sharding.demands.options import SliceOptions
-from sharding.onnx_files.validity import nodes_of
+from sharding.onnx_files.walk import nodes_in
 from sharding.planning.plan import Plan, Planner
 from sharding.reading.read import Source, read_model
 from sharding.slices.mesh import Mesh
@@ -230,7 +230,7 @@ def _of_known_versions(model: onnx.ModelProto) -> onnx.ModelProto:
     changed.CopyFrom(model)
     changed.ir_version = min(model.ir_version, ir)
     for item in changed.opset_import:
-        names = {node.op_type for node in nodes_of([model.graph, *model.functions]) if not node.domain}
+        names = {node.op_type for node in nodes_in(model.graph, *model.functions) if not node.domain}
         if not item.domain and item.version > opset and not model.functions:
             then = [
                 onnx.defs.get_schema(name, opset).since_version for name in names if _existed(name, opset)

@@ -20,13 +20,14 @@ from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.meeting import meet
-from ranks.collectives.rendezvous import Rendezvous, close_all
+from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create
 from ranks.collectives.shm.mail import Mailbox
 from ranks.collectives.shm.phases import Phases, say
 from ranks.collectives.shm.reduce import Sums
 from ranks.collectives.shm.sync import signature
 from ranks.collectives.single import SingleCommunicator
+from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.common import limits

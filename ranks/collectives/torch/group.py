@@ -16,10 +16,11 @@ from typing import Any
 
 from ranks.collectives.base import Groups
 from ranks.collectives.meeting import meet
-from ranks.collectives.rendezvous import Rendezvous, close_all
+from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.store import News, remote_store
 from ranks.common import forks
+from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import

@@ -10,11 +10,9 @@ elsewhere than on the device, it takes from the file.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ranks.cache.cache import Cache
 from ranks.cache.durable import flush
-from ranks.cache.folder import locked
-from ranks.cache.intact import is_sealed, say_damaged, seal
-from ranks.cache.locks import Pin, pin
-from ranks.cache.place import FORMS, discard, make_private
+from ranks.cache.locks import Pin, collected
 from ranks.common.notice import warn_once
 from ranks.devices import dlpack
 from ranks.devices.cuda_driver import Driver
@@ -37,12 +33,15 @@ from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.prepare import without_doubles
+from sharding.onnx_files.walk import graphs_in, subgraphs
 
 if TYPE_CHECKING:
     import onnx
 
     from ranks.sessions.session import SessionConfig
 
+DEVICE_KIND = "device"
+"""Of things in the cache."""
 GRAPH, DATA = "graph.onnx", "weights.data"
 SOURCE = "model.txt"
 """Says what the folder was made from, for `shardrun cache list`."""
@@ -64,9 +63,9 @@ class DeviceWeights:
         folder: Path,
         description: dict[str, Any],
         descriptors: list[int],
-        used: Pin | None = None,
+        used: Sequence[Pin] = (),
     ) -> None:
-        """``used`` holds the folder in the cache."""
+        """``used`` hold the folder in the cache."""
         self.description, self.descriptors = description, descriptors
         self.device = block.device
         self._block = block
@@ -122,8 +121,8 @@ class DeviceWeights:
         """Lets go of the memory, which no session may use any more. Safe to call twice."""
         self._values = {}
         self._block.close()
-        if self._used is not None:
-            self._used.close()
+        for held in self._used:
+            held.close()
 
 
 def _say_copies(
@@ -147,31 +146,31 @@ def _say_copies(
 
 
 def export_device_weights(
-    model: Path, config: SessionConfig, folder: Path, driver: Driver | None = None
+    model: Path,
+    config: SessionConfig,
+    folder: Path,
+    driver: Driver | None = None,
+    cache: Cache | None = None,
 ) -> DeviceWeights:
     """Puts a model's weights on the device ``config.device_id``, to be shared from there.
 
     ``folder``: where the optimised model lies or is put, which the other processes must be able to read; one
-    folder is for one model and one set of options. Raises `ModelError`, `DeviceError` ("no CUDA device" where
-    there is none) and `WeightsError`.
+    folder is for one model and one set of options; ``cache``: what it lies in, if that is the cache. Raises
+    `ModelError`, `DeviceError` ("no CUDA device" where there is none) and `WeightsError`.
     """
     driver = driver or Driver()
-    make_private(folder.parent, shared=True)
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if not is_sealed(folder):
-            if folder.exists():
-                say_damaged(folder)
-            _prepare(model, config, folder)
-        used = pin(folder)
+    cache = cache or Cache(DEVICE_KIND, None, folder.parent)
+    with collected() as used:
+        cache.get_or_make(folder.name, lambda work: _prepare(model, config, work))
     try:
         return _export(config, folder, driver, used)
     except BaseException:
-        if used is not None:
-            used.close()
+        for held in used:
+            held.close()
         raise
 
 
-def _export(config: SessionConfig, folder: Path, driver: Driver, used: Pin | None) -> DeviceWeights:
+def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[Pin]) -> DeviceWeights:
     tensors, size = _layout(folder)
     block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
     try:
@@ -218,43 +217,30 @@ def _runtime() -> str:
     return f"{ort.__version__} {ort.get_build_info()}"
 
 
-def _prepare(model: Path, config: SessionConfig, folder: Path) -> None:
-    """Writes the optimised model into ``folder``, which appears whole or not at all."""
+def _prepare(model: Path, config: SessionConfig, work: Path) -> None:
+    """Writes the optimised model into a new folder."""
     import onnx
 
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp", dir=folder.parent) as work_name:
-        work = Path(work_name)
-        options = session.options_for(replace(config, many=False))
-        options.optimized_model_filepath = str(work / GRAPH)
-        for key, value in (
-            ("session.optimized_model_external_initializers_file_name", DATA),
-            ("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE_BYTES)),
-        ):
-            options.add_session_config_entry(key, value)
-        made = session.create_plain(model, config, str(model), options)
-        del made
-        gc.collect()  # its device memory is free again before the block is made
-        graph = onnx.load(str(work / GRAPH), load_external_data=False)
-        without_doubles(graph.graph)
-        without_copies(graph.graph)
-        name_all(graph.graph)  # who has taken a node is told by its name
-        (work / GRAPH).write_bytes(graph.SerializeToString())
-        (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
-        for file in (work / GRAPH, work / DATA):
-            if file.is_file():
-                flush(file)  # a crash of the machine must not leave the folder without its bytes
-        seal(work)
-        if not is_sealed(folder):
-            with contextlib.suppress(OSError):
-                discard(folder, FORMS["device"])  # damaged, it is of no use
-        try:
-            work.chmod(0o700)
-            work.rename(folder)
-        except OSError:
-            if not is_sealed(folder):  # else another process was quicker, with the same
-                raise
-        else:
-            work.mkdir()  # for the end of the temporary folder
+    work.mkdir()
+    options = session.options_for(replace(config, many=False))
+    options.optimized_model_filepath = str(work / GRAPH)
+    for key, value in (
+        ("session.optimized_model_external_initializers_file_name", DATA),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE_BYTES)),
+    ):
+        options.add_session_config_entry(key, value)
+    made = session.create_plain(model, config, str(model), options)
+    del made
+    gc.collect()  # its device memory is free again before the block is made
+    graph = onnx.load(str(work / GRAPH), load_external_data=False)
+    without_doubles(graph.graph)
+    without_copies(graph.graph)
+    name_all(graph.graph)  # who has taken a node is told by its name
+    (work / GRAPH).write_bytes(graph.SerializeToString())
+    (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
+    for file in (work / GRAPH, work / DATA):
+        if file.is_file():
+            flush(file)  # a crash of the machine must not leave the folder without its bytes
 
 
 def without_copies(graph: onnx.GraphProto) -> None:
@@ -280,7 +266,7 @@ def without_copies(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
     _rename(graph, names)
     for node in graph.node:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             without_copies(inner)
 
 
@@ -291,21 +277,12 @@ def _is_made_here(graph: onnx.GraphProto, name: str) -> bool:
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     if not names:
         return
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for inner in _subgraphs(node):
-            _rename(inner, names)
-    for value in graph.value_info:
-        value.name = names.get(value.name, value.name)
-
-
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found = []
-    for attribute in node.attribute:
-        found.extend([attribute.g] if attribute.HasField("g") else [])
-        found.extend(attribute.graphs)
-    return found
+    for inner in graphs_in(graph):
+        for node in inner.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        for value in inner.value_info:
+            value.name = names.get(value.name, value.name)
 
 
 def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
@@ -314,12 +291,8 @@ def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
     import onnx
 
     graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
-    inner: set[str] = set()
-    waiting = [inside for node in graph.node for inside in _subgraphs(node)]
-    while waiting:
-        inside = waiting.pop()
-        inner.update(tensor.name for tensor in inside.initializer)
-        waiting.extend(deeper for node in inside.node for deeper in _subgraphs(node))
+    bodies = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
+    inner = {tensor.name for body in bodies for tensor in body.initializer}
     limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
     tensors, size = [], 0
     for tensor in graph.initializer:

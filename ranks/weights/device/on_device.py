@@ -14,14 +14,18 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from ranks.cache.cache import Cache
 from ranks.cache.folder import ELSEWHERE
-from ranks.cache.limit import bound, limit_of
-from ranks.cache.place import prepare
 from ranks.common.descriptors import Part, close_all
 from ranks.devices.cuda_driver import Driver
 from ranks.errors import WeightsError
 from ranks.sessions.session import SessionConfig
-from ranks.weights.device.device_model import GRAPH, DeviceWeights, export_device_weights, open_device_weights
+from ranks.weights.device.device_model import (
+    DEVICE_KIND,
+    DeviceWeights,
+    export_device_weights,
+    open_device_weights,
+)
 from ranks.weights.prepared.store import Store
 from sharding.common.storage import why_unwritable
 
@@ -44,20 +48,15 @@ class OwnedOnDevice(Store):
         """A session over weights that others can use. Raises `WeightsError`, `DeviceError`, `ModelError`."""
         if isinstance(model, bytes) or self._weights is not None:
             raise _not_whole(what)
-        base, limit = self.folder, None if self.cache is None else limit_of(self.cache)
-        self.folder = base / self.key(model, config)
-        there = (self.folder / GRAPH).is_file()
+        cache = Cache(DEVICE_KIND, self.cache, self.folder)
+        self.folder = cache.folder / self.key(model, config)
         try:
-            if self.cache is not None:
-                prepare(self.cache, "device")
-            self._weights = export_device_weights(model, config, self.folder, driver())
+            self._weights = export_device_weights(model, config, self.folder, driver(), cache)
         except OSError as error:
             raise WeightsError(
                 f"the weights of {what} cannot be shared: {error.filename or self.folder} cannot be written: "
                 f"{why_unwritable(error, ELSEWHERE)}."
             ) from None
-        if self.cache is not None and limit is not None and not there:
-            bound(self.cache, limit)
         return _session(self._weights, config, what)
 
     def keep(self) -> AbstractContextManager[None]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.onnx_files.walk import mentioned, subgraphs
+
 if TYPE_CHECKING:
     import onnx
 
@@ -60,9 +62,9 @@ class _Graph:
         for node in graph.node:
             for name in node.input:
                 self.takers.setdefault(name, []).append(node)
-            for attribute in node.attribute:
-                for inner in (attribute.g, *attribute.graphs):
-                    self.held |= _names(inner)
+            for inner in subgraphs(node):
+                self.held.update(value.name for value in inner.output)
+                self.held.update(name for deeper in inner.node for name in mentioned(deeper))
 
     def constant(self, name: str) -> float:
         """The value of a float32 scalar; not a number where it is none."""
@@ -112,14 +114,3 @@ def _chain(erf: onnx.NodeProto, graph: _Graph) -> _Chain | None:
 
 def _is(node: onnx.NodeProto, kind: str) -> bool:
     return node.op_type == kind and node.domain in ("", "ai.onnx")
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    """All values that a subgraph mentions; those of the graph around it are among them."""
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                found |= _names(inner)
-    return found

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from ranks.cache.weight_entries import BLOBS
 from ranks.cache.weight_entry import Blob, Prepared
 from ranks.errors import WeightsError
-from ranks.models.model_file import tensors_of
 from ranks.sessions import session
 from ranks.weights.prepared.gelu import fuse_gelu
 from ranks.weights.prepared.pages import give_back_memory
+from sharding.onnx_files.walk import graphs_in, tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -100,7 +100,7 @@ class _Weight:
 def _take_apart(graph: onnx.ModelProto, work: Path) -> list[Blob]:
     from concurrent.futures import ThreadPoolExecutor
 
-    weights = [_located(t) for t in tensors_of(graph.graph) if t.data_location == t.EXTERNAL]
+    weights = [_located(t) for t in tensors_in(graph.graph) if t.data_location == t.EXTERNAL]
     if not weights:
         return []
     # From the file's end on, and cutting off what is done: the disk never holds all weights twice.
@@ -194,14 +194,11 @@ class _Writer:
             start += got
 
 
-def without_doubles(graph: onnx.GraphProto) -> None:
+def without_doubles(model_graph: onnx.GraphProto) -> None:
     """Removes the first of two weights of one name: ONNX Runtime before 1.31 writes those of subgraphs twice,
     inside and outside of the graph, and then refuses the graph."""
-    last = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
-    for index in reversed(range(len(graph.initializer))):
-        if last[graph.initializer[index].name] != index:
-            del graph.initializer[index]
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                without_doubles(inner)
+    for graph in graphs_in(model_graph):
+        last = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
+        for index in reversed(range(len(graph.initializer))):
+            if last[graph.initializer[index].name] != index:
+                del graph.initializer[index]

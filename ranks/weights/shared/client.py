@@ -16,12 +16,12 @@ from typing import Any
 
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
+from ranks.talk.unix import credentials
 from ranks.weights.shared.handle import Address, is_nonce
 from ranks.weights.shared.protocol import (
     MOST_DESCRIPTORS,
     PROTOCOL,
     Packet,
-    credentials,
     receive,
     send,
     step,

@@ -16,23 +16,19 @@ descriptors: the owner receives without room for any, and the kernel drops what 
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import json
 import os
-import select
 import socket
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
+from ranks.talk import unix
+from ranks.talk.unix import Packet, send
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
-_SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
-_SO_PEERPIDFD = 77  # asm-generic/socket.h
+__all__ = ["MOST_DESCRIPTORS", "PROTOCOL", "Packet", "pack", "receive", "send", "step", "unpack"]
 
 PROTOCOL = "shardrun-weights-2"
 LARGEST_PACKET = 4096
@@ -49,92 +45,9 @@ def step(name: str) -> None:
         trace(name)
 
 
-class Packet(NamedTuple):
-    """One packet; ``data`` is None where it was not a JSON object. The descriptors are the receiver's."""
-
-    data: dict[str, Any] | None
-    descriptors: list[int]
-    sender: int | None = None
-    """The process that sent it, where `name_senders` asked the kernel for it."""
-
-
-def credentials(peer: socket.socket) -> tuple[int, int]:
-    """Process and user id of the other end, as the kernel noted them when it connected or listened."""
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid
-
-
-def name_senders(peer: socket.socket) -> None:
-    """Has the kernel say of each packet who sent it: the process that connected may have handed it on."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-
-
-def process_of(peer: socket.socket) -> int | None:
-    """A pidfd of the process that connected, whose number is nobody else's as long as it runs; None where the
-    kernel (before 6.5) has none."""
-    try:
-        return peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError as problem:
-        if problem.errno in {errno.ENOPROTOOPT, errno.EINVAL, errno.EOPNOTSUPP}:
-            return None
-        raise
-
-
-def has_ended(process: int) -> bool:
-    """Whether the process of a pidfd has ended."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def send(peer: socket.socket, data: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends one packet; raises `OSError`, also where there is no room and ``peer`` does not wait."""
-    raw = json.dumps(data).encode()
-    if descriptors:
-        socket.send_fds(peer, [raw], list(descriptors), socket.MSG_NOSIGNAL)
-    else:
-        peer.send(raw, socket.MSG_NOSIGNAL)
-
-
 def receive(peer: socket.socket, descriptors: int = 0, *, named: bool = False) -> Packet | None:
-    """One packet with up to so many descriptors, or, after `name_senders`, with its sender; None at the end
-    of the connection.
-
-    Raises `BlockingIOError` or `TimeoutError` where ``peer`` has none in time.
-    """
-    try:
-        raw, found, flags, sender = _receive(peer, descriptors, named)
-    except ConnectionResetError:  # it closed without reading all; what it had sent before is still there
-        try:
-            raw, found, flags, sender = _receive(peer, descriptors, named)
-        except ConnectionError:
-            return None
-    except (BlockingIOError, TimeoutError):
-        raise
-    except OSError:
-        return None
-    if not raw and not found:
-        return None
-    data = None
-    if not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        with contextlib.suppress(ValueError, RecursionError):
-            data = json.loads(raw)
-    return Packet(data if isinstance(data, dict) else None, found, sender)
-
-
-def _receive(peer: socket.socket, descriptors: int, named: bool) -> tuple[bytes, list[int], int, int | None]:
-    if named:
-        # The kernel puts the sender first, for whom alone there is room.
-        raw, extra, flags, _ = peer.recvmsg(LARGEST_PACKET, socket.CMSG_SPACE(_CREDENTIALS.size))
-        said = [value for level, kind, value in extra if (level, kind) == _SENDER]
-        whole = len(said) == 1 and len(said[0]) == _CREDENTIALS.size
-        return raw, [], flags, _CREDENTIALS.unpack(said[0])[0] if whole else None
-    if not descriptors:
-        raw, _, flags, _ = peer.recvmsg(LARGEST_PACKET)
-        return raw, [], flags, None
-    raw, found, flags, _ = socket.recv_fds(peer, LARGEST_PACKET, descriptors, socket.MSG_CMSG_CLOEXEC)
-    return raw, list(found), flags, None
+    """One packet of this protocol; see `ranks.talk.unix.receive`."""
+    return unix.receive(peer, LARGEST_PACKET, descriptors, named=named)
 
 
 def pack(parts: Mapping[str, Part]) -> tuple[list[list[Any]], list[int], list[int]]:

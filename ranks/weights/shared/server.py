@@ -8,6 +8,7 @@ have a time to prove that they know the handle and a number of connections each.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -23,15 +24,13 @@ from typing import Any
 
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import ShardrunError, WeightsError
+from ranks.talk import unix
+from ranks.talk.unix import credentials, has_ended, name_senders, process_of
 from ranks.weights.shared.handle import Address, is_nonce
 from ranks.weights.shared.peers import Guests
 from ranks.weights.shared.protocol import (
     PROTOCOL,
-    credentials,
-    has_ended,
-    name_senders,
     pack,
-    process_of,
     receive,
     send,
     step,
@@ -324,27 +323,19 @@ class Server:
 
 
 def _listen(address: Address) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        listener.bind(address.socket_name)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        listener = unix.listen(address.socket_name, BACKLOG)
     except OSError as error:
-        listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder = unix.holder(address.socket_name)
+        told = f" by process {holder[0]} of user {holder[1]}" if holder else ""
         raise WeightsError(
-            f"weights are shared under {address} already{_holder(address)}: choose another name, or end that "
+            f"weights are shared under {address} already{told}: choose another name, or end that "
             f"process ({error.strerror})."
         ) from None
+    listener.setblocking(False)
     return listener
-
-
-def _holder(address: Address) -> str:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(1.0)
-        probe.connect(address.socket_name)
-        pid, uid = credentials(probe)
-        return f" by process {pid} of user {uid}"
-    return ""
 
 
 def _refuse(connection: socket.socket, sentence: str) -> None:

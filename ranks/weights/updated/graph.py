@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
-from ranks.sessions.cut import all_nodes, describe, is_collective, is_constant, reads
+from ranks.sessions.cut import describe, is_collective, is_constant, reads
 from ranks.weights.updated.products import Products, matrices_in, right_factors
 from sharding.common.names import Names
 from sharding.common.text import similar
+from sharding.onnx_files.walk import graphs_in, nodes_in, subgraphs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +67,7 @@ def divide(model: onnx.ModelProto, names: Sequence[str], file: Path, *, products
 
 def _take(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]) -> onnx.TensorProto:
     """Removes a weight from the model and returns it; ``known`` are the names of all that it had."""
-    places = [place for graph in _graphs(model.graph) for place in _places(graph, name)]
+    places = [place for graph in graphs_in(model.graph) for place in _places(graph, name)]
     if not places:
         raise ModelError(_unknown(model, name, file, known))
     if len(places) > 1:
@@ -102,20 +103,11 @@ def _places(graph: onnx.GraphProto, name: str) -> Iterator[tuple[Any, int, onnx.
             yield graph.node, index, attribute.t
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _graphs(inner)
-
-
 def _names(model: onnx.ModelProto) -> list[str]:
     """The names of all that can be made variable."""
     return [
         name
-        for graph in _graphs(model.graph)
+        for graph in graphs_in(model.graph)
         for name in (
             *(tensor.name for tensor in graph.initializer),
             *(output for node in graph.node if is_constant(node) for output in node.output),
@@ -148,9 +140,7 @@ class _Divider:
         """Value computed from constants alone -> the node that does so."""
         self.moved: dict[str, onnx.NodeProto] = {}
         """Output of a moved node -> the node."""
-        self.random = any(
-            node.op_type in _RANDOM for function in model.functions for node in all_nodes(function.node)
-        )
+        self.random = any(node.op_type in _RANDOM for node in nodes_in(*model.functions))
         self.functions = {(function.domain, function.name) for function in model.functions}
 
     def divide(self, products: bool) -> Divided:
@@ -219,7 +209,7 @@ class _Divider:
 
     def _repeatable(self, node: onnx.NodeProto) -> bool:
         """Whether a node gives the same tensors whenever it runs."""
-        for inner in all_nodes([node]):
+        for inner in (node, *nodes_in(*subgraphs(node))):
             called = (inner.domain, inner.op_type) in self.functions
             if is_collective(inner) or inner.op_type in _RANDOM or (called and self.random):
                 return False
@@ -278,7 +268,7 @@ def input_of(name: str, tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
 
 def _all_names(model: onnx.ModelProto) -> Counter[str]:
     found: Counter[str] = Counter()
-    for graph in _graphs(model.graph):
+    for graph in graphs_in(model.graph):
         found.update(value.name for value in graph.input)
         found.update(tensor.name for tensor in graph.initializer)
         found.update(name for node in graph.node for name in node.output)

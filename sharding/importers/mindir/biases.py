@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnx import NodeProto
+
+from sharding.onnx_files.walk import mentioned, subgraphs
 
 
 def with_biases(nodes: list[NodeProto], vectors: frozenset[str], kept: Iterable[str]) -> list[NodeProto]:
@@ -15,7 +17,7 @@ def with_biases(nodes: list[NodeProto], vectors: frozenset[str], kept: Iterable[
 
     ``vectors``: the constants and weights with one axis; ``kept``: what is read from outside of the nodes.
     """
-    uses = Counter([*kept, *_reads(nodes)])
+    uses = Counter([*kept, *(name for node in nodes for name in mentioned(node))])
     open_products = {
         node.output[0]: node
         for node in nodes
@@ -23,12 +25,10 @@ def with_biases(nodes: list[NodeProto], vectors: frozenset[str], kept: Iterable[
     }
     found = []
     for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                body = attribute.g
-                inner = with_biases(list(body.node), vectors, [item.name for item in body.output])
-                del body.node[:]
-                body.node.extend(inner)
+        for body in subgraphs(node):
+            inner = with_biases(list(body.node), vectors, [item.name for item in body.output])
+            del body.node[:]
+            body.node.extend(inner)
         if node.op_type == "Add":
             pairs = ((node.input[0], node.input[1]), (node.input[1], node.input[0]))
             for product, bias in pairs:
@@ -41,12 +41,3 @@ def with_biases(nodes: list[NodeProto], vectors: frozenset[str], kept: Iterable[
         found.append(node)
     places = {id(node): place for place, node in enumerate(found)}  # of what is there twice, the last
     return [node for place, node in enumerate(found) if places[id(node)] == place]
-
-
-def _reads(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    for node in nodes:
-        yield from node.input
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from (output.name for output in attribute.g.output)
-                yield from _reads(attribute.g.node)

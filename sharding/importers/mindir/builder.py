@@ -28,6 +28,7 @@ from sharding.importers.mindir.primitives.base import (
     Value,
 )
 from sharding.importers.sniff import RUN_OPSET
+from sharding.onnx_files.walk import subgraphs
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -248,7 +249,7 @@ class Builder:
             if current.name not in self._producers:
                 return None
             node, inputs = self._producers[current.name]
-            if any(attribute.HasField("g") for attribute in node.attribute):
+            if any(True for _ in subgraphs(node)):
                 return None
             if current.shape is None or math.prod(n if n is not None else MOST for n in current.shape) > MOST:
                 raise RefusedError("constants that it is computed from are too large")

@@ -27,6 +27,7 @@ from sharding.importers.mindir.structure import STRUCTURE
 from sharding.importers.mindir.trace import Following, Tracer
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.protobuf import INLINE_BYTES
+from sharding.onnx_files.walk import mentioned, nodes_in
 
 if TYPE_CHECKING:
     import onnx
@@ -196,7 +197,7 @@ def _model(
         initializers,
     )
     imports = [helper.make_opsetid("", builder.opset)]
-    used_domains = {node.domain for node in _all_nodes(nodes)} - {""}
+    used_domains = {node.domain for node in nodes_in(graph)} - {""}
     imports += [helper.make_opsetid(domain, 1) for domain in sorted(used_domains)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="shardrun")
     helper.set_model_props(
@@ -261,23 +262,5 @@ def _live(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> tuple[list[onn
     for node in reversed(nodes):
         if used.intersection(node.output):
             kept.append(node)
-            used.update(_reads(node))
+            used.update(mentioned(node))
     return kept[::-1], used
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    names = set(node.input)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names.update(output.name for output in attribute.g.output)
-            for inner in attribute.g.node:
-                names |= _reads(inner)
-    return names
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g.node)

@@ -21,6 +21,7 @@ from sharding.importers.networks.factory import described
 from sharding.importers.networks.inputs import Input, example_lengths
 from sharding.importers.networks.packages import need
 from sharding.onnx_files.protobuf import INLINE_BYTES
+from sharding.onnx_files.walk import graphs_in
 
 if TYPE_CHECKING:
     import onnx
@@ -134,17 +135,14 @@ def _raw(tensor: Any) -> Any:
     return raw if hasattr(raw, "detach") else tensor.numpy()
 
 
-def _forget_source(graph: Any) -> None:
+def _forget_source(model_graph: Any) -> None:
     """Takes out the exporter's notes: lines of source, with folders of whoever exported it."""
-    graph.doc_string = ""
-    del graph.metadata_props[:]
-    for item in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node):
-        del item.metadata_props[:]
-        item.doc_string = ""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                _forget_source(inner)
+    for graph in graphs_in(model_graph):
+        graph.doc_string = ""
+        del graph.metadata_props[:]
+        for item in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node):
+            del item.metadata_props[:]
+            item.doc_string = ""
 
 
 def _name_axes(model: onnx.ModelProto, inputs: Sequence[Input]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-
 from launcher.common.version import version
 
 

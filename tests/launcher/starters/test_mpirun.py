@@ -15,13 +15,13 @@ from launcher import start
 from launcher.errors import ConfigError, LaunchError
 from launcher.group import halted, watch
 from launcher.job.hosts import remote_hosts
-from launcher.job.rank_table import make_rank_table, parse_rank_table
 from launcher.starters import base, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
 from launcher.starters.mpirun import MpirunLauncher
 from sharding import slice_model
+from sharding.common.rank_table import make_rank_table, parse_rank_table
 from tests.elsewhere import need_route, not_ours
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.processes import wait_until

@@ -210,7 +210,7 @@ def test_silent_connections_do_not_use_up_what_ranks_need(pool: ThreadPoolExecut
 @pytest.mark.parametrize("rank", [-1, 2, "1", None, True, 1.0, [1]])
 def test_impossible_ranks_are_refused(pool: ThreadPoolExecutor, job: str, rank: object) -> None:
     first = join(pool, job, 0, 2)
-    hello = {"protocol": "shardrun-rendezvous-1", "rank": rank, "world_size": 2}
+    hello = {"protocol": "shardrun-rendezvous-2", "rank": rank, "world_size": 2}
     with stranger(job, 2) as connection:
         connection.send(json.dumps(hello).encode())
         with pytest.raises(CollectiveError, match="which does not exist"):
@@ -234,7 +234,7 @@ def test_a_rank_0_that_answers_garbage(pool: ThreadPoolExecutor, job: str, answe
 
 def hello(connection: socket.socket, rank: int, size: int) -> None:
     connection.send(
-        json.dumps({"protocol": "shardrun-rendezvous-1", "rank": rank, "world_size": size}).encode()
+        json.dumps({"protocol": "shardrun-rendezvous-2", "rank": rank, "world_size": size}).encode()
     )
 
 
@@ -323,7 +323,7 @@ def as_nobody(program: str) -> subprocess.Popen[str]:
 def test_another_user_cannot_join(pool: ThreadPoolExecutor, job: str) -> None:
     first = join(pool, job, 0, 2)
     stranger(job, 2).close()
-    hello = json.dumps({"protocol": "shardrun-rendezvous-1", "rank": 1, "world_size": 2})
+    hello = json.dumps({"protocol": "shardrun-rendezvous-2", "rank": 1, "world_size": 2})
     intruder = as_nobody(
         f"os.setuid({NOBODY}); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
         f"s.connect({meeting._name(who(job, 0, 2))!r}); print('in'); s.send({hello!r}.encode()); "

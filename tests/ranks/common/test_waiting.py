@@ -74,6 +74,7 @@ def removing(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 def converting(folder: Path) -> tuple[Path, Callable[[], Any]]:
     place = imported.as_onnx(MINDIR).parent
+    (place / "complete.json").unlink()  # as above
     return place.with_suffix(".lock"), lambda: imported.as_onnx(MINDIR)
 
 

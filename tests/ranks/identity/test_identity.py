@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import RankTableError
+from launcher.job import rank_table as launcher_table
 from ranks.errors import IdentityError
 from ranks.identity.identity import identify
 from ranks.identity.place import Identity
 from ranks.identity.rank_file import identity_from_table
+from sharding.common.documents import MAX_BYTES
+from sharding.common.rank_table import load_rank_table
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -130,9 +134,9 @@ def test_the_shell_of_an_allocation_is_no_rank() -> None:
         ),
         (
             {"RANK_TABLE_FILE": "/nowhere/t.json", "RANK_ID": "0"},
-            ["/nowhere/t.json", "does not exist", "HCCL"],
+            ["/nowhere/t.json: cannot read this rank table: No such file"],
         ),
-        ({"RANK_TABLE_FILE": "/", "RANK_ID": "0"}, ["Rank table / is not a file", "HCCL"]),
+        ({"RANK_TABLE_FILE": "/", "RANK_ID": "0"}, ["/: expected a rank table in a regular file"]),
         # A RANK left over in the environment would make every started process the same rank.
         (
             {**OPENMPI, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
@@ -227,44 +231,83 @@ def test_rank_table(tmp_path: Path) -> None:
 def test_rank_table_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "table.yaml"
     path.write_text(
-        "server_list:\n- server_id: a\n  device:\n  - {device_id: 0, rank_id: 0}\n  - {device_id: 1, "
-        "rank_id: 1}\n"
+        "version: 1.0\nserver_count: 1\nstatus: completed\nserver_list:\n- server_id: a\n  device:\n"
+        "  - {device_id: 0, rank_id: 0}\n  - {device_id: 1, rank_id: 1}\n"
     )
     found = identity_from_table(path, 1)
     assert (found.rank, found.local_size, found.shares_host) == (1, 2, True)
+    same = tmp_path / "table.json"
+    same.write_text(load_rank_table(path).to_json())
+    assert identity_from_table(same, 0).key == found.key  # one table: its ranks find each other
+
+
+def test_rank_table_as_ascend_tools_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "hccl_2p_01_127.0.0.1.json"
+    table = {
+        "version": "1.0",
+        "server_count": "1",
+        "server_list": [
+            {
+                "server_id": "10.155.111.140",
+                "device": [
+                    {"device_id": "0", "device_ip": "192.1.27.6", "rank_id": "0"},
+                    {"device_id": "1", "device_ip": "192.2.27.6", "rank_id": "1"},
+                ],
+                "host_nic_ip": "reserve",
+            }
+        ],
+        "status": "completed",
+    }
+    path.write_text(json.dumps(table))
+    assert identity_from_table(path, device=1).rank == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"server_list": [{"server_id": "h", "device": [{"rank_id": "0", "device_id": "0"}]}]}',
+        json.dumps(table([("0", "0")])).replace('"rank_id": "0"', '"rank_id": 0').encode(),
+        json.dumps(table([("0", "00")])).encode(),
+        json.dumps(table([("0", "0")]) | {"status": None}).encode(),
+        json.dumps(table([("0", "0")]) | {"x": "x" * MAX_BYTES}).encode(),
+    ],
+    ids=["cut", "bare", "number", "zeros", "state", "large"],
+)
+def test_a_rank_by_hand_and_the_command_refuse_the_same_tables(tmp_path: Path, content: bytes) -> None:
+    """What the two once judged apart: HCCL needs all four keys, and in JSON numbers as strings."""
+    path = tmp_path / "table.json"
+    path.write_bytes(content)
+    with pytest.raises(IdentityError) as by_hand:
+        identity_from_table(path, 0)
+    with pytest.raises(RankTableError) as by_command:
+        launcher_table.load_rank_table(path)
+    assert str(by_hand.value) == str(by_command.value)
 
 
 @pytest.mark.parametrize(
     ("content", "rank", "device", "size", "words"),
     [
-        ("", 0, None, None, ["not valid JSON"]),
-        ('{"server_list": ', 0, None, None, ["not valid JSON"]),
-        ("[" * 100_000, 0, None, None, ["not valid JSON"]),
-        (b"\xff\xfe\x00", 0, None, None, ["not valid JSON"]),
-        ("[1]", 0, None, None, ["server_list must be a list, but is missing"]),
-        ('{"server_list": {}}', 0, None, None, ["server_list must be a list, but is {}"]),
-        ('{"server_list": []}', 0, None, None, ["no device"]),
-        ('{"server_list": [7]}', 0, None, None, ["server_list[0].device must be a list"]),
-        (
-            '{"server_list": [{"device": [{"rank_id": "0"}]}]}',
-            0,
-            None,
-            None,
-            ["server_list[0].device[0].device_id"],
-        ),
+        ("", 0, None, None, ["cannot be read"]),
+        (b"\xff\xfe\x00", 0, None, None, ["UTF-8"]),
+        ('{"server_list": {}}', 0, None, None, ["expected", "more"]),
         (
             table([("0", "0")]) | {"status": "initializing"},
             0,
             None,
             None,
-            ["status must be 'completed'", "'initializing'"],
+            ['$.status: expected "completed"', '"initializing"'],
         ),
-        (table([("0", "0")]) | {"status": None}, 0, None, None, ["status must be 'completed'", "missing"]),
-        (table([("0", "x")]), 0, None, None, ["server_list[0].device[0].rank_id", "'x'"]),
-        (table([(True, "0")]), 0, None, None, ["device_id", "True"]),
-        (table([("0", "0"), ("0", "1")]), 0, None, None, ["device[1].device_id 0 stands twice"]),
-        (table([("0", "0"), ("1", "0")]), 0, None, None, ["rank_id 0 stands twice"]),
-        (table([("0", "0"), ("1", "2")]), 0, None, None, ["[0, 2]", "0 to 1"]),
+        (table([("0", "x")]), 0, None, None, ["server_list[0].device[0].rank_id", '"x"']),
+        (
+            table([("0", "0"), ("0", "1")]),
+            0,
+            None,
+            None,
+            ["device[1].device_id: expected a device used once"],
+        ),
+        (table([("0", "0"), ("1", "0")]), 0, None, None, ["rank_id: expected a rank used once"]),
+        (table([("0", "0"), ("1", "2")]), 0, None, None, ["expected a rank from 0 to 1", "found 2"]),
         (TWO_SERVERS, 4, None, None, ["Rank 4 is not in rank table", "0 to 3"]),
         (TWO_SERVERS, 0, 3, None, ["device_id 0", "device 3"]),
         (TWO_SERVERS, 0, None, 2, ["RANK_SIZE is 2", "4 ranks"]),

@@ -492,7 +492,7 @@ def test_rank_table_needs_a_rank_and_must_be_one(tmp_path: Path) -> None:
     assert isinstance(caught.value, IdentityError)
     context = Context()
     context.ascend.rank_id = 0
-    with pytest.raises(RuntimeError, match=r"Rank table .*table.json does not exist"):
+    with pytest.raises(RuntimeError, match=r"table.json: cannot read this rank table: No such file"):
         built(path, context=context, config_dict=options)
     with pytest.raises(RuntimeError, match="zero byte"):
         built(path, context=context, config_dict={"ascend_context": {"rank_table_file": "a\0b"}})
@@ -500,7 +500,8 @@ def test_rank_table_needs_a_rank_and_must_be_one(tmp_path: Path) -> None:
 
 def test_plain_model_under_a_rank_table_runs_by_itself(tmp_path: Path) -> None:
     device = [{"device_id": str(index), "rank_id": str(index)} for index in range(2)]
-    table = {"version": "1.0", "server_list": [{"server_id": "localhost", "device": device}]}
+    server = {"server_id": "10.0.0.1", "device": device, "host_nic_ip": "reserve"}
+    table = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}
     (tmp_path / "table.json").write_text(json.dumps(table))
     context = Context()
     context.ascend.rank_id = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ranks.talk.unix import has_ended, process_of
 from ranks.weights.shared import handle, peers, server
-from ranks.weights.shared.protocol import has_ended, process_of
 
 ROOT = Path(__file__).resolve().parents[4]
 

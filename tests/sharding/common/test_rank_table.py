@@ -14,9 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.common.documents import MAX_BYTES
-from launcher.errors import RankTableError
-from launcher.job.rank_table import find_problems, load_rank_table, make_rank_table, parse_rank_table
+from sharding.common.documents import MAX_BYTES, DocumentError
+from sharding.common.rank_table import find_problems, load_rank_table, make_rank_table, parse_rank_table
 
 TABLE: dict[str, Any] = {
     "version": "1.0",
@@ -132,7 +131,7 @@ def edited(*steps: Any, value: Any = ..., key: str | None = None) -> dict[str, A
 )  # fmt: skip
 def test_errors_name_file_place_value_and_expected(tmp_path: Path, data: Any, message: str) -> None:
     path = write(tmp_path, data)
-    with pytest.raises(RankTableError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_rank_table(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
@@ -152,7 +151,7 @@ def test_all_problems_are_found_together(tmp_path: Path) -> None:
     problems = find_problems(path)
     assert len(problems) == 2
     assert "$.status" in problems[0] and "device[1].device_ip" in problems[1]
-    with pytest.raises(RankTableError, match=r"and 1 more: `shardrun table check` lists all"):
+    with pytest.raises(DocumentError, match=r"and 1 more: `shardrun table check` lists all"):
         load_rank_table(path)
 
 
@@ -184,7 +183,7 @@ def test_all_problems_are_found_together(tmp_path: Path) -> None:
 def test_hostile_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(RankTableError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_rank_table(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
@@ -203,7 +202,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (big, f"at most {MAX_BYTES} bytes, found {MAX_BYTES + 1}"),
         ("nul\0", "is not a file name"),
     ):
-        with pytest.raises(RankTableError, match=message):
+        with pytest.raises(DocumentError, match=message):
             load_rank_table(path)
 
 
@@ -233,7 +232,7 @@ def test_any_value_anywhere_is_read_or_refused_with_a_sentence(
         target[key] = value
     try:
         table = parse_rank_table(data)
-    except RankTableError as error:
+    except DocumentError as error:
         assert "expected" in str(error)
     else:
         assert [d.rank for d in table.devices] == list(range(table.world_size))
@@ -258,5 +257,5 @@ def test_unknown_keys_survive_both_formats(
 def test_garbage(tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str) -> None:
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(content)
-    with pytest.raises(RankTableError):
+    with pytest.raises(DocumentError):
         load_rank_table(path)

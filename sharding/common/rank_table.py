@@ -1,0 +1,304 @@
+"""Rank tables: which rank runs on which device of which host.
+
+The format is HCCL's rank table, version 1.0 (CANN, "HCCL user guide", cluster information in a rank table
+file): JSON whose values are all strings. The same tables are read and written as YAML with plain integers.
+Keys that are not known here are kept, in their order.
+
+`shardrun` and ranks started by hand read tables here, by the same rules: a table that one of them takes, the
+other takes too. ``error`` is the class that the reader raises, with the first problem.
+"""
+
+from __future__ import annotations
+
+import copy
+import ipaddress
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharding.common.documents import DocumentError, quote, read_document
+from sharding.common.text import counted
+from sharding.errors import ShardrunError
+
+VERSION = "1.0"
+MAX_ID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where one rank runs; ``local_rank`` counts the ranks of its host from 0, in rank order."""
+
+    rank: int
+    device_id: int
+    server_id: str
+    host: str
+    local_rank: int
+    device_ip: str | None = None
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """A checked rank table. ``devices[r]`` is the place of rank r; ``document`` is the file's data, whole."""
+
+    devices: tuple[Device, ...]
+    document: dict[str, Any] = field(repr=False)
+    path: Path | None = None
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.devices)
+
+    @property
+    def hosts(self) -> dict[str, tuple[Device, ...]]:
+        """The ranks of every host, hosts in the order of their first rank."""
+        hosts: dict[str, tuple[Device, ...]] = {}
+        for device in self.devices:
+            hosts[device.host] = (*hosts.get(device.host, ()), device)
+        return hosts
+
+    def to_json(self) -> str:
+        """The table as HCCL reads it: all numbers as strings."""
+        return json.dumps(_convert(self.document, str), indent=2, ensure_ascii=False) + "\n"
+
+    def to_yaml(self) -> str:
+        """The table as YAML, with plain integers."""
+        import yaml
+
+        # PyYAML writes these rare line breaks so that they come back as spaces; escaped, they survive.
+        readable = not set(self.to_json()) & set("\x85\u2028\u2029")
+        return yaml.safe_dump(_convert(self.document, int), sort_keys=False, allow_unicode=readable)
+
+
+def load_rank_table(path: str | Path, error: type[ShardrunError] = DocumentError) -> RankTable:
+    """Reads and checks a rank table file, JSON or YAML."""
+    document, form = read_document(path, "rank table", error)
+    return parse_rank_table(document, str(path), error, strings_only=form == "json")
+
+
+def parse_rank_table(
+    document: Any,
+    name: str = "rank table",
+    error: type[ShardrunError] = DocumentError,
+    *,
+    strings_only: bool = False,
+) -> RankTable:
+    """Checks a table's data. ``strings_only``: numbers must be strings, as HCCL itself demands of JSON."""
+    problems, devices = _check(document, strings_only)
+    if problems:
+        more = (
+            f" (and {len(problems) - 1} more: `shardrun table check` lists all)" if len(problems) > 1 else ""
+        )
+        raise error(f"{name}: {problems[0]}{more}")
+    return RankTable(devices, document, Path(name))
+
+
+def find_problems(path: str | Path) -> list[str]:
+    """Every problem of a rank table file, one sentence each; empty if there is none."""
+    try:
+        document, form = read_document(path, "rank table")
+    except DocumentError as problem:
+        return [str(problem)]
+    return [f"{path}: {problem}" for problem in _check(document, form == "json")[0]]
+
+
+def make_rank_table(hosts: Sequence[tuple[str, int]]) -> RankTable:
+    """A table with ``count`` ranks on each (host, count), devices 0..count-1, ranks in the order given."""
+    servers: list[dict[str, Any]] = []
+    rank = 0
+    for host, count in hosts:
+        ranks = range(rank, rank + count)
+        rank += count
+        server: dict[str, Any] = {"server_id": host}
+        if _is_ip(host):
+            server["server_ip"] = host
+        server["device"] = [{"device_id": str(i), "rank_id": str(r)} for i, r in enumerate(ranks)]
+        servers.append(server)
+    document = {
+        "version": VERSION,
+        "server_count": str(len(servers)),
+        "server_list": servers,
+        "status": "completed",
+    }
+    return parse_rank_table(document, "the hosts given")
+
+
+class _Checker:
+    def __init__(self, strings_only: bool) -> None:
+        self.problems: list[str] = []
+        self.strings_only = strings_only
+
+    def fail(self, path: str, expected: str, found: str) -> None:
+        self.problems.append(f"{path}: expected {expected}, found {found}")
+
+    def get(self, holder: dict[str, Any], key: str, path: str, expected: str) -> Any:
+        if key not in holder:
+            self.fail(f"{path}.{key}", expected, "nothing")
+        return holder.get(key)
+
+    def number(self, holder: dict[str, Any], key: str, path: str) -> int | None:
+        expected = 'a number as a string, such as "0"' if self.strings_only else "a number, such as 0"
+        if key not in holder:
+            self.fail(f"{path}.{key}", expected, "nothing")
+            return None
+        number = _as_number(holder[key], self.strings_only)
+        if number is None:
+            self.fail(f"{path}.{key}", expected, quote(holder[key]))
+        return number
+
+    def text(self, holder: dict[str, Any], key: str, path: str) -> None:
+        if key in holder and not isinstance(holder[key], str):
+            self.fail(f"{path}.{key}", "text", quote(holder[key]))
+
+    def items(self, holder: dict[str, Any], key: str, path: str, what: str) -> list[dict[str, Any]] | None:
+        expected = f"a list of {what}, at least one"
+        value = self.get(holder, key, path, expected)
+        if key not in holder:
+            return None
+        if not isinstance(value, list) or not value:
+            self.fail(f"{path}.{key}", expected, quote(value))
+            return None
+        good = True
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                self.fail(f"{path}.{key}[{index}]", "an object", quote(item))
+                good = False
+        return value if good else None
+
+
+def _check(document: Any, strings_only: bool) -> tuple[list[str], tuple[Device, ...]]:
+    check = _Checker(strings_only)
+    if not isinstance(document, dict):
+        check.fail("$", "an object with version, server_count, server_list and status", quote(document))
+        return check.problems, ()
+    if "group_list" in document or "server_group_list" in document:
+        old = "group_list" if "group_list" in document else "server_group_list"
+        check.fail(f"$.{old}", 'a rank table of version "1.0" with a server_list',
+                   f"the grouped format ({old}); write it anew with `shardrun table make`")  # fmt: skip
+        return check.problems, ()
+    version = check.get(document, "version", "$", f'"{VERSION}"')
+    # YAML reads an unquoted 1.0 as a number.
+    if "version" in document and version != VERSION and not (
+        not strings_only and isinstance(version, float) and version == 1.0
+    ):  # fmt: skip
+        check.fail("$.version", f'"{VERSION}"', quote(version))
+    status = check.get(document, "status", "$", '"completed"')
+    if "status" in document and status != "completed":
+        check.fail("$.status", '"completed" (a table in any other state is not ready)', quote(status))
+    count = check.number(document, "server_count", "$")
+    servers = check.items(document, "server_list", "$", "servers")
+    if servers is None:
+        return check.problems, ()
+    if count is not None and count != len(servers):
+        check.fail(
+            "$.server_count", f"{len(servers)}, the length of server_list", quote(document["server_count"])
+        )
+    return check.problems, _check_servers(check, servers)
+
+
+def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Device, ...]:
+    found: list[tuple[int, int, str, str, str | None]] = []
+    total = 0  # devices, those with a mistake too
+    rank_paths: dict[int, str] = {}
+    server_paths: dict[str, str] = {}
+    host_paths: dict[str, str] = {}
+    for index, server in enumerate(servers):
+        path = f"$.server_list[{index}]"
+        name = check.get(server, "server_id", path, "the server's name or address")
+        if "server_id" in server and not _is_name(name):
+            check.fail(f"{path}.server_id", "the server's name or address as text", quote(name))
+        elif isinstance(name, str):
+            if name in server_paths:
+                check.fail(
+                    f"{path}.server_id", "a server named once", f"{quote(name)}, also at {server_paths[name]}"
+                )
+            server_paths.setdefault(name, f"{path}.server_id")
+        for key in ("server_ip", "host_nic_ip"):
+            check.text(server, key, path)
+        address = server.get("server_ip")
+        if isinstance(address, str) and not _is_ip(address):
+            check.fail(f"{path}.server_ip", "an IP address", quote(address))
+        host = address if isinstance(address, str) else str(name)
+        if host in host_paths and isinstance(address, str):
+            check.fail(
+                f"{path}.server_ip", "an address used once", f"{quote(host)}, also at {host_paths[host]}"
+            )
+        host_paths.setdefault(host, path)
+        device_paths: dict[int, str] = {}
+        for number, device in enumerate(check.items(server, "device", path, "devices") or ()):
+            total += 1
+            place = f"{path}.device[{number}]"
+            device_id = check.number(device, "device_id", place)
+            rank = check.number(device, "rank_id", place)
+            device_ip = device.get("device_ip")
+            if device_ip is not None and not (
+                isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
+            ):
+                check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
+            for key, value, seen, expected in (
+                ("device_id", device_id, device_paths, "a device used once on its server"),
+                ("rank_id", rank, rank_paths, "a rank used once"),
+            ):
+                if value is None:
+                    continue
+                if value in seen:
+                    check.fail(f"{place}.{key}", expected, f"{quote(device[key])}, also at {seen[value]}")
+                seen.setdefault(value, f"{place}.{key}")
+            if device_id is not None and rank is not None:
+                found.append((rank, device_id, str(name), host, device_ip or None))
+    for rank, place in rank_paths.items():
+        if rank >= total:
+            check.fail(
+                place, f"a rank from 0 to {total - 1} (the table has {counted(total, 'device')})", str(rank)
+            )
+    if check.problems:
+        return ()
+    local: dict[str, int] = {}
+    devices = []
+    for rank, device_id, name, host, device_ip in sorted(found):
+        devices.append(Device(rank, device_id, name, host, local.setdefault(host, 0), device_ip))
+        local[host] += 1
+    return tuple(devices)
+
+
+def _as_number(value: Any, strings_only: bool) -> int | None:
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdigit() and len(value) <= 10 and str(int(value)) == value):
+            return None
+        value = int(value)
+    elif strings_only or isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_ID else None
+
+
+def _is_name(value: Any) -> bool:
+    # Names end up on command lines of mpirun and ssh, where a leading hyphen would be an option.
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= 255
+        and value.isprintable()
+        and not value.startswith("-")
+        and not set(value) & set(" ,")
+    )
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _convert(document: dict[str, Any], kind: type[int] | type[str]) -> dict[str, Any]:
+    """A copy of the document with the numbers of known keys as ``kind``."""
+    result = copy.deepcopy(document)
+    result["version"] = VERSION
+    result["server_count"] = kind(result["server_count"])
+    for server in result["server_list"]:
+        for device in server["device"]:
+            for key in ("device_id", "rank_id"):
+                device[key] = kind(device[key])
+    return result
