@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from ranks.devices.linked import needed
+from ranks.devices.providers import CANN, CPU, CUDA, TENSORRT
 from ranks.errors import DeviceError
 
 if TYPE_CHECKING:
     from ranks.identity.place import Identity
 
-CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "CANN"))
 _CUDA_DRIVER = "libcuda.so.1"
 
 
@@ -72,7 +72,7 @@ _OLDEST_DRIVERS = {12: 525, 13: 580}
 
 def require(provider: str, device_id: int = 0) -> None:
     """Raises `DeviceError` with what is missing unless this machine can run ``provider`` on ``device_id``."""
-    if provider == "CPUExecutionProvider":
+    if provider == CPU:
         return
     if provider not in ort.get_available_providers():
         available = ", ".join(ort.get_available_providers())

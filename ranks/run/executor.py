@@ -13,6 +13,7 @@ from ranks.cache import locks
 from ranks.collectives.base import Communicator
 from ranks.common.tensors import Dim, spec_of
 from ranks.devices import devices
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError, ShardError
 from ranks.identity.identity import identify
 from ranks.models import imported, model_file, optional, pattern
@@ -41,7 +42,7 @@ def load(
     *,
     communicator: Communicator | None = None,
     threads: int | None = None,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
+    providers: Sequence[str] = (CPU,),
     provider_options: Sequence[Mapping[str, str]] | None = None,
     device_id: int = 0,
     dims: Mapping[str, Sequence[Dim]] | None = None,

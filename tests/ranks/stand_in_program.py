@@ -25,6 +25,7 @@ import ranks
 from ranks.errors import ShardrunError
 from ranks.identity.identity import identify
 from ranks.lite.options.targets import place
+from ranks.precision.request import Asked
 from ranks.run import executor, group, target
 from ranks.sessions.assigned import RECORD, nodes_of
 from ranks.sessions.session import SessionConfig, create, reason
@@ -149,8 +150,7 @@ def tensorrt(folder: Path) -> Any:
     use_tensors()
     paths = rank_models(folder)
     context = gpu("tensorrt")
-    context.gpu.precision_mode = "preferred_fp16"
-    placed = place(context, str(folder / "engines"))
+    placed = place(context, Asked("preferred_fp16"), str(folder / "engines"))
     given = [{**placed.options[0], "trt_op_types_to_exclude": "MatMul"}, *placed.options[1:]]
 
     def work(communicator: FakeCommunicator) -> Any:

@@ -197,12 +197,13 @@ class _Doer:
 
     def on_fake_gpu(self, path: str) -> str:
         """Takes the CPU for a GPU: its memory is that of a driver made for tests."""
+        from ranks.devices.providers import CPU
         from ranks.weights.device import on_device
         from tests.ranks.fake_cuda import FakeDriver
 
         on_device.driver = lambda: FakeDriver(path)
-        on_device.OwnedOnDevice.providers = on_device.AttachedOnDevice.providers = (sharing.CPU,)
-        sharing.CUDA = sharing.CPU
+        on_device.OwnedOnDevice.providers = on_device.AttachedOnDevice.providers = (CPU,)
+        sharing.CUDA = CPU
         return "set"
 
     def become(self, user: int) -> str:

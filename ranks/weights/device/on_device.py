@@ -19,13 +19,13 @@ from ranks.cache.limit import bound, limit_of
 from ranks.cache.place import prepare
 from ranks.common.descriptors import Part, close_all
 from ranks.devices.cuda_driver import Driver
+from ranks.devices.providers import CUDA
 from ranks.errors import WeightsError
 from ranks.sessions.session import SessionConfig
 from ranks.weights.device.device_model import GRAPH, DeviceWeights, export_device_weights, open_device_weights
 from ranks.weights.prepared.store import Store
 from sharding.common.storage import why_unwritable
 
-CUDA = "CUDAExecutionProvider"
 DEVICE = "device"
 """The part with the device memory."""
 
