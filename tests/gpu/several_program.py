@@ -29,7 +29,7 @@ def sliced(folder: Path) -> Any:
         (y,) = loaded.run({"x": x})
     sessions = [one for one in loaded._program._sessions if one is not None]  # type: ignore[union-attr]
     told = [session.get_provider_options()["CUDAExecutionProvider"]["device_id"] for session in sessions]
-    names = {device: communicator.name for device, (_, _, communicator) in group._joined.items()}
+    names = {device: communicator.name for device, (_, _, communicator) in group.GROUPS.joined.items()}
     group.leave()
     return {"y": y.tolist(), "devices": told, "collectives": names}
 

@@ -101,7 +101,7 @@ x = np.load(feed)
 for _ in range(4):
     (y,) = loaded.run({"x": x})
 np.save(output, y)
-print(*(communicator.name for _, _, communicator in group._joined.values()))
+print(*(communicator.name for _, _, communicator in group.GROUPS.joined.values()))
 group.leave()
 """
 

@@ -20,15 +20,18 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
+
+log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 _SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
@@ -39,14 +42,10 @@ LARGEST_PACKET = 4096
 MOST_DESCRIPTORS = 200  # of one packet; the kernel's limit (SCM_MAX_FD) is 253
 LARGEST_DESCRIPTION = 256 << 20
 
-trace: Callable[[str], None] | None = None
-"""Called with the name of each step that is done: tests stop processes there."""
-
 
 def step(name: str) -> None:
-    """Marks a step of the protocol as done."""
-    if trace is not None:
-        trace(name)
+    """Logs a step of the protocol as done: tests stop processes there."""
+    log.debug("%s", name)
 
 
 class Packet(NamedTuple):

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ranks
+from ranks.common import notice
 from ranks.devices.providers import CANN, CUDA, TENSORRT
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite.options import config, precision_options, targets
@@ -464,7 +465,7 @@ def test_modes_in_configurations(tmp_path: Path) -> None:
 
 
 def test_modes_for_other_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.common.notice._warned", set())
+    monkeypatch.setattr(notice.NOTICES, "_given", set())
     path = mlp(tmp_path / "h.onnx", TensorProto.FLOAT16)
     plain = predict(path)
     given = {"ascend_context": {"precision_mode": "enforce_fp32"}}
