@@ -66,15 +66,11 @@ class Recipe:
                 self.path,
                 communicator=self._group(),
                 threads=self.threads,
-                providers=self.placement.providers,
-                provider_options=self.placement.options,
-                device_id=self.placement.device_id,
+                placement=self.placement,
                 dims=dims,
-                entries=self.entries,
-                store=self.store,
                 variable_weights=self.variable_weights,
                 precision=self.precision,
-                given=self.given,
+                options=executor.LoadOptions(self.entries, self.store, given=self.given),
             )
 
     def _group(self) -> Communicator | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ class Placement:
     """Execution providers with their options, best first, and the device they use."""
 
     providers: tuple[str, ...] = (CPU,)
-    options: tuple[dict[str, str], ...] = ({},)
+    options: tuple[Mapping[str, str], ...] = ({},)
     device_id: int = 0
 
     @property
@@ -32,6 +33,9 @@ class Placement:
         if self.providers[0] == CPU:
             return "the CPU"
         return f"{self.providers[0].removesuffix('ExecutionProvider')} device {self.device_id}"
+
+
+ON_CPU = Placement()
 
 
 def place(
@@ -48,7 +52,7 @@ def place(
     Raises `DeviceError` saying what this machine lacks, `ShardrunError` for a plan that contradicts the mode.
     """
     if on_cpu(target):
-        return Placement()
+        return ON_CPU
     require(target, device, provider)
     first = _provider(target, provider)
     names = (TENSORRT, CUDA) if first == TENSORRT else (first,)  # what TensorRT leaves is CUDA's

@@ -46,7 +46,7 @@ def load(
                 "leave the choice of collectives to auto."
             )
         host = group.join(identity, collectives)
-        precision = placement.precision(target, placement.Placement(), asked)
+        precision = placement.precision(target, placement.ON_CPU, asked)
         return host, executor.load(path, communicator=host, threads=threads, precision=precision)
 
     from ranks.devices import devices
@@ -75,9 +75,7 @@ def load(
         path,
         communicator=exchange,
         threads=threads,
-        providers=placed.providers,
-        provider_options=placed.options,
-        device_id=placed.device_id,
+        placement=placed,
         precision=precision,
     )
     return host, model

@@ -15,6 +15,7 @@ import numpy as np
 from ranks.errors import PeerLostError, ShardrunError
 from ranks.identity.identity import identify
 from ranks.run import executor, group, target
+from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD
 
 
@@ -59,7 +60,10 @@ def variable(folder: Path) -> Any:
     """Each rank's variable weights lie on its own device, and an update of them is seen."""
     x = np.load(folder / "x.npy")
     loaded = executor.load(
-        folder / "two", providers=("CUDAExecutionProvider",), variable_weights=["w1"], entries=RECORD
+        folder / "two",
+        placement=Placement(("CUDAExecutionProvider",)),
+        variable_weights=["w1"],
+        options=executor.LoadOptions(RECORD),
     )
     before = loaded.run({"x": x})[0].tolist()
     assert loaded.weights is not None

@@ -21,7 +21,7 @@ def place(context: Context, asked: Asked | None = None, engine_cache: str = "") 
     """
     target = target_of(context)
     if placement.on_cpu(target):
-        return placement.Placement()
+        return placement.ON_CPU
     gpu = target == "gpu"
     device = _gpu_of(context.gpu.device_id) if gpu else context.ascend.device_id
     provider = context.gpu.provider if gpu else ""

@@ -12,6 +12,7 @@ from ranks.errors import DeviceError
 from ranks.identity.place import Identity
 from ranks.precision.request import Asked, Precision
 from ranks.run import executor, group, target
+from ranks.run.placement import ON_CPU
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return SimpleNamespace(device=device, size=1)
 
     def load(path: str, **options: Any) -> str:
-        made.append(("load", options["communicator"].device, options.get("device_id")))
+        made.append(("load", options["communicator"].device, options.get("placement", ON_CPU).device_id))
         return "model"
 
     monkeypatch.setattr(group, "join", join)
@@ -37,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_the_cpu_needs_one_group(calls: list[Any]) -> None:
     target.load("m.onnx", Identity(1, 2, 1, 2), collectives="mpi")
-    assert calls == [("join", "mpi", "cpu"), ("load", "cpu", None)]
+    assert calls == [("join", "mpi", "cpu"), ("load", "cpu", 0)]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "ascend"])
@@ -46,7 +47,7 @@ def test_what_is_asked_of_precision(calls: list[Any], monkeypatch: pytest.Monkey
     told: list[Any] = []
 
     def load(path: str, **options: Any) -> str:
-        told.append((options.get("provider_options", ({},))[0], options["precision"]))
+        told.append((options.get("placement", ON_CPU).options[0], options["precision"]))
         return "model"
 
     monkeypatch.setattr(executor, "load", load)
