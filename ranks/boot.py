@@ -27,7 +27,6 @@ USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCR
 
 
 _SPARE = 6
-_spare: list[int] = []
 """Descriptors that are given up to report an error: modules are imported for it, which takes files."""
 
 
@@ -36,8 +35,9 @@ def main(program: Sequence[str]) -> None:
     control: Control | None = None
     rank: int | None = None
     process = os.getpid()
+    spare: list[int] = []
     try:
-        _set_up_process()
+        _set_up_process(spare)
         if not program or program[0] not in ("serve", "exec") or len(program) < 2:
             raise ShardrunError(USAGE)
         from ranks.identity.identity import identify
@@ -61,7 +61,7 @@ def main(program: Sequence[str]) -> None:
     except SystemExit as error:
         _exit(_own(control, process), error)
     except BaseException as error:
-        _fail(_own(control, process), rank, error)
+        _fail(_own(control, process), rank, error, spare)
     control = _own(control, process)
     if control is not None:
         control.bye()
@@ -97,7 +97,7 @@ def spawned(
     main(program)
 
 
-def _set_up_process() -> None:
+def _set_up_process(spare: list[int]) -> None:
     if os.environ.get("SHARDRUN_CONTROL"):
         # A rank has no input. Open MPI would give its own to rank 0, and that of /dev/null never ends.
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -117,7 +117,7 @@ def _set_up_process() -> None:
         from ranks.talk.control import die_with_parent
 
         heap.spare_addresses()
-        _spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))
+        spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))
         die_with_parent()
         # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -138,9 +138,9 @@ def _exit(control: Control | None, error: SystemExit) -> None:
     _end(code)
 
 
-def _fail(control: Control | None, rank: int | None, error: BaseException) -> NoReturn:
-    while _spare:
-        os.close(_spare.pop())
+def _fail(control: Control | None, rank: int | None, error: BaseException, spare: Sequence[int]) -> NoReturn:
+    for descriptor in spare:
+        os.close(descriptor)
     from ranks.compat import format_error
 
     if control is not None:

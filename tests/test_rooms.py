@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +46,17 @@ def _modules() -> dict[str, Path]:
 MODULES = _modules()
 
 
-def _imports(name: str, *, types: bool) -> Iterator[str]:
-    """The modules that a module imports, inside functions too; ``types``: also what only annotations need."""
-    tree = ast.parse(MODULES[name].read_text())
+@functools.cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
+def _imports(name: str, *, runs: bool) -> Iterator[str]:
+    """The modules that a module imports, inside functions too. ``runs``: without what only annotations need;
+    otherwise also those that it names in a text, to import them by it."""
+    tree = _tree(name)
     hidden = set()
-    if not types:
+    if runs:
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
                 hidden |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
@@ -57,6 +65,9 @@ def _imports(name: str, *, types: bool) -> Iterator[str]:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.Constant) and not runs:
+            if isinstance(node.value, str) and "." in node.value and node.value in MODULES:
+                yield node.value
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{name}: relative imports are not used here"
             for alias in node.names:
@@ -68,7 +79,7 @@ def _imports(name: str, *, types: bool) -> Iterator[str]:
 def _outside(name: str) -> set[str]:
     """The packages that a module imports, by their first names."""
     found = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    for node in ast.walk(_tree(name)):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -88,7 +99,7 @@ def test_rooms_import_downward_only(package: str) -> None:
         f"{name} imports {other}"
         for name in MODULES
         if name.split(".")[0] == package
-        for other in _imports(name, types=True)
+        for other in _imports(name, runs=False)
         if _floor(other) > _floor(name)
     ]
     assert not upward
@@ -99,7 +110,7 @@ def test_ranks_know_nothing_of_plans() -> None:
         f"{name} imports {other}"
         for name in MODULES
         if name.split(".")[0] == "ranks"
-        for other in _imports(name, types=True)
+        for other in _imports(name, runs=False)
         if other.startswith("sharding") and ".".join(other.split(".")[:2]) not in OF_SHARDING
     }
     assert not taken
@@ -107,13 +118,13 @@ def test_ranks_know_nothing_of_plans() -> None:
 
 def test_no_modules_import_each_other() -> None:
     """What is imported for annotations only does not count: nothing of it runs."""
-    below = {name: set(_imports(name, types=False)) - {name} for name in MODULES}
-    while leaves := [name for name, others in below.items() if not others & below.keys()]:
-        for name in leaves:
-            del below[name]
-    above = {name: {other for other in below if name in below[other]} for name in below}
-    circles = {name for name in below if above[name]}  # what only leads into a circle is in none
-    assert not circles
+    below = {name: set(_imports(name, runs=True)) - {name} for name in MODULES}
+    circle: list[str] = []
+    try:
+        graphlib.TopologicalSorter(below).prepare()
+    except graphlib.CycleError as found:
+        circle = found.args[1][::-1]  # each imports the next, the last is the first again
+    assert circle == []
 
 
 @pytest.mark.parametrize("library", ["torch", "onnxruntime", "mpi4py"])
@@ -137,5 +148,5 @@ def test_no_room_is_too_full() -> None:
 
 
 def test_every_room_says_what_it_is() -> None:
-    missing = [name for name, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
+    missing = [name for name in MODULES if not ast.get_docstring(_tree(name))]
     assert not missing

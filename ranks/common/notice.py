@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 
-_warned: set[str] = set()
-
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the innermost line that is not this package's."""
@@ -18,11 +16,22 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def warn_once(key: str, message: str) -> None:
-    """Warns once per process and ``key``."""
-    if key not in _warned:
-        _warned.add(key)
-        warn_user(message)
+class Notices:
+    """What was warned of once. One per process, which is what a user reads the warnings of, however many
+    models it has."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def warn_once(self, key: str, message: str) -> None:
+        """Warns once per process and ``key``."""
+        if key not in self._given:
+            self._given.add(key)
+            warn_user(message)
+
+
+NOTICES = Notices()
+warn_once = NOTICES.warn_once
 
 
 def deprecated(old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""Quotes around the values of a configuration file, as mindspore_lite's documents write them."""
+"""Quotes that users write around a value of a configuration file or an environment variable."""
 
 from __future__ import annotations
 

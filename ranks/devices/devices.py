@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from ranks.devices.linked import needed
+from ranks.devices.providers import CANN, CPU, CUDA, TENSORRT
 from ranks.errors import DeviceError
 from sharding.common.limits import HOLD_LESS
 from sharding.common.text import human_bytes
@@ -21,7 +22,6 @@ from sharding.common.text import human_bytes
 if TYPE_CHECKING:
     from ranks.identity.place import Identity
 
-CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "CANN"))
 _CUDA_DRIVER = "libcuda.so.1"
 
 
@@ -78,7 +78,7 @@ OLDEST_DRIVERS = {12: 525, 13: 580}
 
 def require(provider: str, device_id: int = 0) -> None:
     """Raises `DeviceError` with what is missing unless this machine can run ``provider`` on ``device_id``."""
-    if provider == "CPUExecutionProvider":
+    if provider == CPU:
         return
     if provider not in ort.get_available_providers():
         available = ", ".join(ort.get_available_providers())

@@ -18,8 +18,9 @@ from ranks.lite.options import config, precision_options
 from ranks.lite.options.content import content_of
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error
-from ranks.lite.options.targets import Placement, place, target_of
+from ranks.lite.options.targets import place, target_of
 from ranks.lite.options.types import ModelType
+from ranks.run.placement import Placement
 from ranks.weights.shared.request import Attach, Share
 from sharding.common import limits
 from sharding.common.bounds import MAX_THREADS
@@ -65,15 +66,11 @@ class Recipe:
                 self.path,
                 communicator=self._group(),
                 threads=self.threads,
-                providers=self.placement.providers,
-                provider_options=self.placement.options,
-                device_id=self.placement.device_id,
+                placement=self.placement,
                 dims=dims,
-                entries=self.entries,
-                store=self.store,
                 variable_weights=self.variable_weights,
                 precision=self.precision,
-                given=self.given,
+                options=executor.LoadOptions(self.entries, self.store, given=self.given),
             )
 
     def _group(self) -> Communicator | None:
@@ -242,10 +239,11 @@ def plan(path: str, model_type: ModelType, context: Context, options: config.Opt
         from ranks.sessions.session import default_threads
 
         threads = default_threads(identity.local_size or identity.world_size)
-    precision_options.warn_of_others(target_of(context), options.precision_modes)
-    placement = place(context, options.engine_cache, options.precision_modes)
-    mode = precision_options.chosen(context, target_of(context), options.precision_modes)
-    precision = precision_options.left(target_of(context), placement, mode, options.execution_plan)
+    target = target_of(context)
+    precision_options.warn_of_others(target, options.precision_modes)
+    asked = precision_options.asked(context, target, options.precision_modes, options.execution_plan)
+    placement = place(context, asked, options.engine_cache)
+    precision = precision_options.left(target, placement, asked)
     cores = tuple(context.cpu.thread_affinity_core_list)
     from ranks.models.imported import as_onnx
 
@@ -339,7 +337,7 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
     """The recipe of a group's model, with which it shares what the group shares."""
-    from ranks.lite.options.targets import CPU
+    from ranks.devices.providers import CPU
     from ranks.sessions import arena
     from ranks.weights.prepared.store import default_store
     from ranks.weights.shared.owned import NoStore

@@ -193,9 +193,9 @@ class ModelGroup:
     def _measured(
         self, path: str, model_type: ModelType, context: Context, shapes: Mapping[str, Sequence[int]]
     ) -> int | None:
+        from ranks.devices.providers import CPU
         from ranks.lite.build import is_cut, plan
         from ranks.lite.options import config
-        from ranks.lite.options.targets import CPU
         from ranks.lite.workspace import Job, measure
         from ranks.models.imported import naming
         from ranks.sessions.session import default_threads

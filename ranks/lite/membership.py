@@ -32,41 +32,48 @@ class Group:
         self.sharing = sharing
 
 
-_lock = threading.Lock()
-_models: weakref.WeakKeyDictionary[Model, Group] = weakref.WeakKeyDictionary()
-_paths: dict[str, tuple[weakref.ref[Group], Sharing]] = {}
-
-
 def key_of(path: str) -> str:
     """Paths of the same file have the same key."""
     return os.path.realpath(path)
 
 
-def enter(group: Group, models: list[Model], paths: list[str]) -> None:
-    """Puts models and paths into ``group``; all or none. Raises `ShardrunError` where another has one."""
-    with _lock:
-        for index, model in enumerate(models):
-            if _models.get(model, group) is not group:
-                raise ShardrunError(f"the model at index {index} belongs to another ModelGroup already.")
-        for path in paths:
-            other = _paths[key_of(path)][0]() if key_of(path) in _paths else None
-            if other is not None and other is not group:
-                raise ShardrunError(f"the model {path} belongs to another ModelGroup already.")
-        for model in models:
-            _models[model] = group
-        for path in paths:
-            _paths[key_of(path)] = (weakref.ref(group), group.sharing)
+class Members:
+    """Which models and paths are in which group. One per process: a path that was added to a group stands for
+    every model that is built from it, wherever that is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: weakref.WeakKeyDictionary[Model, Group] = weakref.WeakKeyDictionary()
+        self._paths: dict[str, tuple[weakref.ref[Group], Sharing]] = {}
+
+    def enter(self, group: Group, models: list[Model], paths: list[str]) -> None:
+        """Puts models and paths into ``group``; all or none. Raises `ShardrunError` where another has one."""
+        with self._lock:
+            for index, model in enumerate(models):
+                if self._models.get(model, group) is not group:
+                    raise ShardrunError(f"the model at index {index} belongs to another ModelGroup already.")
+            for path in paths:
+                other = self._paths[key_of(path)][0]() if key_of(path) in self._paths else None
+                if other is not None and other is not group:
+                    raise ShardrunError(f"the model {path} belongs to another ModelGroup already.")
+            for model in models:
+                self._models[model] = group
+            for path in paths:
+                self._paths[key_of(path)] = (weakref.ref(group), group.sharing)
+
+    def of(self, model: Model, path: str) -> Sharing | None:
+        """What ``model``, about to be built from ``path``, shares; None where it is in no group.
+
+        A group that holds the model itself goes before one that holds its path.
+        """
+        if not self._models and not self._paths:
+            return None
+        with self._lock:
+            group = self._models.get(model)
+            if group is not None:
+                return group.sharing
+            return self._paths[key_of(path)][1] if key_of(path) in self._paths else None
 
 
-def of(model: Model, path: str) -> Sharing | None:
-    """What ``model``, about to be built from ``path``, shares; None where it is in no group.
-
-    A group that holds the model itself goes before one that holds its path.
-    """
-    if not _models and not _paths:
-        return None
-    with _lock:
-        group = _models.get(model)
-        if group is not None:
-            return group.sharing
-        return _paths[key_of(path)][1] if key_of(path) in _paths else None
+MEMBERS = Members()
+enter, of = MEMBERS.enter, MEMBERS.of

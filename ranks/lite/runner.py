@@ -13,6 +13,7 @@ from ranks.cache import locks
 from ranks.common import heap
 from ranks.common.notice import deprecated, warn_user
 from ranks.common.pool import Pool
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite.build import Planner, Recipe, is_cut, planner
 from ranks.lite.built import Built
@@ -25,7 +26,6 @@ from ranks.lite.options.content import is_there, not_there
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.parallel import Parallel
-from ranks.lite.options.targets import CPU
 from ranks.lite.options.types import ModelType
 from ranks.lite.tensor import Tensor, TensorMeta
 from sharding.common import limits

@@ -90,9 +90,8 @@ def _run(question: Mapping[str, Any]) -> int:
     from ranks.sessions import arena
 
     arena.register(by_need=True)
-    model = executor.load(
-        question["path"], threads=question["threads"], entries=arena.WORKSPACE_ONLY, check=False
-    )
+    options = executor.LoadOptions(arena.WORKSPACE_ONLY, check=False)
+    model = executor.load(question["path"], threads=question["threads"], options=options)
     names = [spec.name for spec in model.inputs]
     for name in question["shapes"]:
         if name not in names:

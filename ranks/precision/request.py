@@ -9,7 +9,7 @@ FLOAT16, FLOAT32 = "float16", "float32"
 CPU_GPU_MODES = ("enforce_fp32", "preferred_fp16")
 ASCEND_MODES = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
 MODES = {"cpu": CPU_GPU_MODES, "gpu": CPU_GPU_MODES, "ascend": ASCEND_MODES}
-"""Target -> its precision modes, by mindspore_lite's names."""
+"""Target -> its precision modes."""
 
 
 @dataclass(frozen=True)

@@ -51,34 +51,31 @@ class Assembly:
 
 
 def assemble(
-    file: Path,
-    model: onnx.ModelProto,
+    loaded: likeness.Loaded,
     world: Communicator | None,
     config: SessionConfig,
-    part: Part | None = None,
     *,
     whole: Mapping[str, Sequence[Dim]] | None = None,
     weights: VariableWeights | None = None,
     fits: Mapping[str, bool] | None = None,
-    manifest: Manifest | None = None,
 ) -> Assembly:
     """Cuts a rank model, agrees with the other ranks on it, and makes its sessions.
 
-    A collective of ``world``. ``part``: what the model's metadata say that it is. ``whole``: shapes of the
-    whole model's inputs and outputs, where something knows them better than the rank model does.
-    ``weights``: the variable weights, which the model has as inputs. ``fits``: as for `agreement.agree`.
-    ``manifest``: of the slice folder that the file lies in.
+    A collective of ``world``. ``whole``: shapes of the whole model's inputs and outputs, where something
+    knows them better than the rank model does. ``weights``: the variable weights, which the model has as
+    inputs. ``fits``: as for `handshake.agree`.
 
     Raises `ModelError`, `ShardError` and the communicator's errors.
     """
+    file, part = loaded.file, loaded.part
     config = at(config, world)
     memory = _memory(world, config)
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
-    plan, group, mail = cut(model, weights=variable), world, None
+    plan, group, mail = cut(loaded.model, weights=variable), world, None
     exchange = _on_memory(world, memory) if world is not None else None
     if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
-        odd = likeness.compare(exchange, memory, likeness.Loaded(file, model, part, manifest))
+        odd = likeness.compare(exchange, memory, loaded)
         if odd is not None:
             from ranks.common.notice import warn_user
 

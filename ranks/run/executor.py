@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,15 @@ from ranks.errors import ModelError, ShardError
 from ranks.identity.identity import identify
 from ranks.models import imported, model_file, optional, pattern
 from ranks.run import group
-from ranks.run.rank_model import RankModel, Stats
+from ranks.run.placement import ON_CPU, Placement
+from ranks.run.rank_model import Interface, RankModel, Stats
 from ranks.sessions.session import SessionConfig, at, create, default_threads
 from ranks.weights.shared import automatic
 
 if TYPE_CHECKING:
     import onnx
 
-    from ranks.models.part import Part
+    from ranks.agreement.likeness import Loaded
     from ranks.precision.request import Precision
     from ranks.run.assembly import Assembly
     from ranks.weights.prepared.store import Store
@@ -32,7 +33,24 @@ if TYPE_CHECKING:
     from ranks.weights.updated.variable import VariableWeights
     from sharding.slices.manifest import Manifest
 
-__all__ = ["RankModel", "Stats", "load"]
+__all__ = ["LoadOptions", "RankModel", "Stats", "load"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded, besides what `load` takes of every caller."""
+
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the sessions, by ONNX Runtime's keys."""
+    store: Store | None = None
+    """Where sessions on the CPU take their weights from, to share them with other processes."""
+    check: bool = True
+    """Whether all of a shard is read to verify its hash."""
+    given: Path | None = None
+    """The file that the path was made of, which errors name."""
+
+
+DEFAULTS = LoadOptions()
 
 
 @locks.keeping
@@ -41,57 +59,47 @@ def load(
     *,
     communicator: Communicator | None = None,
     threads: int | None = None,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
-    provider_options: Sequence[Mapping[str, str]] | None = None,
-    device_id: int = 0,
+    placement: Placement = ON_CPU,
     dims: Mapping[str, Sequence[Dim]] | None = None,
-    check: bool = True,
-    entries: Mapping[str, str] | None = None,
-    store: Store | None = None,
     variable_weights: Sequence[str] = (),
     precision: Precision | None = None,
-    given: Path | None = None,
+    options: LoadOptions = DEFAULTS,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
     ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own
     file.
 
-    Of a slice folder each rank takes its own shard, which is verified against the manifest (with
-    ``check=False`` without reading it all for its hash), and so is a rank model that lies in one. Any other
-    file runs as it is. Without ``communicator``, a model with collectives joins this process's group
-    (`ranks.run.group.join`).
+    Of a slice folder each rank takes its own shard, which is verified against the manifest, and so is a rank
+    model that lies in one. Any other file runs as it is. Without ``communicator``, a model with collectives
+    joins this process's group (`ranks.run.group.join`).
 
-    ``threads`` are those of ONNX Runtime (see `default_threads`); ``providers`` are ONNX Runtime's names,
-    the one to run on first, with ``provider_options`` for each, and ``device_id`` the device of all of
-    them, where the communicator does not hold one itself, as NCCL's does; ``dims`` gives inputs other
-    dimensions than the file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys;
-    ``store`` is where they take their weights from, on the CPU, to share them with other processes;
-    ``variable_weights`` names those that `RankModel.update_weights` may replace; ``precision`` says which
-    nodes compute in other types than the model's; ``given`` is the file that ``path`` was made of, which
-    errors name.
+    ``threads`` are those of ONNX Runtime (see `default_threads`); ``dims`` gives inputs other dimensions than
+    the file fixes; ``variable_weights`` names those that `RankModel.update_weights` may replace;
+    ``precision`` says which nodes compute in other types than the model's.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
-    devices.require(providers[0], device_id)
+    provider, given = placement.providers[0], options.given
+    devices.require(provider, placement.device_id)
     if pattern.is_pattern(path):
-        communicator = communicator or group.join_for(providers[0])
+        communicator = communicator or group.join_for(provider)
         path, given = pattern.resolve(path, communicator.rank, communicator.size), None
     given, path = given or Path(path), imported.as_onnx(path)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
-        communicator = group.join_for(providers[0])
+        communicator = group.join_for(provider)
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
-    file = shard.verify(rank, size, hashes=check)
+    file = shard.verify(rank, size, hashes=options.check)
     local_size = group.local_size(communicator)
     config = SessionConfig(
         threads=threads if threads is not None else default_threads(local_size),
-        providers=tuple(providers),
-        provider_options=tuple(provider_options or ()),
-        device_id=device_id,
-        entries=entries or {},
-        store=store,
-        hashes=shard.hashes(rank) if check else {},
+        providers=placement.providers,
+        provider_options=placement.options,
+        device_id=placement.device_id,
+        entries=options.entries,
+        store=options.store,
+        hashes=shard.hashes(rank) if options.check else {},
         rank=_rank(communicator),
     )
     # Before anything is put on a device: variable weights are, too.
@@ -156,7 +164,10 @@ def _load(  # noqa: PLR0917 - what `load` was given
             }
             model_file.resize(model, own, file)
         if together and communicator is not None:
-            return _load_group(file, model, communicator, config, part, dims, manifest, variable, fits)
+            from ranks.agreement.likeness import Loaded
+
+            read = Loaded(file, model, part, manifest)
+            return _load_group(read, communicator, config, dims, variable, fits)
         if variable:
             weights = _marked(model, variable, file, config)
     return _load_plain(file, model if dims or variable or precision else None, config, weights)
@@ -184,43 +195,41 @@ def _load_plain(
     fed = [spec_of(argument) for argument in session.get_overridable_initializers()]
     if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs + fed):
         # ONNX Runtime takes such arrays (bfloat16, float8) by address only.
+        from ranks.agreement.likeness import Loaded
         from ranks.run.assembly import assemble
 
         if model is None:
             model, file = model_file.read_placed(file)
         defaults = optional.take(model, file)
-        return _cut_model(file, assemble(file, model, None, config, weights=weights), defaults=defaults)
+        made = assemble(Loaded(file, model), None, config, weights=weights)
+        return _cut_model(file, made, defaults=defaults)
     stats = None
     if weights is not None and model is not None:
         stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
-    return RankModel(file, inputs, outputs, session=session, stats=stats, weights=weights, optional=fed)
+    return RankModel(file, Interface(inputs, outputs, fed), session=session, stats=stats, weights=weights)
 
 
 def _load_group(  # noqa: PLR0917 - what `_load` was given
-    file: Path,
-    model: onnx.ModelProto,
+    loaded: Loaded,
     communicator: Communicator,
     config: SessionConfig,
-    part: Part | None,
     dims: Mapping[str, Sequence[Dim]] | None,
-    manifest: Manifest | None,
     variable: Sequence[str],
     fits: Mapping[str, bool] | None,
 ) -> RankModel:
     from ranks.run.assembly import assemble, whole_shapes
 
+    file, model, manifest = loaded.file, loaded.model, loaded.manifest
     weights, wholes = None, {}
     defaults = optional.take(model, file)
     if variable:
         from ranks.weights.updated.parts import wholes as find
 
-        wholes = find(variable, model, manifest, part, (communicator.rank, communicator.size), file)
+        wholes = find(variable, model, manifest, loaded.part, (communicator.rank, communicator.size), file)
         held = [share.held for whole in wholes.values() for share in whole.shares]
         weights = _marked(model, held, file, config)
     whole = whole_shapes(manifest, dims)
-    made = assemble(
-        file, model, communicator, config, part, whole=whole, weights=weights, fits=fits, manifest=manifest
-    )
+    made = assemble(loaded, communicator, config, whole=whole, weights=weights, fits=fits)
     return _cut_model(file, made, communicator, wholes, defaults)
 
 
@@ -243,17 +252,10 @@ def _cut_model(
         communication_seconds=0.0,
     )
     defaults = defaults or {}
-    return RankModel(
-        file,
-        [spec for spec in made.inputs if spec.name not in defaults],
-        made.outputs,
-        optional=[spec for spec in made.inputs if spec.name in defaults],
-        defaults=defaults,
-        program=made.program,
-        stats=stats,
-        weights=weights,
-        together=together,
-    )
+    fed = [spec for spec in made.inputs if spec.name not in defaults]
+    rest = [spec for spec in made.inputs if spec.name in defaults]
+    interface = Interface(fed, made.outputs, rest, defaults)
+    return RankModel(file, interface, program=made.program, stats=stats, weights=weights, together=together)
 
 
 def _marked(

@@ -15,55 +15,72 @@ from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
 
 _HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
-_joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
 
 
-def join(
-    identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
-) -> Communicator:
-    """The communicator of this process's group for buffers on ``device``, connected on the first call.
+class Groups:
+    """The groups that this process is in. One per process, which is one rank, whatever it loads: its models
+    exchange by the same groups."""
 
-    ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
-    must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
-    raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
-    """
-    name = collectives or settings.collectives()
-    known = _joined.get(device)
-    if known is not None:
-        was, used, communicator = known
-        if identity is not None and (identity.rank, identity.world_size) != (was.rank, was.world_size):
-            raise CollectiveError(
-                f"This process is rank {was.rank} of {was.world_size} already and cannot also be rank "
-                f"{identity.rank} "
-                f"of {identity.world_size}: leave the group first."
-            )
-        if collectives not in {None, "auto", used}:
-            raise CollectiveError(
-                f"This process's group uses the {used} collectives already, not {collectives}."
-            )
+    def __init__(self) -> None:
+        self.joined: dict[str, tuple[Identity, str, Communicator]] = {}
+        """By the device of their buffers: who joined, by which collectives."""
+
+    def join(
+        self, identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
+    ) -> Communicator:
+        """The communicator of this process's group for buffers on ``device``, connected on the first call.
+
+        ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
+        must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
+        raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
+        """
+        name = collectives or settings.collectives()
+        known = self.joined.get(device)
+        if known is not None:
+            was, used, communicator = known
+            if identity is not None and (identity.rank, identity.world_size) != (was.rank, was.world_size):
+                raise CollectiveError(
+                    f"This process is rank {was.rank} of {was.world_size} already and cannot also be rank "
+                    f"{identity.rank} "
+                    f"of {identity.world_size}: leave the group first."
+                )
+            if collectives not in {None, "auto", used}:
+                raise CollectiveError(
+                    f"This process's group uses the {used} collectives already, not {collectives}."
+                )
+            return communicator
+        who = identify(identity)
+        if who.world_size > 1:
+            end_with_launcher()
+            if device == "cuda":
+                self._demand_own_gpu(who)
+        communicator = connect(who, name, device=device)
+        self.joined[device] = who, communicator.name, communicator
         return communicator
-    who = identify(identity)
-    if who.world_size > 1:
-        end_with_launcher()
-        if device == "cuda":
-            _demand_own_gpu(who)
-    communicator = connect(who, name, device=device)
-    _joined[device] = who, communicator.name, communicator
-    return communicator
+
+    def _demand_own_gpu(self, identity: Identity) -> None:
+        """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
+        Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
+        from ranks.run import gpus
+
+        count = devices.visible()
+        if not count:  # joining says so
+            return
+        known = self.joined.get("cpu")
+        host = known[2] if known is not None else None
+        if host is None and identity.shares_host:
+            host = self.join(identity, "auto")
+        if host is not None:
+            gpus.demand_own(host, devices.number_of(identity, count))
+
+    def leave(self) -> None:
+        """Closes this process's groups; the next `join` connects anew. Safe to call without a group."""
+        while self.joined:
+            self.joined.popitem()[1][2].close()
 
 
-def _demand_own_gpu(identity: Identity) -> None:
-    """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
-    Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
-    from ranks.run import gpus
-
-    count = devices.visible()
-    if not count:  # joining says so
-        return
-    known = _joined.get("cpu")
-    host = known[2] if known is not None else join(identity, "auto") if identity.shares_host else None
-    if host is not None:
-        gpus.demand_own(host, devices.number_of(identity, count))
+GROUPS = Groups()
+join, leave = GROUPS.join, GROUPS.leave
 
 
 def join_for(provider: str) -> Communicator:
@@ -83,11 +100,5 @@ def local_size(communicator: Communicator | None) -> int:
     return communicator.size if communicator is not None else identity.world_size
 
 
-def leave() -> None:
-    """Closes this process's groups; the next `join` connects anew. Safe to call without a group."""
-    while _joined:
-        _joined.popitem()[1][2].close()
-
-
 atexit.register(leave)
-os.register_at_fork(after_in_child=_joined.clear)
+os.register_at_fork(after_in_child=GROUPS.joined.clear)

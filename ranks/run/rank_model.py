@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,17 @@ class Stats:
     communication_seconds: float
 
 
+@dataclass(frozen=True)
+class Interface:
+    """What a model takes and gives. ``optional``: inputs that need not be fed; ``defaults``: what a program
+    is then given."""
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    optional: Sequence[TensorSpec] = ()
+    defaults: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
 class RankModel:
     """One rank's model, loaded."""
 
@@ -44,25 +55,21 @@ class RankModel:
     def __init__(
         self,
         path: Path,
-        inputs: list[TensorSpec],
-        outputs: list[TensorSpec],
+        interface: Interface,
         *,
         session: ort.InferenceSession | None = None,
         program: Program | Schedule | None = None,
         stats: Stats | None = None,
         weights: VariableWeights | None = None,
         together: Together | None = None,
-        optional: Sequence[TensorSpec] = (),
-        defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> None:
-        """``weights``: the variable weights; ``together``: those of a model that several ranks run;
-        ``optional``: inputs that need not be fed; ``defaults``: what a program is then given."""
+        """``weights``: the variable weights; ``together``: those of a model that several ranks run."""
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
-        self.inputs = inputs
-        self.outputs = outputs
-        self.optional_inputs = list(optional)
-        self._defaults = defaults or {}
+        self.inputs = interface.inputs
+        self.outputs = interface.outputs
+        self.optional_inputs = list(interface.optional)
+        self._defaults = interface.defaults
         self._session = session
         self._program = program
         self._stats = stats

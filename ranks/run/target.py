@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 from ranks.common import settings
 from ranks.errors import DeviceError
-from ranks.run import executor, group
+from ranks.run import executor, group, placement
+from ranks.run.placement import TARGETS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ranks.collectives.base import Communicator
     from ranks.identity.place import Identity
-    from ranks.lite.options.targets import Placement
-    from ranks.precision.request import Asked, Precision
+    from ranks.precision.request import Asked
     from ranks.run.rank_model import RankModel
 
-TARGETS = ("cpu", "gpu", "ascend")
 _ON_DEVICE = {"nccl": "gpu", "hccl": "ascend"}
 
 
@@ -47,53 +46,36 @@ def load(
                 "leave the choice of collectives to auto."
             )
         host = group.join(identity, collectives)
-        return host, executor.load(path, communicator=host, threads=threads, precision=_precision(asked))
+        precision = placement.precision(target, placement.ON_CPU, asked)
+        return host, executor.load(path, communicator=host, threads=threads, precision=precision)
 
     from ranks.devices import devices
-    from ranks.lite.options.context import Context
-    from ranks.lite.options.targets import place
 
-    context = Context()
-    context.target = [target]
     if target == "gpu":
-        context.gpu.device_id = devices.number_of(identity, devices.visible())
+        device = devices.number_of(identity, devices.visible())
     else:
-        context.ascend.device_id = devices.number_of(identity)
+        device = devices.number_of(identity)
     try:
-        placement = place(context, modes=((target, asked.mode),) if asked and asked.mode else ())
-        precision = _precision(asked, target, placement)
+        placed = placement.place(target, device, asked=asked)
+        precision = placement.precision(target, placed, asked)
     except DeviceError as error:
         raise DeviceError(
-            f"The target {target!r} cannot be served here: {error.__cause__ or error} To run on the CPU, "
+            f"The target {target!r} cannot be served here: {error} To run on the CPU, "
             "give --target cpu (in Python: target='cpu')."
         ) from error
     on_device = name == "auto" or name in _ON_DEVICE
     host = group.join(identity, "auto" if on_device else name)
-    buffers = devices.DEVICES[placement.providers[0]].buffers if len(placement.providers) > 1 else "cpu"
+    buffers = devices.DEVICES[placed.providers[0]].buffers if len(placed.providers) > 1 else "cpu"
     exchange = group.join(identity, name, buffers) if on_device and buffers != "cpu" else host
     if exchange is host and buffers == "cuda" and host.size > 1:
         from ranks.run import gpus
 
-        gpus.say_shared(host, placement.device_id)
+        gpus.say_shared(host, placed.device_id)
     model = executor.load(
         path,
         communicator=exchange,
         threads=threads,
-        providers=placement.providers,
-        provider_options=placement.options,
-        device_id=placement.device_id,
+        placement=placed,
         precision=precision,
     )
     return host, model
-
-
-def _precision(
-    asked: Asked | None, target: str = "cpu", placement: Placement | None = None
-) -> Precision | None:
-    """What is left to do in the graph. Raises `ShardrunError` for a plan that the device cannot keep to."""
-    if not asked:
-        return None
-    from ranks.lite.options import precision_options
-    from ranks.lite.options.targets import Placement
-
-    return precision_options.left(target, placement or Placement(), asked.mode, asked.plan)

@@ -26,10 +26,10 @@ def apart(options: Mapping[str, str], model: bytes | Path, config: SessionConfig
     """
     if not options.get(PATH):
         return dict(options)
-    from ranks.weights.prepared.keys import content_of
+    from ranks.models.content import content_hash
 
     try:
-        name = content_of(model, config)[:_DIGITS]
+        name = content_hash(model, config.folder, config.hashes)[:_DIGITS]
     except ModelError:  # making the session says what is wrong with the model
         return dict(options)
     # Ranks of equal content would write one file at once.

@@ -13,13 +13,13 @@ import onnxruntime as ort
 
 from ranks.common import forks, settings
 from ranks.devices import devices
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError
 from ranks.sessions import arena, engines
 from ranks.sessions.versions import too_new
 from sharding.common import limits
 from sharding.onnx_files.external import target_of
 
-CPU = "CPUExecutionProvider"
 CHANGING = ("Pad_Fusion",)
 """Optimizers of ONNX Runtime that change what a model answers. Pad_Fusion makes zeros before a MaxPool its
 own padding, which is minus infinity: where all else in a window is negative, another number is the largest.

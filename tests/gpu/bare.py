@@ -31,6 +31,7 @@ def probe() -> None:
 
         from ranks.devices import devices
         from ranks.devices.cuda_driver import Driver
+        from ranks.devices.providers import CUDA
         from ranks.errors import DeviceError
     except ImportError as error:
         print(json.dumps({"impossible": f"{error}: install shardrun's dependencies for {sys.executable}."}))
@@ -42,7 +43,7 @@ def probe() -> None:
         return
     problem = ""
     try:
-        devices.require(devices.CUDA)
+        devices.require(CUDA)
     except DeviceError as error:
         problem = str(error)
     torch, without = _torch()

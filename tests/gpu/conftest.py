@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from ranks.devices import devices
+from ranks.devices.providers import CUDA
 from ranks.errors import DeviceError
 
 pytest.register_assert_rewrite("tests.gpu.near")
@@ -26,7 +27,7 @@ def _missing_torch() -> str | None:
 
 def _missing() -> str | None:
     try:
-        devices.require(devices.CUDA)
+        devices.require(CUDA)
     except DeviceError as error:
         return str(error)
     return None

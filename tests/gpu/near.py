@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks.devices import devices
+from ranks.devices.providers import CUDA
 from ranks.sessions.assigned import nodes_of
 
 TOLERANCE = 5e-3
@@ -31,7 +31,7 @@ def assert_near(ours: Any, theirs: Any) -> None:
 
 def assert_on_cuda(session: ort.InferenceSession, *types: str) -> None:
     """CUDA's provider has taken every node, or every node of these types, of which there must be one."""
-    provider = devices.CUDA
+    provider = CUDA
     if not hasattr(session, "get_provider_graph_assignment_info"):  # an older ONNX Runtime
         assert session.get_providers()[0] == provider
         return

@@ -15,6 +15,7 @@ import numpy as np
 from ranks.errors import PeerLostError, ShardrunError
 from ranks.identity.identity import identify
 from ranks.run import executor, group, target
+from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD, nodes_of
 from tests.gpu.near import assert_on_cuda
 
@@ -32,7 +33,7 @@ def sliced(folder: Path) -> Any:
         (y,) = loaded.run({"x": x})
     sessions = [one for one in loaded._program._sessions if one is not None]  # type: ignore[union-attr]
     told = [session.get_provider_options()["CUDAExecutionProvider"]["device_id"] for session in sessions]
-    names = {device: communicator.name for device, (_, _, communicator) in group._joined.items()}
+    names = {device: communicator.name for device, (_, _, communicator) in group.GROUPS.joined.items()}
     group.leave()
     return {"y": y.tolist(), "devices": told, "collectives": names}
 
@@ -62,7 +63,10 @@ def variable(folder: Path) -> Any:
     """Each rank's variable weights lie on its own device, and an update of them is seen."""
     x = np.load(folder / "x.npy")
     loaded = executor.load(
-        folder / "two", providers=("CUDAExecutionProvider",), variable_weights=["w1"], entries=RECORD
+        folder / "two",
+        placement=Placement(("CUDAExecutionProvider",)),
+        variable_weights=["w1"],
+        options=executor.LoadOptions(RECORD),
     )
     before = loaded.run({"x": x})[0].tolist()
     assert loaded.weights is not None

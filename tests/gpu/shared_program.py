@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 import ranks
 from ranks.devices import devices
 from ranks.devices.cuda_driver import Driver
+from ranks.devices.providers import CUDA
 
 
 def started(driver: Driver) -> int:
@@ -24,7 +25,7 @@ def started(driver: Driver) -> int:
     shape = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", shape[:1], shape[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    devices.require(devices.CUDA)  # loads CUDA's libraries, which may lie where pip put them
+    devices.require(CUDA)  # loads CUDA's libraries, which may lie where pip put them
     session = ort.InferenceSession(model.SerializeToString(), providers=["CUDAExecutionProvider"])
     session.run(None, {"x": np.ones((2, 2), np.float32)})
     assert isinstance(onnx.__version__, str)

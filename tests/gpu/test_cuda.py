@@ -17,6 +17,7 @@ import pytest
 
 from launcher import start
 from ranks.run import executor
+from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD, nodes_of
 from sharding import slice_model
 from sharding.slices.mesh import Mesh
@@ -38,7 +39,9 @@ def run_on_one_gpu(paths: Sequence[Path], feeds: Sequence[dict[str, np.ndarray]]
 
     def work(communicator: FakeCommunicator) -> list[list[np.ndarray]]:
         path = paths[communicator.rank]
-        loaded = executor.load(path, communicator=communicator, providers=CUDA, entries=RECORD)
+        loaded = executor.load(
+            path, communicator=communicator, placement=Placement(CUDA), options=executor.LoadOptions(RECORD)
+        )
         found = [loaded.run(feed) for feed in feeds]
         for session in filter(None, loaded._program._sessions):  # type: ignore[union-attr]
             if HEAVY & {kind for _, kind, _ in nodes_of(session)}:
@@ -95,13 +98,14 @@ PROGRAM = """
 import sys
 import numpy as np
 from ranks.run import executor, group
+from ranks.run.placement import Placement
 folder, feed, output = sys.argv[1:]
-loaded = executor.load(folder, providers=("CUDAExecutionProvider",))
+loaded = executor.load(folder, placement=Placement(("CUDAExecutionProvider",)))
 x = np.load(feed)
 for _ in range(4):
     (y,) = loaded.run({"x": x})
 np.save(output, y)
-print(*(communicator.name for _, _, communicator in group._joined.values()))
+print(*(communicator.name for _, _, communicator in group.GROUPS.joined.values()))
 group.leave()
 """
 
@@ -228,7 +232,7 @@ def test_all_memory_is_given_back(tmp_path: Path) -> None:
 
     def work(communicator: FakeCommunicator) -> None:
         before = torch.cuda.memory_allocated()
-        loaded = executor.load(path, communicator=communicator, providers=CUDA)
+        loaded = executor.load(path, communicator=communicator, placement=Placement(CUDA))
         for feed in rows(1000, 1000, 2000, 2000):
             loaded.run(feed)
         assert torch.cuda.memory_allocated() > before

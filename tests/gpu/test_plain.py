@@ -7,20 +7,21 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from ranks.devices import devices
+from ranks.devices.providers import CPU, CUDA
 from ranks.errors import DeviceError
 from ranks.run import executor
+from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD
 from tests.gpu.near import assert_near, assert_on_cuda
 from tests.ranks.rank_models import joined, save
 from tests.ranks.run.test_executor import mlp, rows
 
-CUDA = (devices.CUDA, "CPUExecutionProvider")
+PROVIDERS = (CUDA, CPU)
 
 
 def test_a_plain_model(tmp_path: Path) -> None:
     (path,) = save([joined([mlp(0, 1)])], tmp_path)
-    loaded = executor.load(path, providers=CUDA, entries=RECORD)
+    loaded = executor.load(path, placement=Placement(PROVIDERS), options=executor.LoadOptions(RECORD))
     assert loaded._session is not None
     assert_on_cuda(loaded._session)
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -33,4 +34,4 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         DeviceError, match=r"CUDA device 99 cannot be used: this process sees \d+ CUDA device"
     ):
-        executor.load(path, providers=CUDA, device_id=99)
+        executor.load(path, placement=Placement(PROVIDERS, device_id=99))

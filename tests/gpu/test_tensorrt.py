@@ -9,6 +9,7 @@ import pytest
 
 import ranks
 from ranks.devices import devices
+from ranks.devices.providers import TENSORRT
 from ranks.errors import DeviceError
 from tests.gpu.near import assert_near
 from tests.ranks.rank_models import joined, save
@@ -17,7 +18,7 @@ from tests.ranks.run.test_executor import mlp, rows
 
 def test_tensorrt(tmp_path: Path) -> None:
     try:
-        devices.require(devices.TENSORRT)
+        devices.require(TENSORRT)
     except DeviceError as error:
         pytest.skip(f"no TensorRT: {error}")
     (path,) = save([joined([mlp(0, 1)])], tmp_path)

@@ -31,7 +31,7 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(notice, "_warned", set())
+    monkeypatch.setattr(notice.NOTICES, "_given", set())
     yield
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ranks.collectives.base import Communicator
 from ranks.errors import PeerLostError, ShardrunError
 from ranks.run import executor, group
+from ranks.run.placement import ON_CPU, Placement
 from tests.ranks.mesh_models import feeds_of
 
 
@@ -26,11 +27,11 @@ def computed(
     world: Communicator, paths: list[str], batches: list[int], device: str = "cpu"
 ) -> dict[str, Any]:
     """Every output of every batch; on the devices that NCCL joins, if asked for."""
-    providers = ["CPUExecutionProvider"]
+    placement = ON_CPU
     if device == "cuda":
         world = group.join(device=device)
-        providers = ["CUDAExecutionProvider"]
-    model = executor.load(paths[world.rank], communicator=world, threads=1, providers=providers)
+        placement = Placement(("CUDAExecutionProvider",))
+    model = executor.load(paths[world.rank], communicator=world, threads=1, placement=placement)
     results = [
         [array.tolist() for array in model.run(feeds_of(rows, seed))] for seed, rows in enumerate(batches)
     ]

@@ -16,6 +16,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ import ranks
 from ranks.errors import ShardrunError
 from ranks.identity.identity import identify
 from ranks.lite.options.targets import place
+from ranks.precision.request import Asked
 from ranks.run import executor, group, target
+from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD, nodes_of
 from ranks.sessions.session import SessionConfig, create, reason
 from sharding.importers import torch_import
@@ -109,7 +112,7 @@ def plain(folder: Path) -> Any:
     """A model on device 1: what its session was told, who took its nodes, and whether its answer is right."""
     path = folder / "plain.onnx"
     onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
-    loaded = executor.load(path, providers=CUDA, device_id=1, entries=RECORD)
+    loaded = executor.load(path, placement=Placement(CUDA, device_id=1), options=executor.LoadOptions(RECORD))
     assert loaded._session is not None
     return {
         "near": near(loaded.run({"x": X})[0], X @ W[0]),
@@ -128,7 +131,7 @@ def parts(folder: Path) -> Any:
         loaded = executor.load(
             paths[communicator.rank],
             communicator=communicator,
-            providers=CUDA,
+            placement=Placement(CUDA),
             variable_weights=["w2"],
         )
         before = near(loaded.run({"x": X})[0], RIGHT)
@@ -150,17 +153,15 @@ def tensorrt(folder: Path) -> Any:
     use_tensors()
     paths = rank_models(folder)
     context = gpu("tensorrt")
-    context.gpu.precision_mode = "preferred_fp16"
-    placed = place(context, str(folder / "engines"))
-    given = [{**placed.options[0], "trt_op_types_to_exclude": "MatMul"}, *placed.options[1:]]
+    placed = place(context, Asked("preferred_fp16"), str(folder / "engines"))
+    given = ({**placed.options[0], "trt_op_types_to_exclude": "MatMul"}, *placed.options[1:])
 
     def work(communicator: FakeCommunicator) -> Any:
         communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
         loaded = executor.load(
             paths[communicator.rank],
             communicator=communicator,
-            providers=placed.providers,
-            provider_options=given,
+            placement=replace(placed, options=given),
         )
         assert loaded._program is not None
         told = [one.get_provider_options() for one in loaded._program._sessions if one is not None]

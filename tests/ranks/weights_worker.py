@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -180,13 +181,15 @@ class _Doer:
     def stop_at(self, step: str) -> str:
         """Stops this process when it has done a step of the protocol, and says so."""
 
-        def trace(name: str) -> None:
-            if name == step:
+        def stop(record: logging.LogRecord) -> bool:
+            if record.getMessage() == step:
                 self._pipe.send(f"at {step}")
                 # To this thread: of a signal to the process another thread hears first, and this one goes on.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            return False
 
-        protocol.trace = trace
+        protocol.log.setLevel(logging.DEBUG)
+        protocol.log.addFilter(stop)
         return "set"
 
     def pretend(self, **facts: str) -> str:
@@ -197,12 +200,13 @@ class _Doer:
 
     def on_fake_gpu(self, path: str) -> str:
         """Takes the CPU for a GPU: its memory is that of a driver made for tests."""
+        from ranks.devices.providers import CPU
         from ranks.weights.device import on_device
         from tests.ranks.fake_cuda import FakeDriver
 
         on_device.driver = lambda: FakeDriver(path)
-        on_device.OwnedOnDevice.providers = on_device.AttachedOnDevice.providers = (sharing.CPU,)
-        sharing.CUDA = sharing.CPU
+        on_device.OwnedOnDevice.providers = on_device.AttachedOnDevice.providers = (CPU,)
+        sharing.CUDA = CPU
         return "set"
 
     def become(self, user: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ranks.errors import ShardrunError
 
 _kinds: dict[type[ShardrunError], type[ShardrunError]] = {}
+"""What was made so far: errors of one kind are of one kind here, too."""
 
 
 def _also_runtime_error(kind: type[ShardrunError]) -> type[ShardrunError]:

@@ -1,4 +1,4 @@
-"""Precision that a context and a configuration ask for, and what of it each target can do."""
+"""Precision that a context and a configuration ask for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ranks.common.notice import warn_once
+from ranks.devices.providers import TENSORRT
 from ranks.errors import ShardrunError
-from ranks.precision.request import FLOAT16, FLOAT32, MODES, Precision
+from ranks.precision.modes import CANN_MODES, NO_PLAN_WITH_TENSORRT
+from ranks.precision.request import MODES, Asked
+from ranks.run import placement
 
 if TYPE_CHECKING:
     from ranks.lite.options.context import Context
-    from ranks.lite.options.targets import Placement
+    from ranks.precision.request import Precision
 
 KEY = "precision_mode"
 PLAN = "execution_plan"
 Modes = tuple[tuple[str, str], ...]
 """(target, mode) as a configuration gives them."""
+Plan = tuple[tuple[str, str], ...]
+"""(name of a node or type of operators, type), as of `Asked`."""
 
-# CANN's precision_mode by mindspore_lite's, as the latter's documentation pairs them.
-CANN = {
-    "enforce_fp32": "force_fp32",
-    "preferred_fp32": "allow_fp32_to_fp16",
-    "enforce_fp16": "force_fp16",
-    "enforce_origin": "must_keep_origin_dtype",
-    "preferred_optimal": "allow_mix_precision",
-}
-_KEPT = CANN["enforce_origin"]
 _ALLOWED = {
     **MODES,
-    "ascend": (*MODES["ascend"], *CANN.values()),
+    "ascend": (*MODES["ascend"], *CANN_MODES.values()),
 }
 _TYPE = re.compile(r"data_?type\s*:\s*(float16|float32)", re.IGNORECASE)
 
@@ -54,7 +50,7 @@ def modes(sections: Mapping[str, Mapping[str, str]]) -> Modes:
     return tuple(found)
 
 
-def plan(sections: Mapping[str, Mapping[str, str]], where: str) -> tuple[tuple[str, str], ...]:
+def plan(sections: Mapping[str, Mapping[str, str]], where: str) -> Plan:
     """``[execution_plan]``: name of a node or type of operators, and "float16" or "float32".
 
     Raises `ShardrunError` for an entry of another form.
@@ -94,47 +90,15 @@ def chosen(context: Context, target: str, given: Modes = ()) -> str:
     return context.gpu.precision_chosen if target == "gpu" else context.cpu.precision_chosen
 
 
-def device_options(target: str, provider: str, mode: str) -> dict[str, str]:
-    """What the target's execution provider must be told for ``mode``."""
-    if target == "ascend":
-        return {KEY: CANN.get(mode, mode)} if mode else {}
-    if provider == "tensorrt":
-        return {"trt_fp16_enable": "True"} if mode == "preferred_fp16" else {}
-    # By default ONNX Runtime multiplies float32 matrices as TF32, of which 10 bits are the fraction.
-    return {"use_tf32": "0"} if mode == "enforce_fp32" else {}
+def asked(context: Context, target: str, given: Modes, entries: Plan) -> Asked:
+    """What a context and a configuration ask for on the target that was chosen."""
+    return Asked(chosen(context, target, given), entries)
 
 
-def left(
-    target: str, placement: Placement, mode: str, entries: tuple[tuple[str, str], ...]
-) -> Precision | None:
-    """`of_graph` of a target: what a device would do by itself is not done on the CPU where SHARDRUN_TARGET
-    names that instead."""
-    on_cpu = len(placement.providers) == 1 and target != "cpu"
-    return of_graph(placement, "" if on_cpu else mode, entries)
-
-
-def of_graph(placement: Placement, mode: str, entries: tuple[tuple[str, str], ...]) -> Precision | None:
-    """What is left to do in the model's graph for ``mode`` and the entries of a plan.
-
-    Raises `ShardrunError` for a plan that the device would not keep to.
-    """
-    provider = placement.providers[0].removesuffix("ExecutionProvider")
-    if provider == "CANN":
-        told = placement.options[0].get(KEY)
-        if entries and told not in {None, _KEPT}:
-            raise ShardrunError(
-                f"[{PLAN}] and the precision mode {told} of CANN contradict each other: CANN would change "
-                "the types again; give the precision mode enforce_origin, or none."
-            )
-        if entries:
-            placement.options[0][KEY] = _KEPT
-        return Precision("", entries) or None
-    if provider == "Tensorrt" and entries:
+def left(target: str, placed: placement.Placement, asked: Asked) -> Precision | None:
+    """`placement.precision` with what a script can do about a plan."""
+    if asked.plan and placed.providers[0] == TENSORRT:
         raise ShardrunError(
-            f"[{PLAN}] cannot be kept with TensorRT, which chooses the types of its layers itself: set "
-            'context.gpu.provider to "" (CUDA), or leave the plan out.'
+            f'{NO_PLAN_WITH_TENSORRT}: set context.gpu.provider to "" (CUDA), or leave the plan out.'
         )
-    wanted = FLOAT32 if mode == "enforce_fp32" else ""
-    if provider == "CUDA" and mode == "preferred_fp16":
-        wanted = FLOAT16
-    return Precision(wanted, entries, rounded=provider == "CPU") or None
+    return placement.precision(target, placed, asked)

@@ -1,60 +1,32 @@
-"""From a context's target to ONNX Runtime's execution providers."""
+"""From a context to where its model runs, and errors in words for scripts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ranks.common import settings
-from ranks.common.notice import warn_once
 from ranks.errors import DeviceError
-from ranks.lite.options import precision_options
+from ranks.run import placement
 
 if TYPE_CHECKING:
     from ranks.lite.options.context import Context
-
-CPU, CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "CANN"))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Execution providers with their options, best first, and the device they use."""
-
-    providers: tuple[str, ...] = (CPU,)
-    options: tuple[dict[str, str], ...] = ({},)
-    device_id: int = 0
-
-    @property
-    def in_words(self) -> str:
-        """The device and what runs on it."""
-        if self.providers[0] == CPU:
-            return "the CPU"
-        return f"{self.providers[0].removesuffix('ExecutionProvider')} device {self.device_id}"
+    from ranks.precision.request import Asked
 
 
-def place(context: Context, engine_cache: str = "", modes: precision_options.Modes = ()) -> Placement:
-    """Where a model of ``context`` runs; ``engine_cache`` is a folder for TensorRT's engines, ``modes`` are
-    precision modes that win over the context's.
+def place(context: Context, asked: Asked | None = None, engine_cache: str = "") -> placement.Placement:
+    """Where a model of ``context`` runs; ``engine_cache`` is a folder for TensorRT's engines.
 
-    Raises `DeviceError` saying what this machine lacks for the target.
+    Raises `DeviceError` saying what this machine lacks for the target, and what `placement.place` raises.
     """
     target = target_of(context)
-    if target == "cpu" or on_cpu_instead(target):
-        return Placement()
-    provider = context.gpu.provider if target == "gpu" else ""
-    device = _gpu_of(context.gpu.device_id) if target == "gpu" else context.ascend.device_id
-    require(target, device, provider)
-    mode = precision_options.chosen(context, target, modes)
-    options = {"device_id": str(device), **precision_options.device_options(target, provider, mode)}
-    if target == "ascend":
-        return Placement((CANN, CPU), (options, {}), device)
-    if provider != "tensorrt":
-        return Placement((CUDA, CPU), (options, {}), device)
-    if engine_cache:
-        options |= {"trt_engine_cache_enable": "True", "trt_engine_cache_path": engine_cache}
-    # What TensorRT leaves to CUDA.
-    rest = {"device_id": str(device), **precision_options.device_options("gpu", "", mode)}
-    return Placement((TENSORRT, CUDA, CPU), (options, rest, {}), device)
+    if placement.on_cpu(target):
+        return placement.ON_CPU
+    gpu = target == "gpu"
+    device = _gpu_of(context.gpu.device_id) if gpu else context.ascend.device_id
+    provider = context.gpu.provider if gpu else ""
+    with _for_scripts(target):
+        return placement.place(target, device, provider, asked=asked, engine_cache=engine_cache)
 
 
 def _gpu_of(number: int) -> int:
@@ -74,22 +46,16 @@ def target_of(context: Context) -> str:
     return next((name.lower() for name in context.target if name.lower() != "cpu"), "cpu")
 
 
-def on_cpu_instead(target: str) -> bool:
-    """Whether SHARDRUN_TARGET sends ``target`` to the CPU; the first time, with a warning."""
-    if not settings.target():
-        return False
-    warn_once("target", f"target {target!r} runs on the CPU, because SHARDRUN_TARGET is 'cpu'.")
-    return True
+def require(target: str) -> None:
+    """`placement.require` with what a script can do."""
+    with _for_scripts(target):
+        placement.require(target)
 
 
-def require(target: str, device: int = 0, provider: str = "") -> None:
-    """Raises `DeviceError` unless this machine can serve ``target`` or SHARDRUN_TARGET redirects it."""
-    if on_cpu_instead(target):
-        return
-    from ranks.devices import devices
-
+@contextmanager
+def _for_scripts(target: str) -> Iterator[None]:
     try:
-        devices.require(CANN if target == "ascend" else TENSORRT if provider == "tensorrt" else CUDA, device)
+        yield
     except DeviceError as error:
         raise DeviceError(
             f"The target {target!r} cannot be served here: {error} To try the script on the CPU, "

@@ -26,7 +26,16 @@ ALIGNMENT = 256
 """Everything in a block is aligned as the CUDA allocator aligns it, because kernels may rely on that."""
 LARGEST = 1 << 42
 
-_own: set[str] = set()
+
+class OwnBlocks:
+    """The names of the blocks that this process has made. One per process, whatever drivers it uses: CUDA
+    does not map memory a second time in the process that it is from."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+OWN = OwnBlocks()
 
 
 class Block:
@@ -87,7 +96,7 @@ class Block:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.driver.on(self.device))
             self._undo.close()
-        _own.discard(self.name)
+        OWN.names.discard(self.name)
 
     def _map(self, handle: int, size: int, flags: int) -> None:
         """Maps the memory of an allocation handle, which is given back: the mapping holds the memory."""
@@ -141,7 +150,7 @@ def allocate(driver: Driver, device: int, size: int) -> Block:
                 block._close_descriptor()
                 raise
             block._undo.callback(block._close_descriptor)
-    _own.add(block.name)
+    OWN.names.add(block.name)
     return block
 
 
@@ -154,7 +163,7 @@ def attach(driver: Driver, description: dict[str, Any], descriptors: list[int]) 
     name, kind, size, uuid = (description.get(key) for key in ("block", "kind", "size", "device"))
     if not (isinstance(name, str) and isinstance(uuid, str) and type(size) is int and 0 < size <= LARGEST):
         raise WeightsError("what the owner says of its GPU memory is damaged: build the model again.")
-    if name in _own:
+    if name in OWN.names:
         raise WeightsError("this process owns that GPU memory itself: use it as it is.")
     device = driver.find(uuid)
     if device is None:

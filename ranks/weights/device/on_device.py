@@ -18,6 +18,7 @@ from ranks.cache.cache import Cache
 from ranks.cache.folder import ELSEWHERE
 from ranks.common.descriptors import Part, close_all
 from ranks.devices.cuda_driver import Driver
+from ranks.devices.providers import CUDA
 from ranks.errors import WeightsError
 from ranks.sessions.session import SessionConfig
 from ranks.weights.device.device_model import (
@@ -29,7 +30,6 @@ from ranks.weights.device.device_model import (
 from ranks.weights.prepared.store import Store
 from sharding.common.storage import why_unwritable
 
-CUDA = "CUDAExecutionProvider"
 DEVICE = "device"
 """The part with the device memory."""
 

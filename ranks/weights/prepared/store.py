@@ -26,10 +26,12 @@ from ranks.cache.folder import ELSEWHERE, cache_folder, locked
 from ranks.cache.limit import bound, limit_of
 from ranks.common import settings
 from ranks.common.waiting import HeldError
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError, WeightsError
+from ranks.models.content import size_of
 from ranks.sessions import arena, session
 from ranks.sessions.session import SessionConfig
-from ranks.weights.prepared.keys import key_of, size_of
+from ranks.weights.prepared.keys import key_of
 from ranks.weights.prepared.pages import give_back_memory, populate
 from ranks.weights.prepared.prepare import prepare
 from sharding.common.storage import what_to_do
@@ -44,7 +46,7 @@ class Store:
     it is a part of one, ``cache``. ``read_only``: nothing is prepared; what is not there is an error.
     """
 
-    providers: tuple[str, ...] = (session.CPU,)
+    providers: tuple[str, ...] = (CPU,)
     """What sessions run on that find their weights here."""
 
     def __init__(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ranks.common import settings
+from ranks.devices.providers import CPU
 
 if TYPE_CHECKING:
     import onnx
@@ -31,7 +32,7 @@ def choose(config: SessionConfig, manifest: Manifest | None, local_size: int) ->
     Raises `ShardrunError` where the environment's settings are malformed.
     """
     chosen = settings.weights()
-    if config.store is not None or chosen == "off" or config.providers[0] != "CPUExecutionProvider":
+    if config.store is not None or chosen == "off" or config.providers[0] != CPU:
         return config
     if chosen == "on":
         return replace(config, store=_store())

@@ -10,10 +10,10 @@ import secrets
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ranks.common import forks
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
 from ranks.talk.unix import credentials
@@ -35,8 +35,6 @@ ANSWER_SECONDS = 1.0
 """How long a prediction waits for new weights; after that it goes on with those that it has."""
 AGAIN_SECONDS = 10.0
 """How long a forked child whose owner did not answer waits before it tries to attach again."""
-
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
@@ -63,7 +61,7 @@ class Connection:
         """Attaches once more, for a forked child: two processes on one connection would take each other's
         answers."""
         self._not_before = 0.0
-        _connections.add(self)
+        forks.in_child(self, Connection._hang_up_in_child)
 
     def fetch(self) -> dict[str, Part]:
         """The parts as they are now.
@@ -137,6 +135,11 @@ class Connection:
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.close()
+
+    def _hang_up_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._hang_up()
+        self._asked = False
 
 
 class _LateError(WeightsError):
@@ -287,13 +290,3 @@ def _told(packet: Packet | None, owner: int) -> dict[str, Any]:
 def _sentence(packet: Packet) -> str:
     """The owner's reason, made fit to be printed."""
     return one_line(str((packet.data or {}).get("refused", "")).rstrip(".")[:600])
-
-
-def _hang_up_in_child() -> None:
-    for connection in list(_connections):
-        connection._lock = threading.Lock()
-        connection._hang_up()
-        connection._asked = False
-
-
-os.register_at_fork(after_in_child=_hang_up_in_child)

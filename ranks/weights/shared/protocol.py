@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ranks.common.descriptors import Part, close_all
@@ -30,19 +31,17 @@ from ranks.talk.unix import Packet, send
 
 __all__ = ["MOST_DESCRIPTORS", "PROTOCOL", "Packet", "pack", "receive", "send", "step", "unpack"]
 
+log = logging.getLogger(__name__)
+
 PROTOCOL = "shardrun-weights-2"
 LARGEST_PACKET = 4096
 MOST_DESCRIPTORS = 200  # of one packet; the kernel's limit (SCM_MAX_FD) is 253
 LARGEST_DESCRIPTION = 256 << 20
 
-trace: Callable[[str], None] | None = None
-"""Called with the name of each step that is done: tests stop processes there."""
-
 
 def step(name: str) -> None:
-    """Marks a step of the protocol as done."""
-    if trace is not None:
-        trace(name)
+    """Logs a step of the protocol as done: tests stop processes there."""
+    log.debug("%s", name)
 
 
 def receive(peer: socket.socket, descriptors: int = 0, *, named: bool = False) -> Packet | None:

@@ -17,11 +17,11 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ranks.common import forks
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import ShardrunError, WeightsError
 from ranks.talk import unix
@@ -81,9 +81,6 @@ class _Guest:
         close_all([process] if process is not None else [])
 
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
-
-
 class Server:
     """Takes the address at once, and lets processes attach when `serve` is called."""
 
@@ -102,7 +99,7 @@ class Server:
         self._paused = 0.0
         # Reentrant: the collector may close a model within the server's own thread.
         self._lock = threading.RLock()
-        _servers.add(self)
+        forks.in_child(self, Server._abandon)
 
     def serve(self, offer: Offer) -> None:
         """Lets processes attach from now on."""
@@ -342,11 +339,3 @@ def _refuse(connection: socket.socket, sentence: str) -> None:
     with contextlib.suppress(OSError):
         send(connection, {"refused": sentence[:600]})
     connection.close()
-
-
-def _abandon_in_child() -> None:
-    for server in list(_servers):
-        server._abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ranks.common.descriptors import Part, close_all
+from ranks.devices.providers import CPU, CUDA
 from ranks.errors import IdentityError, ModelError, WeightsError
 from ranks.weights.shared import alike, client, peers
 from ranks.weights.shared.client import Connection
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from ranks.weights.prepared.store import Store
     from ranks.weights.shared.owned import OwnedStore
 
-
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 VARIABLES = "variables"
 """The part with the variable weights."""
 

@@ -284,7 +284,7 @@ def script(library, world):
     library.stuck, library.error = True, {error!r}
     world.timeout = 0.1
     kept.append((library, world))
-    group._joined["cuda"] = None, "nccl", world
+    group.GROUPS.joined["cuda"] = None, "nccl", world
     try:
         world.all_reduce(torch.ones(3))
     except CollectiveError as error:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ranks
 from ranks import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.errors import DeviceError, IdentityError, ShardrunError
-from ranks.lite.options import targets
+from ranks.lite.options import precision_options, targets
 
 pytestmark = pytest.mark.usefixtures("single")
 
@@ -242,10 +242,10 @@ def offered(monkeypatch: pytest.MonkeyPatch, *, present: bool) -> list[tuple[str
 
 
 def test_targets_become_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = offered(monkeypatch, present=True)
+    required = offered(monkeypatch, present=True)
     context = Context()
     assert targets.place(context).providers == ("CPUExecutionProvider",)
-    assert asked == []
+    assert required == []
     context.target = ["CPU", "GPU"]
     context.gpu.device_id = 3
     gpu = targets.place(context)
@@ -253,7 +253,8 @@ def test_targets_become_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gpu.options[0], gpu.device_id) == ({"device_id": "3"}, 3)
     context.gpu.provider = "tensorrt"
     context.gpu.precision_mode = "preferred_fp16"
-    trt = targets.place(context, "/cache")
+    asked = precision_options.asked(context, "gpu", (), ())
+    trt = targets.place(context, asked, "/cache")
     assert trt.providers[:2] == ("TensorrtExecutionProvider", "CUDAExecutionProvider")
     assert trt.options[0] == {
         "device_id": "3",
@@ -264,10 +265,10 @@ def test_targets_become_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     context.target = ["Ascend"]
     context.ascend.device_id = 1
     context.ascend.precision_mode = "preferred_optimal"
-    cann = targets.place(context)
+    cann = targets.place(context, precision_options.asked(context, "ascend", (), ()))
     assert cann.providers == ("CANNExecutionProvider", "CPUExecutionProvider")
     assert cann.options[0] == {"device_id": "1", "precision_mode": "allow_mix_precision"}
-    assert asked == [
+    assert required == [
         ("CUDAExecutionProvider", 3),
         ("TensorrtExecutionProvider", 3),
         ("CANNExecutionProvider", 1),

@@ -101,7 +101,7 @@ def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], messa
 
 
 def test_device_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notice, "_warned", {"target"})
+    monkeypatch.setattr(notice.NOTICES, "_given", {"target"})
     monkeypatch.delenv("SHARDRUN_TARGET", raising=False)
     import onnxruntime
 

@@ -13,11 +13,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ranks
+from ranks.common import notice
+from ranks.devices.providers import CANN, CUDA, TENSORRT
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite.options import config, precision_options, targets
-from ranks.lite.options.targets import Placement
+from ranks.precision import modes
 from ranks.precision.convert import apply
-from ranks.precision.request import FLOAT16, FLOAT32, Precision
+from ranks.precision.modes import CANN_MODES
+from ranks.precision.request import FLOAT16, FLOAT32, Asked, Precision
 from ranks.run import executor
 from sharding import slice_model
 from sharding.demands.options import SliceOptions
@@ -403,7 +406,8 @@ def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranks.devices.devices.require", lambda provider, device: None)
 
     def told(context: ranks.Context, modes: precision_options.Modes = ()) -> dict[str, str]:
-        options = targets.place(context, modes=modes).options[0]
+        asked = precision_options.asked(context, targets.target_of(context), modes, ())
+        options = targets.place(context, asked).options[0]
         return {key: value for key, value in options.items() if key != "device_id"}
 
     assert told(contexts("gpu")) == {}
@@ -411,7 +415,7 @@ def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(contexts("gpu", "preferred_fp16")) == {}
     assert told(contexts("gpu", "preferred_fp16", "tensorrt")) == {"trt_fp16_enable": "True"}
     assert told(contexts("gpu"), (("gpu", "enforce_fp32"),)) == {"use_tf32": "0"}
-    for mode, name in precision_options.CANN.items():
+    for mode, name in CANN_MODES.items():
         assert told(contexts("ascend", mode)) == {"precision_mode": name}
         assert told(contexts("ascend", "enforce_fp32"), (("ascend", mode),)) == {"precision_mode": name}
     assert told(contexts("ascend"), (("ascend", "force_fp16"),)) == {"precision_mode": "force_fp16"}
@@ -420,21 +424,32 @@ def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_left_for_the_graph() -> None:
     entries = (("MatMul", FLOAT16),)
 
-    def left(provider: str, mode: str = "", plan: Any = (), **told: str) -> tuple[Any, dict[str, str]]:
-        placement = Placement((f"{provider}ExecutionProvider", "CPUExecutionProvider"), (dict(told), {}))
-        return precision_options.of_graph(placement, mode, plan), placement.options[0]
+    def left(provider: str, mode: str = "", plan: Any = ()) -> Precision | None:
+        asked = Asked(mode, plan)
+        modes.told(provider, asked)
+        return modes.left(provider, asked)
 
-    assert left("CUDA")[0] is None
-    assert left("CUDA", "preferred_fp16")[0] == Precision(FLOAT16)
-    assert left("CUDA", "enforce_fp32", entries)[0] == Precision(FLOAT32, entries)
-    assert left("Tensorrt", "preferred_fp16")[0] is None
-    assert left("Tensorrt", "enforce_fp32")[0] == Precision(FLOAT32)
-    with pytest.raises(ShardrunError, match=r"\[execution_plan\] cannot be kept with TensorRT"):
-        left("Tensorrt", "preferred_fp16", entries)
-    assert left("CANN", "enforce_fp16", precision_mode="force_fp16")[0] is None
-    assert left("CANN", "", entries) == (Precision("", entries), {"precision_mode": "must_keep_origin_dtype"})
-    with pytest.raises(ShardrunError, match="contradict each other"):
-        left("CANN", "enforce_fp16", entries, precision_mode="force_fp16")
+    assert left(CUDA) is None
+    assert left(CUDA, "preferred_fp16") == Precision(FLOAT16)
+    assert left(CUDA, "enforce_fp32", entries) == Precision(FLOAT32, entries)
+    assert left(TENSORRT, "preferred_fp16") is None
+    assert left(TENSORRT, "enforce_fp32") == Precision(FLOAT32)
+    with pytest.raises(ShardrunError, match=r"\[execution_plan\] cannot be kept with TensorRT.*: leave the"):
+        left(TENSORRT, "preferred_fp16", entries)
+    assert left(CANN, "enforce_fp16") is None
+    for mode in ("", "enforce_origin", "must_keep_origin_dtype"):
+        assert left(CANN, mode, entries) == Precision("", entries)
+        assert modes.told(CANN, Asked(mode, entries)) == {"precision_mode": "must_keep_origin_dtype"}
+    with pytest.raises(ShardrunError, match="precision mode force_fp16 of CANN contradict each other"):
+        left(CANN, "enforce_fp16", entries)
+
+
+def test_a_plan_for_tensorrt_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranks.devices.devices.require", lambda provider, device: None)
+    context = contexts("gpu", provider="tensorrt")
+    asked = Asked("", (("MatMul", FLOAT16),))
+    with pytest.raises(ShardrunError, match=r'set context.gpu.provider to "" \(CUDA\), or leave the plan'):
+        precision_options.left("gpu", targets.place(context, asked), asked)
 
 
 def test_modes_in_configurations(tmp_path: Path) -> None:
@@ -450,7 +465,7 @@ def test_modes_in_configurations(tmp_path: Path) -> None:
 
 
 def test_modes_for_other_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranks.common.notice._warned", set())
+    monkeypatch.setattr(notice.NOTICES, "_given", set())
     path = mlp(tmp_path / "h.onnx", TensorProto.FLOAT16)
     plain = predict(path)
     given = {"ascend_context": {"precision_mode": "enforce_fp32"}}

@@ -406,7 +406,7 @@ def test_sessions_share_one_arena_on_a_device(monkeypatch: pytest.MonkeyPatch) -
     real = ort.OrtArenaCfg
     monkeypatch.setattr(ort, "OrtArenaCfg", lambda given: settings.append(dict(given)) or real(given))
     monkeypatch.setattr(ort, "create_and_register_allocator_v2", register)
-    monkeypatch.setattr(arena, "_on_cuda", {})
+    monkeypatch.setattr(arena.ARENAS, "_on_cuda", {})
     first, second = device_memory(monkeypatch, 2), device_memory(monkeypatch)
     shared = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
     assert first.session_entries() == second.session_entries() == shared

@@ -18,6 +18,7 @@ import pytest
 
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from ranks.run import executor, group
+from ranks.run.placement import Placement
 from sharding import slice_model
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import joined, model, node, save, value
@@ -309,7 +310,7 @@ def test_a_provider_that_this_machine_lacks_is_an_error_and_no_silent_fallback(
         pytest.skip("this machine has an accelerator: tests/gpu covers it")
     (path,) = save([joined([mlp(0, 1)])], tmp_path)
     with pytest.raises(DeviceError) as caught:
-        executor.load(path, providers=(provider,))
+        executor.load(path, placement=Placement((provider,)))
     assert title in str(caught.value)
     assert "install" in str(caught.value)
     assert capfd.readouterr() == ("", "")
@@ -318,7 +319,7 @@ def test_a_provider_that_this_machine_lacks_is_an_error_and_no_silent_fallback(
 def test_an_unknown_provider(tmp_path: Path) -> None:
     (path,) = save([joined([mlp(0, 1)])], tmp_path)
     with pytest.raises(DeviceError, match="NoSuchProvider is not in this build of ONNX Runtime"):
-        executor.load(path, providers=("NoSuchProvider",))
+        executor.load(path, placement=Placement(("NoSuchProvider",)))
 
 
 def test_nothing_is_logged_and_torch_is_not_imported(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ranks.devices import devices
 from ranks.errors import DeviceError
 from ranks.identity.place import Identity
-from ranks.lite.options import targets
 from ranks.precision.request import Asked, Precision
 from ranks.run import executor, group, target
+from ranks.run.placement import ON_CPU
 
 
 @pytest.fixture
@@ -21,51 +22,43 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def join(identity: Identity, name: str | None = None, device: str = "cpu") -> Any:
         made.append(("join", name, device))
-        return SimpleNamespace(device=device)
+        return SimpleNamespace(device=device, size=1)
 
     def load(path: str, **options: Any) -> str:
-        made.append(("load", options["communicator"].device, options.get("device_id")))
+        made.append(("load", options["communicator"].device, options.get("placement", ON_CPU).device_id))
         return "model"
-
-    def place(context: Any, modes: Any = ()) -> targets.Placement:
-        device = context.gpu.device_id if context.target == ["gpu"] else context.ascend.device_id
-        name = "CUDA" if context.target == ["gpu"] else "CANN"
-        return targets.Placement((f"{name}ExecutionProvider", "CPUExecutionProvider"), ({}, {}), device)
 
     monkeypatch.setattr(group, "join", join)
     monkeypatch.setattr(executor, "load", load)
-    monkeypatch.setattr(targets, "place", place)
+    monkeypatch.setattr(devices, "require", lambda provider, device: None)
+    monkeypatch.setattr(devices, "visible", lambda: 2)
     monkeypatch.delenv("SHARDRUN_COLLECTIVES", raising=False)
     return made
 
 
 def test_the_cpu_needs_one_group(calls: list[Any]) -> None:
     target.load("m.onnx", Identity(1, 2, 1, 2), collectives="mpi")
-    assert calls == [("join", "mpi", "cpu"), ("load", "cpu", None)]
+    assert calls == [("join", "mpi", "cpu"), ("load", "cpu", 0)]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "ascend"])
 def test_what_is_asked_of_precision(calls: list[Any], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The device is told its mode, and the graph what is left of it."""
     told: list[Any] = []
-    inner = targets.place
-
-    def place(context: Any, modes: Any = ()) -> targets.Placement:
-        told.extend(modes)
-        return inner(context, modes)
 
     def load(path: str, **options: Any) -> str:
-        told.append(options["precision"])
+        told.append((options.get("placement", ON_CPU).options[0], options["precision"]))
         return "model"
 
-    monkeypatch.setattr(targets, "place", place)
     monkeypatch.setattr(executor, "load", load)
     plan = (("MatMul", "float32"),)
-    mode = "enforce_origin" if kind == "ascend" else "preferred_fp16"
+    mode = "enforce_origin" if kind == "ascend" else "enforce_fp32"
     for asked in (Asked(mode, plan), None):
         target.load("m.onnx", Identity(0, 2, 0, 2), kind, collectives="shm", asked=asked)
-    left = Precision("float16" if kind == "gpu" else "", plan, rounded=kind == "cpu")
-    assert told == [*([(kind, mode)] if kind != "cpu" else []), left, None]
+    left = Precision("" if kind == "ascend" else "float32", plan, rounded=kind == "cpu")
+    device = {} if kind == "cpu" else {"device_id": "0"}
+    mode_of = {"gpu": {"use_tf32": "0"}, "ascend": {"precision_mode": "must_keep_origin_dtype"}}
+    assert told == [({**device, **mode_of.get(kind, {})}, left), (device, None)]
 
 
 @pytest.mark.parametrize("name", [None, "auto", "nccl"])
@@ -97,3 +90,24 @@ def test_unknown_targets_are_named(calls: list[Any]) -> None:
     with pytest.raises(DeviceError, match="'tpu'; the targets are cpu, gpu, ascend"):
         target.load("m.onnx", Identity(0, 2, 0, 2), "tpu")
     assert calls == []
+
+
+@pytest.mark.parametrize("kind", ["gpu", "ascend"])
+def test_what_a_machine_lacks_is_said_in_words_for_jobs(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def require(provider: str, device: int) -> None:
+        raise DeviceError(f"{provider} is missing.")
+
+    monkeypatch.setattr(devices, "require", require)
+    found = rf"^The target '{kind}' cannot be served here: C\w+ExecutionProvider is missing. To run on the"
+    with pytest.raises(DeviceError, match=found):
+        target.load("m.onnx", Identity(0, 2, 0, 2), kind)
+    assert calls == []
+
+
+def test_shardrun_target_sends_a_rank_to_the_cpu(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDRUN_TARGET", "cpu")
+    with pytest.warns(UserWarning, match="target 'gpu' runs on the CPU"):
+        target.load("m.onnx", Identity(1, 2, 1, 2), "gpu")
+    assert calls == [("join", "auto", "cpu"), ("load", "cpu", 0)]

@@ -21,6 +21,7 @@ import pytest
 
 from ranks.devices import devices
 from ranks.devices.linked import needed
+from ranks.devices.providers import CUDA, TENSORRT
 from ranks.errors import DeviceError
 from ranks.lite.options import targets
 from ranks.sessions import engines
@@ -30,7 +31,6 @@ from tests.ranks import stand_in
 from tests.ranks.rank_models import model, node, value
 
 pytest.importorskip("torch", reason="torch is not installed")
-CUDA, TENSORRT = devices.CUDA, devices.TENSORRT
 PROGRAM = [sys.executable, "-m", "tests.ranks.stand_in_program"]
 
 

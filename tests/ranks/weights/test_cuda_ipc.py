@@ -309,7 +309,7 @@ def foreign(
     """Exported weights, as a process sees them that is not their owner."""
     driver = FakeDriver()
     weights = export_device_weights(path, CONFIG, tmp_path / "device", driver)
-    monkeypatch.setattr(cuda_ipc, "_own", set())
+    monkeypatch.setattr(cuda_ipc.OWN, "names", set())
     yield driver, weights, tmp_path / "device"
     monkeypatch.delenv("FAKE_CUDA_FAIL", raising=False)
     weights.close()
@@ -359,7 +359,7 @@ def test_a_gpu_with_another_number(path: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "3")
     driver = FakeDriver()
     weights = export_device_weights(path, CONFIG, tmp_path / "device", driver)
-    monkeypatch.setattr(cuda_ipc, "_own", set())
+    monkeypatch.setattr(cuda_ipc.OWN, "names", set())
     monkeypatch.setenv("FAKE_CUDA_FIRST", "-1")
     found = open_device_weights(weights.description, weights.descriptors, tmp_path / "device", FakeDriver())
     assert (weights.device, found.device) == (0, 1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ranks.common.descriptors import Part
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError, WeightsError
 from ranks.weights.shared import client, handle, peers, protocol, server, sharing
 from ranks.weights.shared.peers import Guests, Status
@@ -198,7 +199,7 @@ def test_an_attacher_that_does_not_go_on(wrong: str, tmp_path: Path, monkeypatch
     """The owner's weights are for something else, or the model cannot be loaded: all that came is closed."""
     model = tmp_path / "model.onnx"
     model.write_bytes(b"not read here")
-    use = sharing.Use(model, "the CPU", sharing.CPU)
+    use = sharing.Use(model, "the CPU", CPU)
     facts = {**sharing._facts(use), **({"model": "another"} if wrong == "model" else {})}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parts = {sharing.VARIABLES: ({}, [_null()])}
