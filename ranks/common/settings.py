@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ranks.errors import SettingError
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
+from sharding.common.registry import Names
 from sharding.common.text import did_you_mean, shortened
 
-COLLECTIVES = ("auto", "shm", "mpi", "nccl", "gloo", "hccl")
+COLLECTIVES = Names("ranks.collectives.backends", "shardrun.collectives", ("auto",))
+"""What joins the ranks; `ranks.collectives.BACKENDS` has what each is."""
 DEFAULT_TIMEOUT = 300.0
 
 
@@ -63,7 +65,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int | None:
 
 def collectives(environ: Mapping[str, str] = os.environ) -> str:
     """Which collectives join the ranks: ``SHARDRUN_COLLECTIVES``, or ``auto``."""
-    text = _text(environ, "SHARDRUN_COLLECTIVES") or COLLECTIVES[0]
+    text = _text(environ, "SHARDRUN_COLLECTIVES") or "auto"
     if text not in COLLECTIVES:
         raise _wrong("SHARDRUN_COLLECTIVES", f"one of {', '.join(COLLECTIVES)}", text, COLLECTIVES)
     return text
@@ -114,7 +116,7 @@ def _text(environ: Mapping[str, str], name: str) -> str:
     return environ.get(name, "").strip()
 
 
-def _wrong(name: str, expected: str, found: str, known: tuple[str, ...] = ()) -> SettingError:
+def _wrong(name: str, expected: str, found: str, known: Collection[str] = ()) -> SettingError:
     return SettingError(
         f"{name} must be {expected}, but is {shortened(found, 80)!r}{did_you_mean(found, known)}."
     )
