@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.common.documents import quote, read_document
+from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.slicing import FILES, parse_bytes, parse_mesh_text
 from ranks.common.settings import COLLECTIVES, SECONDS
@@ -39,7 +40,7 @@ class JobFile(BaseModel):
     model: Text | None = None
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     rank_table: Text | None = None
-    launcher: Literal["auto", "local", "mpirun", "external"] | None = None
+    launcher: Annotated[str, AfterValidator(_one_of(STARTERS))] | None = None
     target: Literal["cpu", "gpu", "ascend"] | None = None
     collectives: Annotated[str, AfterValidator(_one_of(COLLECTIVES))] | None = None
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
@@ -70,7 +71,7 @@ EXPECTED = {
     "model": "the path of a model or a slice folder",
     "ranks": f"a whole number from 1 to {MAX_RANKS}",
     "rank_table": "the path of a rank table",
-    "launcher": "one of auto, local, mpirun, external",
+    "launcher": f"one of {', '.join(STARTERS)}",
     "target": "one of cpu, gpu, ascend",
     "collectives": f"one of {', '.join(COLLECTIVES)}",
     "threads": f"a whole number from 1 to {MAX_THREADS}",
