@@ -31,6 +31,7 @@ from ranks.cache.limit import bound, limit_of
 from ranks.cache.locks import hold
 from ranks.cache.place import FORMS, discard, place_of, prepare
 from ranks.common.waiting import HeldError
+from sharding.common.registry import code_of, entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
@@ -159,4 +160,7 @@ def _slicer() -> str:
     for path in sorted(root.rglob("*.py")):
         status = path.stat()
         digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for group in ("shardrun.formats", "shardrun.rules"):
+        for name, where in sorted(entry_points().get(group, {}).items()):
+            digest.update(f"{group} {name} {where} {code_of(where)}\n".encode())
     return digest.hexdigest()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Generic, NoReturn, TypeVar, overload
 
 from sharding.errors import ShardrunError
@@ -73,7 +74,7 @@ class Names(Sequence[str]):
 class Registry(Generic[T]):
     """The things that `names` name, imported when they are asked for.
 
-    Each of our modules holds one object of the type ``kind``; an entry point names one.
+    Each of our modules holds one object of the type ``kind``; an entry point names such a module or object.
     """
 
     def __init__(self, names: Names, kind: type[T]) -> None:
@@ -87,17 +88,18 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """Raises `KeyError` for an unknown name, `PluginError` where another package's is of no use."""
         if name not in self._found:
+            value: object
             if name in self.names.own:
-                module = importlib.import_module(f"{self.names.package}.{name}")
-                self._found[name] = next(
-                    value for value in vars(module).values() if isinstance(value, self._kind)
-                )
+                place = f"{self.names.package}.{name}"
+                value = importlib.import_module(place)
             else:
                 place = self.names.others[name]
                 value = load(place, name, self.names.group)
-                if not isinstance(value, self._kind):
-                    _refuse(name, self.names.group, place, f"it is no {self._kind.__qualname__}")
-                self._found[name] = value
+            if isinstance(value, ModuleType):
+                value = next((one for one in vars(value).values() if isinstance(one, self._kind)), None)
+            if not isinstance(value, self._kind):
+                _refuse(name, self.names.group, place, f"it is no {self._kind.__qualname__}")
+            self._found[name] = value
         return self._found[name]
 
     def own(self) -> dict[str, T]:
@@ -119,6 +121,18 @@ def load(place: str, name: str, group: str) -> object:
     except Exception as error:  # another package's code may raise anything
         _refuse(name, group, place, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     return found
+
+
+def code_of(place: str) -> str:
+    """What tells versions of the module of an entry point apart: its file's name, size and time."""
+    from importlib.util import find_spec
+
+    try:
+        origin = (spec := find_spec(place.partition(":")[0])) and spec.origin
+        status = Path(origin or "").stat()
+    except (ImportError, OSError, ValueError):
+        return ""  # whoever loads it says what is wrong
+    return f"{origin} {status.st_size} {status.st_mtime_ns}"
 
 
 def _refuse(name: str, group: str, place: str, why: str) -> NoReturn:
