@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ranks
-from ranks.identity.sources import IDENTITY, identifies
+from ranks.common.settings import SAFE_PATH, VARIABLES
+from ranks.identity.sources import identifies
 
-_OF_A_JOB = ("SHARDRUN_JOB", "SHARDRUN_CONTROL", "SHARDRUN_SCRATCH", IDENTITY)
+_OF_A_JOB = tuple(variable.name for variable in VARIABLES if variable.of_one_job)
 _BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
 
 
@@ -19,7 +20,7 @@ def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """``environ`` without what identifies a rank of another job.
 
     Left over from a launcher around us, it would tell a rank that it is another one. Variables of a
-    `launcher.starters.base.Starter.identity` may stay: nobody reads them without `IDENTITY`.
+    `launcher.starters.base.Starter.identity` may stay: nobody reads them without ``SHARDRUN_IDENTITY``.
     """
     return {
         name: value
@@ -54,4 +55,4 @@ def safe_path(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that belong to `boot_command`."""
     if "PYTHONSAFEPATH" in environ:
         return {}
-    return {"PYTHONSAFEPATH": "1", "SHARDRUN_SAFE_PATH": "1"}
+    return {"PYTHONSAFEPATH": "1", SAFE_PATH.name: "1"}

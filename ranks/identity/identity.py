@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ranks.common.processes import status
+from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
-from ranks.identity.sources import IDENTITY
 
 Environ = Mapping[str, str]
 
@@ -69,12 +69,12 @@ def _from_rank(environ: Environ) -> Identity | None:
 
 def _from_named(environ: Environ) -> Identity | None:
     """By the variables of a launcher that another package brings."""
-    names = (_text(environ, IDENTITY) or "").split(",")
+    names = IDENTITY.text(environ).split(",")
     if len(names) < len(("rank", "size", "local rank")):
         return None
-    numbers = _numbers(environ, tuple(names[:3]), f"{IDENTITY} names all three")
+    numbers = _numbers(environ, tuple(names[:3]), f"{IDENTITY.name} names all three")
     if numbers is None:
-        raise IdentityError(f"{IDENTITY} names {', '.join(names[:3])}, but none of them is set.")
+        raise IdentityError(f"{IDENTITY.name} names {', '.join(names[:3])}, but none of them is set.")
     rank, size, local_rank = numbers
     local_size = _number(environ, names[3]) if len(names) > len(numbers) else None
     source = ", ".join(names[:2])
@@ -175,12 +175,7 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
 
     A launcher inside another one (torchrun under srun, shardrun under mpirun) rightly sets its own numbers.
     """
-    if (
-        mpi is None
-        or mpi.world_size == 1
-        or _text(environ, "SHARDRUN_JOB")
-        or _text(environ, "TORCHELASTIC_RUN_ID")
-    ):
+    if mpi is None or mpi.world_size == 1 or JOB.text(environ) or _text(environ, "TORCHELASTIC_RUN_ID"):
         return
     if (plain.rank, plain.world_size) != (mpi.rank, mpi.world_size):
         raise IdentityError(
@@ -193,7 +188,7 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
 
 def _environment_key(size: int, environ: Environ) -> str:
     """What all ranks of this job on this host, and no other job's, have in common."""
-    if job := _text(environ, "SHARDRUN_JOB"):
+    if job := JOB.text(environ):
         return f"job:{job}"
     if run := _text(environ, "TORCHELASTIC_RUN_ID"):
         return f"torchrun:{run}:{_text(environ, 'MASTER_ADDR')}:{_text(environ, 'MASTER_PORT')}"

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 
 from ranks.identity.place import Identity
 
-IDENTITY = "SHARDRUN_IDENTITY"
-"""Names the variables of a launcher that is none of `SOURCES`, with commas between them: of the rank, the
-number of ranks, the local rank and, if there is one, the local size."""
-
 
 @dataclass(frozen=True)
 class Source:
