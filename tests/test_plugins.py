@@ -32,6 +32,9 @@ plug = plug.rule
 [shardrun.formats]
 plug = plug.format:FORMAT
 
+[shardrun.checkpoints]
+plug-weights = plug.weights
+
 [shardrun.metrics]
 plug_halves = plug.metric:halves
 """
@@ -86,6 +89,18 @@ def import_model(path, *, key=None, opset):
     return onnx.load_model_from_string(open(path, "rb").read()[4:])
 
 FORMAT = ModelFormat(is_it, import_model)
+''',
+    "weights": '''
+import numpy as np
+from sharding.importers.checkpoints.base import Checkpoint, CheckpointFormat, Entry, bytes_of
+
+def read(path):
+    numbers = np.frombuffer(path.read_bytes()[4:], np.float32)
+    parts = {"w0": numbers[: 8 * 64].reshape(8, 64), "w1": numbers[8 * 64 :].reshape(64, 6)}
+    entries = {name: Entry(name, one.dtype, one.shape, (bytes_of(one),)) for name, one in parts.items()}
+    return Checkpoint(path, "a checkpoint of plug", entries, [path])
+
+FORMAT = CheckpointFormat(lambda path, head: head.startswith(b"WGHT"), read)
 ''',
     "metric": '''
 def halves(prediction, labels):
@@ -149,6 +164,17 @@ def test_a_command_uses_what_another_package_brings(site: Path, model: Path, tmp
     assert done.returncode == 0, done.stderr
     assert "plug-backend" in done.stdout
     np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], expected(model, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_checkpoint_gives_a_model_its_weights(site: Path, model: Path, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(4).standard_normal(8 * 64 + 64 * 6, np.float32)
+    (tmp_path / "w.bin").write_bytes(b"WGHT" + numbers.tobytes())
+    command = ("convert", model, "--weights", "w.bin", "new.onnx")
+    done = shardrun(*command, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{site}")
+    assert done.returncode == 0, done.stderr
+    x = np.random.default_rng(6).standard_normal((4, 8), np.float32)
+    wanted = x @ numbers[: 8 * 64].reshape(8, 64) @ numbers[8 * 64 :].reshape(64, 6)
+    np.testing.assert_allclose(expected(tmp_path / "new.onnx", x), wanted, rtol=1e-4, atol=1e-4)
 
 
 def operators(folder: Path) -> list[str]:

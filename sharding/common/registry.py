@@ -30,8 +30,8 @@ class PluginError(ShardrunError):
 class Names(Sequence[str]):
     """The names of one kind of thing, in order; other packages are asked only for names that we have not.
 
-    ``package`` is the folder of our own modules, ``group`` the group of entry points, ``first`` what may be
-    said besides, such as "auto".
+    ``package`` is the folder of our own modules ("" where what we have is told apart otherwise), ``group``
+    the group of entry points, ``first`` what may be said besides, such as "auto".
     """
 
     def __init__(self, package: str, group: str, first: Sequence[str] = ()) -> None:
@@ -42,6 +42,8 @@ class Names(Sequence[str]):
     @cached_property
     def own(self) -> tuple[str, ...]:
         """The names of our own modules."""
+        if not self.package:
+            return ()
         files = os.listdir(_ROOT.joinpath(*self.package.split(".")))  # noqa: PTH208 - names are enough
         return tuple(sorted(name[:-3] for name in files if name.endswith(".py") and name[0] != "_"))
 
