@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from ranks.common import settings
 from ranks.errors import ShardrunError
 
 if TYPE_CHECKING:
@@ -44,12 +45,11 @@ def main(program: Sequence[str]) -> None:
 
         identity = identify()
         rank = identity.rank
-        address = os.environ.get("SHARDRUN_CONTROL")
+        address = settings.CONTROL.text()
         if address:
             from ranks.talk.control import Control
 
-            job = os.environ.get("SHARDRUN_JOB", "")
-            control = Control.connect(address, job, rank, identity.world_size, identity.host)
+            control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
         if program[0] == "serve":
             from ranks.run.serve import serve
 
@@ -98,7 +98,7 @@ def spawned(
 
 
 def _set_up_process(spare: list[int]) -> None:
-    if os.environ.get("SHARDRUN_CONTROL"):
+    if settings.CONTROL.text():
         # A rank has no input. Open MPI would give its own to rank 0, and that of /dev/null never ends.
         nothing = os.open(os.devnull, os.O_RDONLY)
         if nothing != 0:
@@ -110,9 +110,9 @@ def _set_up_process(spare: list[int]) -> None:
         if reconfigure is not None:
             # Whole lines at once, even with PYTHONUNBUFFERED: mpirun marks each write with its rank.
             reconfigure(line_buffering=True, write_through=False)
-    if os.environ.pop("SHARDRUN_SAFE_PATH", None):
+    if settings.SAFE_PATH.take():
         os.environ.pop("PYTHONSAFEPATH", None)
-    if os.environ.get("SHARDRUN_CONTROL"):
+    if settings.CONTROL.text():
         from ranks.common import heap
         from ranks.talk.control import die_with_parent
 

@@ -15,6 +15,7 @@ import sys
 from typing import NoReturn
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
+from ranks.common import settings
 from sharding.common.storage import is_place
 from sharding.common.text import one_line, printable, without_long_words
 
@@ -32,10 +33,6 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
 
 
-RUN_ALL = "SHARDRUN_RUN_ALL"
-"""Set by run_all.sh, which ends the other ranks when one has failed: what they would say of that is no news,
-and would hide the first cause."""
-
 _signals: list[int] = []
 
 
@@ -49,7 +46,7 @@ def report(error: BaseException, where: str = "") -> int:
     """Prints what ended the command, on which rank, and returns its exit code."""
     # A library that is being imported, or one in C, may turn the exception into another one.
     if isinstance(error, Terminated) or _signals:
-        return EXIT_TERMINATED if os.environ.get(RUN_ALL) else _say("terminated", EXIT_TERMINATED)
+        return EXIT_TERMINATED if settings.RUN_ALL.text() else _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):

@@ -33,7 +33,7 @@ def check_sliceable(model: Path) -> None:
     except ModelError:
         return
     output = f"{model.stem or 'model'}.onnx"
-    if kind in {"ckpt", "safetensors", "torch"} or (kind == "index" and ".index." in model.name):
+    if kind not in {"index", "program", "script", "unknown"} or (kind == "index" and ".index." in model.name):
         raise ConfigError(
             f"{model} holds weights and no graph: make a model of it with its network, `shardrun convert "
             f"--network package.module:FACTORY --weights {model} {output}` (or, of a transformers model, "

@@ -20,6 +20,7 @@ from ranks.cache.cache import Cache
 from ranks.cache.folder import ELSEWHERE, cache_folder, fingerprint, hash_file
 from ranks.cache.intact import Files
 from ranks.common.waiting import HeldError
+from sharding.common.registry import code_of, entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
@@ -116,4 +117,7 @@ def _slicer() -> str:
     for path in sorted(root.rglob("*.py")):
         status = path.stat()
         digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for group in ("shardrun.formats", "shardrun.rules"):
+        for name, where in sorted(entry_points().get(group, {}).items()):
+            digest.update(f"{group} {name} {where} {code_of(where)}\n".encode())
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.common.files import check_target
+from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
 from launcher.inspection.rank_models import is_rank_models, missing
@@ -18,7 +19,7 @@ from sharding.slices.mesh import Mesh
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
-LAUNCHERS = ("auto", "local", "mpirun", "external")
+LAUNCHERS = STARTERS
 TARGETS = ("cpu", "gpu", "ascend")
 
 

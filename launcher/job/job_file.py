@@ -5,20 +5,31 @@ Relative paths in a job file are relative to the file's own folder.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.common.documents import quote, read_document
+from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.slicing import FILES, parse_bytes, parse_mesh_text
-from ranks.common.settings import SECONDS
+from ranks.common.settings import COLLECTIVES, SECONDS
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.text import closest
 
 MAX_TEXT = 4096
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
+
+
+def _one_of(names: Container[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(name)
+        return name
+
+    return check
 
 
 class JobFile(BaseModel):
@@ -29,9 +40,9 @@ class JobFile(BaseModel):
     model: Text | None = None
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     rank_table: Text | None = None
-    launcher: Literal["auto", "local", "mpirun", "external"] | None = None
+    launcher: Annotated[str, AfterValidator(_one_of(STARTERS))] | None = None
     target: Literal["cpu", "gpu", "ascend"] | None = None
-    collectives: Literal["auto", "shm", "mpi", "nccl", "gloo", "hccl"] | None = None
+    collectives: Annotated[str, AfterValidator(_one_of(COLLECTIVES))] | None = None
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] | None = None
     allow_replicated: bool | None = None
@@ -60,9 +71,9 @@ EXPECTED = {
     "model": "the path of a model or a slice folder",
     "ranks": f"a whole number from 1 to {MAX_RANKS}",
     "rank_table": "the path of a rank table",
-    "launcher": "one of auto, local, mpirun, external",
+    "launcher": f"one of {', '.join(STARTERS)}",
     "target": "one of cpu, gpu, ascend",
-    "collectives": "one of auto, shm, mpi, nccl, gloo, hccl",
+    "collectives": f"one of {', '.join(COLLECTIVES)}",
     "threads": f"a whole number from 1 to {MAX_THREADS}",
     "timeout": SECONDS,
     "allow_replicated": "true or false",

@@ -109,8 +109,13 @@ def check_collectives(collectives: str, target: str | None = None) -> None:
         raise ConfigError(
             f"There are no collectives {collectives!r}: choose one of {', '.join(COLLECTIVES)}."
         )
-    needed = {"nccl": "gpu", "hccl": "ascend"}.get(collectives, target)
-    if target is not None and target != needed:
+    if target is None or collectives == "auto":
+        return
+    from ranks.collectives import BACKENDS
+
+    backend = BACKENDS[collectives]
+    needed = target if backend.device == "cpu" else backend.target
+    if target != needed:
         raise ConfigError(
             f"The {collectives} collectives do not join ranks on the target {target}: give --target {needed} "
             f"(in Python: target={needed!r}), or leave the choice of collectives to auto."

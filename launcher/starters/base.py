@@ -1,31 +1,28 @@
 """What a launcher is: one class with one job, to start these ranks and to say when each ended and how.
 
-Watching, output, time-outs, the first cause and clean-up are common code above it (`launcher.group.watch`). A
-new launcher is one module and one line in `LAUNCHERS`.
+Watching, output, time-outs, the first cause and clean-up are common code above it (`launcher.group.watch`).
+A new launcher is one module in `launcher.starters.known`, with a `Starter` in it, or an entry point of the
+group ``shardrun.starters`` that another package brings.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import queue
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.hosts import remote_hosts, unknown_host
+from sharding.common.registry import Registry
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
 log = logging.getLogger(__name__)
-
-LAUNCHERS = {
-    "local": "launcher.starters.local:LocalLauncher",
-    "mpirun": "launcher.starters.mpirun:MpirunLauncher",
-}
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -102,6 +99,8 @@ class Launcher(ABC):
     """Starts ranks in one way."""
 
     name: str
+    identity: tuple[str, ...] = ()
+    """As `Starter.identity`, which says it."""
 
     def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
         """Raises `LaunchError` for a rank table that this launcher cannot use."""
@@ -121,6 +120,29 @@ class Launcher(ABC):
         """
 
 
+@dataclass(frozen=True)
+class Starter:
+    """One way to start ranks: a module of `launcher.starters.known` holds one, and has its name."""
+
+    make: Callable[[], Launcher]
+    order: int | None = None
+    """Of those that can do what a job needs, ``auto`` takes the one with the lowest; None: none of them."""
+    spans_hosts: bool = True
+    """Whether it starts ranks on other hosts."""
+    by_mpi: bool = False
+    """Whether its ranks find one another by MPI."""
+    identity: Sequence[str] = ()
+    """The variables that tell its ranks their rank, the number of ranks, their place on their host and how
+    many are there (which may be left out), where they are not those that every rank looks for."""
+
+    def fits(self, *, hosts: bool, mpi: bool) -> bool:
+        """Whether it can start ranks on several ``hosts``, and ranks that talk by ``mpi``."""
+        return (self.spans_hosts or not hosts) and (self.by_mpi or not mpi)
+
+
+REGISTRY = Registry(STARTERS, Starter)
+
+
 def choose(name: str, table: RankTable | None = None, collectives: str = "auto") -> Launcher:
     """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several, or where
     MPI is to carry the collectives."""
@@ -130,17 +152,29 @@ def choose(name: str, table: RankTable | None = None, collectives: str = "auto")
             "its ranks run on this machine",
             host,
         )
+    mpi = _by_mpi(collectives)
     if name == "auto":
-        name = "mpirun" if collectives == "mpi" or remote_hosts(table) else "local"
-    if name == "local" and collectives == "mpi":
+        hosts = bool(remote_hosts(table))
+        able = {key: item for key, item in REGISTRY.own().items() if item.fits(hosts=hosts, mpi=mpi)}
+        name = min((item.order, key) for key, item in able.items() if item.order is not None)[1]
+    if name not in REGISTRY:
+        known = (name for name in STARTERS if name != "external")
+        raise ConfigError(f"There is no launcher {name!r}: choose one of {', '.join(known)}.")
+    starter = REGISTRY[name]
+    if mpi and not starter.by_mpi:
+        able = {key: item for key, item in REGISTRY.own().items() if item.by_mpi}
         raise ConfigError(
-            "The mpi collectives need the launcher mpirun, but local is asked for: leave out one of the two."
+            f"The {collectives} collectives need the launcher {' or '.join(able)}, but {name} is asked for: "
+            "leave out one of the two."
         )
-    try:
-        module, _, attribute = LAUNCHERS[name].partition(":")
-    except KeyError:
-        raise ConfigError(
-            f"There is no launcher {name!r}: choose one of auto, {', '.join(LAUNCHERS)}."
-        ) from None
-    launcher: Launcher = getattr(importlib.import_module(module), attribute)()
+    launcher = starter.make()
+    launcher.identity = tuple(starter.identity)
     return launcher
+
+
+def _by_mpi(collectives: str) -> bool:
+    if collectives == "auto":
+        return False
+    from ranks.collectives import BACKENDS
+
+    return collectives in BACKENDS and BACKENDS[collectives].by_mpi

@@ -9,29 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ranks
+from ranks.common.settings import SAFE_PATH, VARIABLES
+from ranks.identity.sources import identifies
 
-# Left over from a launcher around us, these would tell a rank that it is another one. OMPI_MCA_*, PRTE_MCA_*,
-# PMIX_MCA_* and I_MPI_* are a user's settings and stay.
-_IDENTITY = frozenset(
-    [
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
-        *("RANK_ID", "RANK_SIZE", "DEVICE_ID", "TORCHELASTIC_RUN_ID"),
-        *("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ]
-)
-_IDENTITY_PREFIXES = ("OMPI_COMM_WORLD_", "SHARDRUN_JOB", "SHARDRUN_CONTROL", "SHARDRUN_SCRATCH")
+_OF_A_JOB = tuple(variable.name for variable in VARIABLES if variable.of_one_job)
 _BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
-_PMIX_SETTINGS = ("PMIX_MCA_",)
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environ`` without what identifies a rank of another job."""
+    """``environ`` without what identifies a rank of another job.
+
+    Left over from a launcher around us, it would tell a rank that it is another one. Variables of a
+    `launcher.starters.base.Starter.identity` may stay: nobody reads them without ``SHARDRUN_IDENTITY``.
+    """
     return {
         name: value
         for name, value in environ.items()
-        if name not in _IDENTITY
-        and not name.startswith(_IDENTITY_PREFIXES)
-        and not (name.startswith("PMIX_") and not name.startswith(_PMIX_SETTINGS))
+        if not identifies(name) and not name.startswith(_OF_A_JOB)
     }
 
 
@@ -61,4 +55,4 @@ def safe_path(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that belong to `boot_command`."""
     if "PYTHONSAFEPATH" in environ:
         return {}
-    return {"PYTHONSAFEPATH": "1", "SHARDRUN_SAFE_PATH": "1"}
+    return {"PYTHONSAFEPATH": "1", SAFE_PATH.name: "1"}

@@ -22,6 +22,7 @@ from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.starters.loopback import family, move_to_loopback
+from ranks.common.settings import JOB, SCRATCH
 from ranks.talk.control import EXIT_ORPHANED, SCRATCH_PREFIX
 from sharding.common.limits import shortage
 from sharding.common.text import human_bytes
@@ -153,7 +154,7 @@ class MpirunLauncher(Launcher):
         here: dict[str, str] = {}  # for mpirun and the ranks of its host, not for other hosts
         scratch = _make_scratch(world_size) if local or mpirun.flavour in _OPEN_MPI else None
         if scratch:
-            (ours if local else here)["SHARDRUN_SCRATCH"] = str(scratch)
+            (ours if local else here)[SCRATCH.name] = str(scratch)
         if scratch and not local:
             here |= dict.fromkeys(_LOCAL_FOLDERS, str(scratch))
         elif scratch and mpirun.flavour in _OPEN_MPI:
@@ -280,7 +281,7 @@ class MpirunHandle(Handle):
             )
         self._flavour = flavour
         self._scratch = scratch
-        self._job = f"SHARDRUN_JOB={environment.get('SHARDRUN_JOB', '')}"
+        self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
         self._reported = False
         # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ranks.cache import locks, place, regular_files
+from ranks.common import settings
 from ranks.errors import ModelError, ShardrunError
 from sharding.common.nearby import hint
 from sharding.onnx_files.external import locations, target_of
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def cache_folder() -> Path:
     """Where shardrun keeps what it can make again. Raises `ShardrunError` where nothing says where."""
-    own = os.environ.get("SHARDRUN_CACHE", "").strip()
+    own = settings.CACHE.text()
     # No shell has looked at what stands in a unit's or a container's file: a folder named ~ is never meant.
     at_home = own == "~" or own.startswith("~/")
     if own and not at_home:

@@ -1,30 +1,21 @@
 """Collective backends, and the choice among them.
 
-A backend is a module with ``connect(identity, timeout, ...) -> Communicator`` and one line in `BACKENDS`.
+A backend is one module in `ranks.collectives.backends`, or an entry point of the group
+``shardrun.collectives`` that another package brings.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-from typing import Any
-
+from ranks.collectives.backend import TARGETS, Backend
 from ranks.collectives.base import Communicator
-from ranks.common.settings import default_timeout
+from ranks.common.settings import COLLECTIVES, default_timeout
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
+from sharding.common.registry import Registry
 
-__all__ = ["BACKENDS", "Communicator", "choose", "connect"]
+__all__ = ["BACKENDS", "Backend", "Communicator", "choose", "connect", "target_of"]
 
-# Name -> module and what its `connect` is told besides identity and time-out.
-BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "shm": ("ranks.collectives.shm.communicator", {}),
-    "mpi": ("ranks.collectives.mpi", {}),
-    "gloo": ("ranks.collectives.torch.distributed", {"backend": "gloo"}),
-    "nccl": ("ranks.collectives.torch.distributed", {"backend": "nccl"}),
-    "hccl": ("ranks.collectives.torch.distributed", {"backend": "hccl"}),
-}
-_DEVICE_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+BACKENDS = Registry(COLLECTIVES, Backend)
 
 
 def connect(
@@ -38,26 +29,24 @@ def connect(
     where a device or its software is missing.
     """
     seconds = default_timeout() if timeout is None else float(timeout)
-    if name != "auto" and name not in BACKENDS:
+    if name not in COLLECTIVES:
         raise CollectiveError(
-            f"There are no collectives named {name!r}; the names are auto, {', '.join(BACKENDS)}."
+            f"There are no collectives named {name!r}; the names are {', '.join(COLLECTIVES)}."
         )
-    if device not in ("cpu", *_DEVICE_BACKENDS):
+    if device not in TARGETS:
         raise CollectiveError(f"Collectives have no device {device!r}; the devices are cpu, cuda and npu.")
     if identity.world_size == 1:
         from ranks.collectives.single import SingleCommunicator
 
         return SingleCommunicator(seconds)
     chosen = choose(identity, device) if name == "auto" else name
-    needed = {backend: place for place, backend in _DEVICE_BACKENDS.items()}.get(chosen, "cpu")
-    if needed != device:
+    backend = BACKENDS[chosen]
+    if backend.device != device:
         raise CollectiveError(
-            f"The {chosen} collectives work on buffers of device {needed}, but this group's are on {device}: "
-            "leave the choice to auto, or run the model on that device."
+            f"The {chosen} collectives work on buffers of device {backend.device}, but this group's are on "
+            f"{device}: leave the choice to auto, or run the model on that device."
         )
-    module, extra = BACKENDS[chosen]
-    communicator: Communicator = importlib.import_module(module).connect(identity, seconds, **extra)
-    return communicator
+    return backend.connect(identity, seconds)
 
 
 def choose(identity: Identity, device: str = "cpu") -> str:
@@ -66,10 +55,13 @@ def choose(identity: Identity, device: str = "cpu") -> str:
     NCCL or HCCL for buffers on devices; shared memory where all ranks are on one host; MPI under an MPI
     launcher; else Gloo.
     """
-    if device != "cpu":
-        return _DEVICE_BACKENDS[device]
-    if identity.shares_host:
-        return "shm"
-    # Under `srun --mpi=none` an MPI library would make every rank a world of its own.
-    slurm_with_mpi = identity.source.startswith("SLURM_") and "PMIX_RANK" in os.environ
-    return "mpi" if slurm_with_mpi or identity.source.startswith(("OMPI_", "PMI_")) else "gloo"
+    fitting = {name: item for name, item in BACKENDS.own().items() if item.device == device}
+    return next(
+        name for name, item in sorted(fitting.items(), key=lambda pair: pair[1].order) if item.suits(identity)
+    )
+
+
+def target_of(name: str) -> str | None:
+    """The target whose ranks these collectives join by buffers of its own; None for "auto", which has one
+    for each."""
+    return None if name == "auto" else BACKENDS[name].target

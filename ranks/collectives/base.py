@@ -23,6 +23,8 @@ class Communicator(ABC):
     """
 
     name: str
+    on_device: bool = False
+    """Whether buffers are torch tensors on the rank's device."""
     rank: int
     size: int
     timeout: float

@@ -20,7 +20,7 @@ class Spreader:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._on_device = communicator.name in {"nccl", "hccl"}
+        self._on_device = communicator.on_device
         self._block = np.zeros(BLOCK, np.uint8)
 
     def spread(self, message: wire.Message | None, root: int = 0) -> wire.Message:

@@ -25,6 +25,7 @@ from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
+from ranks.identity.sources import BY_MPI
 
 _TESTS = 200  # of a request before the processor is offered to others
 _AWAKE = 2e-3  # seconds before the first sleep
@@ -34,7 +35,6 @@ _SLOWEST = 50e6  # bytes per second: how long to stay awake for data
 _RING = 64 << 10  # bytes from which sums go round the ranks in parts
 _TAG, _FAREWELL = 7, 8
 _GRACE = 2.0  # seconds for what a rank sent before it left
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 class _Both:
@@ -269,12 +269,12 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     is not the one that the launcher started: the wrong launcher for a library silently makes every rank a
     world of its own.
     """
-    if not any(name in os.environ for name in _LAUNCHED):
+    if not any(name in os.environ for name in BY_MPI):
         # Asked before MPI starts: a lone Open MPI process leaves a file in /dev/shm.
         raise CollectiveError(
             f"The mpi collectives need ranks that an MPI launcher started, but {identity.source} say that "
             f"this is rank "
-            f"{identity.rank} of {identity.world_size} and none of {', '.join(_LAUNCHED)} is set: start "
+            f"{identity.rank} of {identity.world_size} and none of {', '.join(BY_MPI)} is set: start "
             f"the ranks with "
             "mpirun, or use SHARDRUN_COLLECTIVES=gloo."
         )

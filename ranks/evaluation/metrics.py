@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.classes import among_best, is_number, predicted, scores_and_labels
 from ranks.evaluation.errors import EvaluationError
+from sharding.common.registry import entry_points, load
 
 Array = NDArray[Any]
 
@@ -227,30 +228,44 @@ _SAME = {
     "top_5_accuracy": "top5",
     "cosine": "cosine_similarity",
 }
-NAMES = (
-    "accuracy", "topK (top1, top5, ...)", "precision", "recall", "f1", "cross_entropy", "perplexity",
-    "mse", "rmse", "mae", "max_error", "cosine_similarity",
-)  # fmt: skip
-"""The names of `named`, for messages."""
+_NAMED: dict[str, Callable[[int | None], Metric]] = {
+    "accuracy": lambda ignore: TopK(1, ignore),
+    "precision": lambda ignore: Confusion("precision", ignore),
+    "recall": lambda ignore: Confusion("recall", ignore),
+    "f1": lambda ignore: Confusion("f1", ignore),
+    "cross_entropy": lambda ignore: CrossEntropy(False, ignore),
+    "perplexity": lambda ignore: CrossEntropy(True, ignore),
+    "mse": lambda ignore: Differences("mse"),
+    "rmse": lambda ignore: Differences("rmse"),
+    "mae": lambda ignore: Differences("mae"),
+    "max_error": lambda ignore: Differences("max_error"),
+    "cosine_similarity": lambda ignore: Cosine(),
+}
+GROUP = "shardrun.metrics"
+"""The group of entry points by which other packages bring metrics: each names a class with `Metric`'s
+methods, or a function as of `Function`."""
+
+
+def names() -> list[str]:
+    """The names of `named`, for messages."""
+    own = list(_NAMED)
+    own.insert(1, "topK (top1, top5, ...)")
+    return [*own, *entry_points().get(GROUP, {})]
 
 
 def named(name: str, ignore: int | None = None) -> Metric:
     """The metric of a name, in any case; mindspore's names are known too. Raises `EvaluationError`."""
     key = name.strip().lower()
     key = _SAME.get(key, key)
-    if key == "accuracy":
-        return TopK(1, ignore)
+    if key in _NAMED:
+        return _NAMED[key](ignore)
     if (match := re.fullmatch(r"top_?(\d{1,6})", key)) and int(match[1]) > 0:
         return TopK(int(match[1]), ignore)
-    if key in {"precision", "recall", "f1"}:
-        return Confusion(key, ignore)
-    if key in {"cross_entropy", "perplexity"}:
-        return CrossEntropy(key == "perplexity", ignore)
-    if key in {"mse", "rmse", "mae", "max_error"}:
-        return Differences(key)
-    if key == "cosine_similarity":
-        return Cosine()
-    raise EvaluationError(f"there is no metric {name[:80]!r}: expected one of {', '.join(NAMES)}.")
+    others = entry_points().get(GROUP, {})
+    if key in others:
+        value = load(others[key], key, GROUP)
+        return _metric(value() if isinstance(value, type) else value, key, ignore)
+    raise EvaluationError(f"there is no metric {name[:80]!r}: expected one of {', '.join(names())}.")
 
 
 def collect(
@@ -275,7 +290,7 @@ def collect(
             raise EvaluationError(f"the metric {name!r} is given twice.")
         found[name] = _metric(value, name, ignore)
     if not found:
-        raise EvaluationError(f"no metric is given: expected one or more of {', '.join(NAMES)}.")
+        raise EvaluationError(f"no metric is given: expected one or more of {', '.join(names())}.")
     for metric in found.values():
         metric.clear()
     return found

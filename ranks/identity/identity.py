@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ranks.common.processes import status
+from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
 
@@ -22,11 +23,12 @@ def identify(explicit: Identity | None = None, environ: Environ = os.environ) ->
     """The identity of this process.
 
     The first of these that is there decides: ``explicit``; ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` as
-    torchrun and shardrun set them; Open MPI's ``OMPI_COMM_WORLD_*``; ``PMI_*`` of MPICH and Intel MPI;
-    Slurm's variables inside an ``srun`` step (with or without PMIx); the Ascend variables ``RANK_ID``,
-    ``RANK_SIZE``, ``DEVICE_ID`` and ``RANK_TABLE_FILE``. With none of them the process is a world of its
-    own. Raises `IdentityError` where a set of variables is incomplete, is not numbers, or contradicts the
-    launcher that really started the process.
+    torchrun and shardrun set them; those that ``SHARDRUN_IDENTITY`` names; Open MPI's
+    ``OMPI_COMM_WORLD_*``; ``PMI_*`` of MPICH and Intel MPI; Slurm's variables inside an ``srun`` step (with
+    or without PMIx); the Ascend variables ``RANK_ID``, ``RANK_SIZE``, ``DEVICE_ID`` and
+    ``RANK_TABLE_FILE``. With none of them the process is a world of its own. Raises `IdentityError` where a
+    set of variables is incomplete, is not numbers, or contradicts the launcher that really started the
+    process.
     """
     if explicit is not None:
         return (
@@ -39,6 +41,9 @@ def identify(explicit: Identity | None = None, environ: Environ = os.environ) ->
     if plain is not None:
         _refuse_contradiction(plain, mpi, environ)
         return plain
+    told = _from_named(environ)
+    if told is not None:
+        return told
     if mpi is not None:
         return mpi
     if _text(environ, "PMIX_RANK") is not None:
@@ -59,6 +64,20 @@ def _from_rank(environ: Environ) -> Identity | None:
     if local_size is None and local_rank == rank and _text(environ, "MASTER_ADDR") in _THIS_HOST:
         local_size = size  # nothing says where another host would be
     source = "RANK, WORLD_SIZE and LOCAL_RANK"
+    return Identity(rank, size, local_rank, local_size, source=source, key=_environment_key(size, environ))
+
+
+def _from_named(environ: Environ) -> Identity | None:
+    """By the variables of a launcher that another package brings."""
+    names = IDENTITY.text(environ).split(",")
+    if len(names) < len(("rank", "size", "local rank")):
+        return None
+    numbers = _numbers(environ, tuple(names[:3]), f"{IDENTITY.name} names all three")
+    if numbers is None:
+        raise IdentityError(f"{IDENTITY.name} names {', '.join(names[:3])}, but none of them is set.")
+    rank, size, local_rank = numbers
+    local_size = _number(environ, names[3]) if len(names) > len(numbers) else None
+    source = ", ".join(names[:2])
     return Identity(rank, size, local_rank, local_size, source=source, key=_environment_key(size, environ))
 
 
@@ -156,12 +175,7 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
 
     A launcher inside another one (torchrun under srun, shardrun under mpirun) rightly sets its own numbers.
     """
-    if (
-        mpi is None
-        or mpi.world_size == 1
-        or _text(environ, "SHARDRUN_JOB")
-        or _text(environ, "TORCHELASTIC_RUN_ID")
-    ):
+    if mpi is None or mpi.world_size == 1 or JOB.text(environ) or _text(environ, "TORCHELASTIC_RUN_ID"):
         return
     if (plain.rank, plain.world_size) != (mpi.rank, mpi.world_size):
         raise IdentityError(
@@ -174,7 +188,7 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
 
 def _environment_key(size: int, environ: Environ) -> str:
     """What all ranks of this job on this host, and no other job's, have in common."""
-    if job := _text(environ, "SHARDRUN_JOB"):
+    if job := JOB.text(environ):
         return f"job:{job}"
     if run := _text(environ, "TORCHELASTIC_RUN_ID"):
         return f"torchrun:{run}:{_text(environ, 'MASTER_ADDR')}:{_text(environ, 'MASTER_PORT')}"

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
+from sharding.common.registry import code_of
 from sharding.common.storage import why_unwritable
-from sharding.importers.sniff import is_imported
+from sharding.importers.sniff import format_of, is_imported
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -114,21 +115,24 @@ def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
 def _key(path: Path) -> str:
     from ranks.cache.folder import fingerprint
 
-    parts = {"model": fingerprint(path), "importer": _importer()}
+    parts = {"model": fingerprint(path), "importer": _importer(format_of(path))}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
     stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)[:40]
     return f"{stem}-{digest}"
 
 
-def _importer() -> str:
+def _importer(name: str) -> str:
     """A hash of the importers' code: another version of it may convert otherwise."""
     import sharding.importers
 
+    others = sharding.importers.FORMATS.names.others
     digest = hashlib.sha256()
     root = Path(sharding.importers.__file__).parent
     for file in sorted(root.rglob("*.py")):
         status = file.stat()
         digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    if name in others:
+        digest.update(f"{name} {others[name]} {code_of(others[name])}\n".encode())
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from ranks.collectives import connect
+from ranks.collectives import connect, target_of
 from ranks.collectives.base import Communicator
 from ranks.common import settings
 from ranks.devices import devices
@@ -13,8 +13,6 @@ from ranks.errors import CollectiveError
 from ranks.identity.identity import identify
 from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
-
-_HOST_COLLECTIVES = frozenset({"shm", "mpi", "gloo"})
 
 
 class Groups:
@@ -87,7 +85,7 @@ def join_for(provider: str) -> Communicator:
     """`join` for buffers where ONNX Runtime's ``provider`` keeps its values, or on the host where the
     collectives that were asked for know no others."""
     device = devices.DEVICES.get(provider)
-    if device is None or settings.collectives() in _HOST_COLLECTIVES:
+    if device is None or target_of(settings.collectives()) == "cpu":
         return join()
     return join(device=device.buffers)
 

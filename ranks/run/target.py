@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ranks.collectives import target_of
 from ranks.common import settings
 from ranks.errors import DeviceError
 from ranks.run import executor, group, placement
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from ranks.identity.place import Identity
     from ranks.precision.request import Asked
     from ranks.run.rank_model import RankModel
-
-_ON_DEVICE = {"nccl": "gpu", "hccl": "ascend"}
 
 
 def load(
@@ -40,7 +39,7 @@ def load(
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
     name = collectives or settings.collectives()
     if target == "cpu":
-        if needed := _ON_DEVICE.get(name):
+        if (needed := target_of(name) or target) != target:
             raise DeviceError(
                 f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or "
                 "leave the choice of collectives to auto."
@@ -63,7 +62,7 @@ def load(
             f"The target {target!r} cannot be served here: {error} To run on the CPU, "
             "give --target cpu (in Python: target='cpu')."
         ) from error
-    on_device = name == "auto" or name in _ON_DEVICE
+    on_device = target_of(name) != "cpu"
     host = group.join(identity, "auto" if on_device else name)
     buffers = devices.DEVICES[placed.providers[0]].buffers if len(placed.providers) > 1 else "cpu"
     exchange = group.join(identity, name, buffers) if on_device and buffers != "cpu" else host

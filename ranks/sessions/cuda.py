@@ -20,8 +20,9 @@ import numpy as np
 
 from ranks.collectives.buffers import PLACE, Memory, Shape, nbytes
 from ranks.collectives.torch.types import by_element
+from ranks.common import settings
 from ranks.common.tensors import element_dtype, element_number
-from ranks.errors import DeviceError, SettingError
+from ranks.errors import DeviceError
 from ranks.sessions import arena
 from sharding.importers import torch_import
 
@@ -36,10 +37,9 @@ def graphs_wanted(options: Sequence[Mapping[str, Any]] = (), environ: Mapping[st
     Off by default: the values of each set of input shapes then take memory of their own, and not every
     operator's kernels can be captured.
     """
-    text = environ.get("SHARDRUN_CUDA_GRAPHS", "").strip()
-    if text not in {"", "0", "1"}:
-        raise SettingError(f"SHARDRUN_CUDA_GRAPHS must be 1, 0 or not set, but is {text[:80]!r}.")
-    return text == "1" or any(str(told.get(GRAPHS, "")).lower() in {"1", "true"} for told in options)
+    return settings.CUDA_GRAPHS.get(environ) or any(
+        str(told.get(GRAPHS, "")).lower() in {"1", "true"} for told in options
+    )
 
 
 class CudaMemory(Memory):

@@ -13,14 +13,12 @@ import threading
 import weakref
 from typing import Any
 
+from ranks.common.settings import CONTROL, SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.talk import unix, wire
 from ranks.talk.stream import Stream
 from sharding.common.limits import HOLD_LESS, shortage
 
-CONTROL = "SHARDRUN_CONTROL"
-JOB = "SHARDRUN_JOB"
-SCRATCH = "SHARDRUN_SCRATCH"
 SCRATCH_PREFIX = "shardrun-"
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30
@@ -49,12 +47,13 @@ def open_socket(address: str) -> socket.socket:
             return sock
     except OSError as error:
         raise ControlError(
-            f"The launcher cannot be reached at {CONTROL}={address} ({error.strerror or error}): "
+            f"The launcher cannot be reached at {CONTROL.name}={address} ({error.strerror or error}): "
             "it has ended, or "
             "a firewall is between; start the job anew, or unset this variable to run without a launcher."
         ) from None
     raise ControlError(
-        f"The environment variable {CONTROL} must be unix:PATH or tcp:HOST:PORT, but is {address[:200]!r}."
+        f"The environment variable {CONTROL.name} must be unix:PATH or tcp:HOST:PORT, but is "
+        f"{address[:200]!r}."
     )
 
 
@@ -160,7 +159,7 @@ class Control:
 
     def _end(self) -> None:
         """Ends the process from whichever thread notices; nobody is left to tell."""
-        scratch = os.environ.get(SCRATCH, "")
+        scratch = SCRATCH.text()
         if os.path.basename(scratch).startswith(SCRATCH_PREFIX):  # noqa: PTH119 - an import less on the way out
             import shutil
 

@@ -14,7 +14,8 @@ import sys
 import threading
 
 from ranks.common.processes import status
-from ranks.talk.control import CONTROL, EXIT_ORPHANED
+from ranks.common.settings import CONTROL
+from ranks.talk.control import EXIT_ORPHANED
 
 _LAUNCHERS = frozenset(
     (
@@ -29,7 +30,7 @@ _FARTHEST = 16  # ancestors that are looked at: between may be shells, or a tool
 @functools.cache
 def end_with_launcher() -> None:
     """Ends this process when the launcher that started it on this host ends. Does nothing without one."""
-    if os.environ.get(CONTROL):
+    if CONTROL.text():
         return
     found = _launcher()
     if found is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sharding.graph import equivalents
 from sharding.graph.values import plain_attribute, shape_of
-from sharding.rules.base import Dim
+from sharding.rules.base import GIVES, Dim
 
 if TYPE_CHECKING:
     import onnx
@@ -50,7 +50,8 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
     """The types of a node's outputs by name; None if it is not one of these operators."""
     import onnx
 
-    function = _INFER.get((node.domain, node.op_type))
+    key = (node.domain, node.op_type)
+    function = _INFER.get(key) or (_as_inputs(GIVES[key]) if key in GIVES else None)
     if function is None:
         return equivalents.infer(node)
     described = _Node(
@@ -67,6 +68,10 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
         if value.name and kind is not None:
             found[value.name] = onnx.helper.make_tensor_type_proto(kind, shape)
     return found
+
+
+def _as_inputs(given: Sequence[int]) -> Callable[[_Node], Found]:
+    return lambda node: [(node.type(index), node.shape(index)) for index in given]
 
 
 def _as_first(node: _Node) -> Found:

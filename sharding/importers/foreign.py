@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sharding.errors import ModelError
+from sharding.importers.format import HEAD
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
-
-HEAD = 16
-"""Bytes at a file's begin that hold its magic number."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
-from sharding.importers.foreign import HEAD, kind_of
+from sharding.importers.format import HEAD, told
 
-Format = Literal["onnx", "mindir", "mindir_old", "mindir_encrypted", "mindir_lite", "foreign", "unknown"]
+Format = str
+"""``onnx``, ``unknown``, or the name of one of `sharding.importers.format.FORMATS`."""
 
 # FlatBuffers' file identifier, bytes 4 to 7 of a .ms file, by version of its schema.
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
@@ -48,7 +49,7 @@ def format_of(path: str | Path) -> Format:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     if found == "unknown" and head:
-        return found if kind_of(path, head) is None else "foreign"
+        return told(path, head) or found
     return found
 
 

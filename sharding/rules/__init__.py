@@ -1,23 +1,16 @@
-"""Operator rules, one module per operator family; importing this package registers them all in ``RULES``."""
+"""Operator rules, one module per operator family; importing this package registers them all in ``RULES``.
 
-from sharding.rules import along_axis as along_axis
-from sharding.rules import attention as attention
-from sharding.rules import contrib as contrib
-from sharding.rules import conv as conv
-from sharding.rules import einsum as einsum
-from sharding.rules import elementwise as elementwise
-from sharding.rules import experts as experts
-from sharding.rules import fused_products as fused_products
-from sharding.rules import indexing as indexing
-from sharding.rules import layout as layout
-from sharding.rules import matmul as matmul
-from sharding.rules import normalization as normalization
-from sharding.rules import pieces as pieces
-from sharding.rules import pooling as pooling
-from sharding.rules import qlinear as qlinear
-from sharding.rules import quantization as quantization
-from sharding.rules import recurrent as recurrent
-from sharding.rules import reduction as reduction
-from sharding.rules import reshape as reshape
-from sharding.rules import shape as shape
+Entry points of the group ``shardrun.rules`` name modules of other packages that register more.
+"""
+
+import importlib
+
+from sharding.common.registry import Names, load
 from sharding.rules.base import RULES as RULES
+
+FAMILIES = Names("sharding.rules", "shardrun.rules")
+
+for _name in FAMILIES.own:
+    importlib.import_module(f"sharding.rules.{_name}")
+for _name, _place in FAMILIES.others.items():
+    load(_place, _name, FAMILIES.group)

@@ -99,14 +99,18 @@ class Option:
 
 Rule = Callable[[NodeView], list[Option]]
 RULES: dict[tuple[str, str], Rule] = {}
+GIVES: dict[tuple[str, str], Sequence[int]] = {}
+"""Of operators that onnx knows nothing of: for each output, the input whose type and shape it has."""
 
 
-def rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Registers a rule for these operators."""
+def rule(*op_types: str, domain: str = "", gives: Sequence[int] = ()) -> Callable[[Rule], Rule]:
+    """Registers a rule for these operators; ``gives`` as in `GIVES`."""
 
     def register(function: Rule) -> Rule:
         for op_type in op_types:
             RULES[domain, op_type] = function
+            if gives:
+                GIVES[domain, op_type] = tuple(gives)
         return function
 
     return register

@@ -203,7 +203,7 @@ def nccl() -> None:
 
     for _ in range(2):
         identity = Identity(0, 1, 0, 1, source="the check", key=f"check:{secrets.token_hex(8)}")
-        world = torch_dist.connect(identity, 30.0, backend="nccl")
+        world = torch_dist.connect(identity, 30.0, "nccl", "cuda")
         done, unsummed = [], []
         for name in _TYPES:
             dtype = getattr(torch, name)

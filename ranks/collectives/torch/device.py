@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class DeviceCommunicator(Communicator):
     buffers and sessions can then be freed, which would otherwise wait for ever.
     """
 
-    names: ClassVar[dict[str, str]] = {"nccl": "cuda", "hccl": "npu"}
+    on_device = True
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DeviceCommunicator(Communicator):
         self._group = membership.group if group is None else group
         self._broken = ""
         runtime = getattr(torch, device.type)
-        self._begun: Any = runtime.Event() if device.type in self.names.values() else None
+        self._begun: Any = runtime.Event() if device.type != "cpu" else None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A tensor on the rank's device."""
@@ -258,6 +258,8 @@ class DeviceCommunicator(Communicator):
 class SingleDevice(SingleCommunicator):
     """A part of one rank, whose buffers lie on its device."""
 
+    on_device = True
+
     def __init__(self, whole: DeviceCommunicator, member: int) -> None:
         super().__init__(whole.timeout, member)
         self.name = whole.name
@@ -265,11 +267,10 @@ class SingleDevice(SingleCommunicator):
         self.allocate = whole.allocate  # type: ignore[method-assign]  # the whole's tensors
 
 
-def connect_device(identity: Identity, timeout: float, backend: str) -> DeviceCommunicator:
+def connect_device(identity: Identity, timeout: float, backend: str, kind: str) -> DeviceCommunicator:
     """Joins an NCCL or HCCL group with the device of this rank: its device id, else its local rank."""
     torch, dist = torch_import.load(), torch_import.load("torch.distributed")
 
-    kind = DeviceCommunicator.names[backend]
     if backend == "hccl":
         try:
             import torch_npu  # type: ignore[import-not-found]  # noqa: F401 - adds torch.npu and the backend

@@ -105,7 +105,7 @@ class GlooCommunicator(HostCommunicator):
         self._fail(translate(error, what(), self.members[self.rank], self.timeout, lost))
 
 
-def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
+def connect(identity: Identity, timeout: float, backend: str, device: str = "cpu") -> Communicator:
     """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
     try:
         dist: Any = torch_import.load("torch.distributed")
@@ -118,10 +118,10 @@ def connect(identity: Identity, timeout: float, backend: str) -> Communicator:
         raise DeviceError(
             f"The {backend} collectives need a torch with torch.distributed, which this one lacks."
         )
-    if backend == "gloo":
+    if device == "cpu":
         if not dist.is_gloo_available():
             raise DeviceError("This torch was built without Gloo: install another build, or use mpi.")
         return GlooCommunicator(Membership(identity, timeout, backend), timeout)
     from ranks.collectives.torch.device import connect_device
 
-    return connect_device(identity, timeout, backend)
+    return connect_device(identity, timeout, backend, device)

@@ -12,7 +12,6 @@ from ranks.collectives.base import Communicator, Groups
 if TYPE_CHECKING:
     from ranks.collectives.buffers import Memory
 
-_ON_DEVICE = frozenset({"nccl"})
 _ROUND = 1 << 16  # bytes: blocks grow in multiples, so that the next larger value often fits
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -100,4 +99,4 @@ class HostStaged(Communicator):
 
 def on_device(communicator: Communicator, memory: Memory) -> Communicator:
     """The communicator itself if it takes device memory, else one that stages through the host."""
-    return communicator if communicator.name in _ON_DEVICE else HostStaged(communicator, memory)
+    return communicator if communicator.on_device else HostStaged(communicator, memory)

@@ -27,6 +27,7 @@ from ranks.cache.locks import Pin, collected
 from ranks.common.notice import warn_once
 from ranks.devices import dlpack
 from ranks.devices.cuda_driver import Driver
+from ranks.devices.providers import CPU
 from ranks.errors import WeightsError
 from ranks.sessions import session
 from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
@@ -113,7 +114,7 @@ class DeviceWeights:
         except OSError as error:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
         made = session.create_plain(graph, config, what, options)
-        if config.providers[0] != session.CPU:
+        if config.providers[0] != CPU:
             _say_copies(graph, made, self.description["tensors"], what)
         return made
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sharding.common.registry import Names, Registry
 from sharding.errors import ModelError
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +62,19 @@ class Checkpoint:
     format: str
     entries: dict[str, Entry]
     files: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of another package, as an entry point of the group ``shardrun.checkpoints``."""
+
+    is_it: Callable[[Path, bytes], bool]
+    """Whether a file that is of none of our formats is of this one, by its path and its first bytes."""
+    read: Callable[[Path], Checkpoint]
+    """Opens it. Raises `ModelError`."""
+
+
+FORMATS: Registry[CheckpointFormat] = Registry(Names("", "shardrun.checkpoints"), CheckpointFormat)
 
 
 def check_entry(entry: Entry, what: str) -> Entry:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
-from sharding.importers.checkpoints.base import Checkpoint
+from sharding.importers.checkpoints.base import FORMATS, Checkpoint
 from sharding.importers.mindir.encryption import encryption_of
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
-Kind = Literal["ckpt", "safetensors", "torch", "index", "program", "script", "unknown"]
-"""``program``: torch.export's ``.pt2``; ``script``: TorchScript; ``index``: that of several files."""
+Kind = str
+"""``ckpt``, ``safetensors``, ``torch``; ``program``: torch.export's ``.pt2``; ``script``: TorchScript;
+``index``: that of several files; ``unknown``; or the name of one of `FORMATS`."""
 
 INDEXES = (
     "model.safetensors.index.json",
@@ -52,7 +53,9 @@ def kind_of(path: Path) -> Kind:
     if path.name.endswith(".json"):
         return "index"
     encrypted = encryption_of(head[:4]) is not None and path.suffix == ".ckpt"
-    return "ckpt" if encrypted or ckpt.looks_like(head) else "unknown"
+    if encrypted or ckpt.looks_like(head):
+        return "ckpt"
+    return next((name for name, item in FORMATS.all().items() if item.is_it(path, head)), "unknown")
 
 
 def _archive_kind(path: Path) -> Kind:
@@ -91,6 +94,8 @@ def _open_one(path: Path) -> Checkpoint:
         return safetensors.read(path)
     if kind == "torch":
         return torch_file.read(path)
+    if kind in FORMATS:
+        return FORMATS[kind].read(path)
     if kind == "program":
         raise ModelError(f"{path} is an exported program (.pt2), not weights: convert it without --weights.")
     if kind == "script":

@@ -128,7 +128,8 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "much")
     assert cli.main(["cache", "list"]) == 2
     assert (
-        "SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, but is 'much'" in capsys.readouterr().err
+        "SHARDRUN_CACHE_LIMIT must be a size such as 20GB or 500MB, above 0, but is 'much'"
+        in capsys.readouterr().err
     )
     monkeypatch.delenv("SHARDRUN_CACHE_LIMIT")
     (folder / "file").write_text("")

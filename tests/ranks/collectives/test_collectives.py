@@ -118,7 +118,7 @@ def test_automatic_choice(who: Identity, device: str, chosen: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "rdma"}, "no collectives named 'rdma'; the names are auto, shm, mpi"),
+        ({"name": "rdma"}, "no collectives named 'rdma'; the names are auto, gloo, hccl, mpi, nccl, shm"),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"name": "shm", "device": "cuda"}, "shm collectives work on buffers of device cpu"),
         ({"name": "nccl"}, "nccl collectives work on buffers of device cuda"),

@@ -16,7 +16,7 @@ from ranks.talk.wire import Kind, Message
 class Recorded:
     """A communicator of two ranks in one thread: rank 0's broadcasts first, then rank 1's."""
 
-    name, size = "recorded", 2
+    name, size, on_device = "recorded", 2, False
 
     def __init__(self) -> None:
         self.rank = 0

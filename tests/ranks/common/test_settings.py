@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from launcher.group import group
 from ranks.cache.folder import cache_folder
 from ranks.common import settings
 from ranks.errors import SettingError
+from scripts import environment
+from tests.test_rooms import MODULES
 
 NONSENSE = ["-1", "nan", "1\n2", "٣", "0x10", "../rel", "9" * 400, "x" * 5000, "two", "1_0"]
 VARIABLES = {
@@ -22,6 +26,7 @@ VARIABLES = {
     "SHARDRUN_WEIGHTS": ["yes", "0", *NONSENSE],
     "SHARDRUN_TARGET": ["gpu", "cpu2", *NONSENSE],
     "SHARDRUN_MINDSPORE_LITE": ["fake", *NONSENSE],
+    "SHARDRUN_CUDA_GRAPHS": ["yes", "2", *NONSENSE],
 }
 WRONG = [(name, text) for name, texts in VARIABLES.items() for text in texts]
 
@@ -85,3 +90,28 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }.items():
         monkeypatch.setenv("SHARDRUN_CACHE", text)
         assert cache_folder() == tmp_path / folder
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    text = environment.PAGE.read_text()
+    assert environment.written(text) == text, "run scripts/environment.py"
+    assert all(f"`{item.name}`" in text for item in settings.VARIABLES)
+
+
+PUTS_BACK = {"launcher.job.decryption"}
+"""What reads a variable only to put it back."""
+
+
+def test_no_other_module_reads_one() -> None:
+    """A name of one is no argument, and no key that is looked up: it is set, or stands in a sentence."""
+    found = []
+    for name in MODULES.keys() - {"ranks.common.settings", *PUTS_BACK}:
+        for node in ast.walk(ast.parse(MODULES[name].read_text())):
+            used: list[ast.expr] = []
+            if isinstance(node, ast.Call):
+                used = list(node.args)
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                used = [node.slice]
+            texts = [item.value for item in used if isinstance(item, ast.Constant)]
+            found += [(name, text) for text in texts if re.fullmatch("SHARDRUN_[A-Z_]+", str(text))]
+    assert not found

@@ -1,0 +1,1 @@
+"""The ways to start ranks: one module each, with its name, which says what it can and makes the launcher."""

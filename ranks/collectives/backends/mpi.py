@@ -1,0 +1,17 @@
+"""The machine's MPI, by mpi4py."""
+
+from __future__ import annotations
+
+from ranks.collectives.backend import Backend
+from ranks.collectives.base import Communicator
+from ranks.identity import sources
+from ranks.identity.place import Identity
+
+
+def _connect(identity: Identity, timeout: float) -> Communicator:
+    from ranks.collectives.mpi import connect
+
+    return connect(identity, timeout)
+
+
+BACKEND = Backend(_connect, suits=sources.by_mpi, order=2, by_mpi=True)

@@ -1,0 +1,63 @@
+"""By which variables processes are told who they are: each launcher's, and whether it speaks MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ranks.identity.place import Identity
+
+
+@dataclass(frozen=True)
+class Source:
+    """The variables of one launcher. ``own`` and what begins with ``prefixes`` would tell a process of
+    another job that it is another rank; what begins with ``settings`` is the user's, and stays."""
+
+    own: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    by_mpi: tuple[str, ...] = ()
+    """Of these, one is set wherever an MPI library can join the ranks."""
+    mark: str = ""
+    """How the sources of `Identity` that mean this launcher begin, where it is always one of MPI."""
+
+    def identifies(self, name: str) -> bool:
+        """Whether a variable says who a rank is."""
+        begins = bool(self.prefixes) and name.startswith(self.prefixes)
+        return name in self.own or (begins and not (self.settings and name.startswith(self.settings)))
+
+
+TORCHRUN = Source((
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
+    "TORCHELASTIC_RUN_ID",
+))  # fmt: skip
+ASCEND = Source(("RANK_ID", "RANK_SIZE", "DEVICE_ID"))
+OPEN_MPI = Source(prefixes=("OMPI_COMM_WORLD_",), by_mpi=("OMPI_COMM_WORLD_SIZE",), mark="OMPI_")
+PMIX = Source(prefixes=("PMIX_",), settings=("PMIX_MCA_",), by_mpi=("PMIX_RANK",))
+PMI = Source(
+    ("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    by_mpi=("PMI_RANK", "PMI_SIZE"),
+    mark="PMI_",
+)
+SOURCES = (TORCHRUN, ASCEND, OPEN_MPI, PMIX, PMI)
+"""OMPI_MCA_*, PRTE_MCA_* and I_MPI_* are in none: they are a user's settings. Slurm's are in none: what is
+inside its step stays there."""
+
+BY_MPI = tuple(name for source in SOURCES for name in source.by_mpi)
+"""Of these, one is set in every rank that an MPI launcher started."""
+
+
+def identifies(name: str) -> bool:
+    """Whether a variable says who a rank of a launcher's job is."""
+    return any(source.identifies(name) for source in SOURCES)
+
+
+def by_mpi(identity: Identity, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI launcher said who this rank is.
+
+    Under ``srun --mpi=none`` an MPI library would make every rank a world of its own.
+    """
+    if identity.source.startswith("SLURM_"):
+        return any(name in environ for name in PMIX.by_mpi)
+    return identity.source.startswith(tuple(source.mark for source in SOURCES if source.mark))

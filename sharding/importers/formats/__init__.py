@@ -1,0 +1,1 @@
+"""Formats that are turned into ONNX: one module each, with its name."""
