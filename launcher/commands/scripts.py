@@ -10,16 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.commands.options import (
-    ABSENT,
-    add_data,
-    add_decryption,
-    add_precision,
-    add_ranks,
-    add_runtime,
-    add_slicing,
-    add_target,
-)
+from launcher.commands.options import ABSENT, add_groups
+from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
@@ -41,13 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
     )
-    add_ranks(parser)
-    add_runtime(parser)
-    add_target(parser)
-    add_precision(parser)
-    add_slicing(parser)
-    add_decryption(parser)
-    add_data(parser, "--save")
+    # The scripts are what starts the ranks.
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but="launcher", output="--save")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
     )

@@ -21,7 +21,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.group.watch import Job
 from launcher.inspection.model_kinds import check_sliceable
 from launcher.inspection.rank_models import is_rank_models, missing
-from launcher.job.job import TARGETS
+from launcher.job.options import TARGETS
 from launcher.job.start_arguments import (
     check_collectives,
     check_count,
