@@ -89,6 +89,8 @@ def _here(args: argparse.Namespace) -> int:
     from ranks.errors import ShardrunError
 
     given = vars(args)
+    # The process is the script's from here on. The script joins its group whenever it wants to, and what it
+    # starts inherits the variables, as if they had been set before `python SCRIPT`.
     for name in ("collectives", "threads", "timeout"):
         if name in given:
             os.environ[f"SHARDRUN_{name.upper()}"] = f"{given[name]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,7 @@ def plain(
 ) -> Iterator[tuple[Path, Manifest]]:
     """As `launcher.job.model.resolve`, of an encrypted model: what ranks load, which is there inside only.
 
-    It lies in a temporary folder of its owner, and no rank keeps weights of it in the cache. ``rank``: only
+    It lies in a temporary folder of its owner. ``rank``: only
     what this rank runs; ``before`` is called before anything is sliced. Raises `ConfigError` where ranks on
     other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
     """
@@ -80,7 +79,7 @@ def plain(
     if not pattern:
         ranks = demand_ranks(job.model, ranks, job.key)
     _check_hosts(job, ranks)
-    with folder_to_decrypt(job.model) as folder, _without_store():
+    with folder_to_decrypt(job.model) as folder:
         if pattern:
             models = _decrypt_all(job, folder)
             yield models, open_rank_models(models, ranks)
@@ -133,17 +132,3 @@ def _check_hosts(job: Job, ranks: int | None) -> None:
             f"{', '.join(hosts)}: write it to a folder that all hosts have, with `{first} --dec-key-file "
             f"{job.dec_key_file}`, and run that"
         )
-
-
-@contextlib.contextmanager
-def _without_store() -> Iterator[None]:
-    """Ranks started inside prepare no weights in the cache, where they would stay."""
-    before = os.environ.get("SHARDRUN_WEIGHTS")
-    os.environ["SHARDRUN_WEIGHTS"] = "off"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SHARDRUN_WEIGHTS"]
-        else:
-            os.environ["SHARDRUN_WEIGHTS"] = before

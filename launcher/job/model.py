@@ -74,13 +74,28 @@ def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Mani
     return manifest
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What ranks load. ``loaded`` is to be called when they have: what was decrypted is removed then."""
+@dataclass(frozen=True, kw_only=True)
+class Loadable:
+    """What ranks load, and how many they are. ``loaded`` is to be called when they have: what was decrypted
+    is removed then. ``keep``: whether they may keep weights in the cache, where those of an encrypted model
+    would stay."""
 
     path: Path
+    ranks: int
+    loaded: Callable[[], object] = lambda: None
+    keep: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks that are started for it are told."""
+        return {} if self.keep else {"SHARDRUN_WEIGHTS": "off"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened(Loadable):
+    """The same with its manifest."""
+
     manifest: Manifest
-    loaded: Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -95,13 +110,20 @@ def opened(
     """
     assert job.model is not None
     with contextlib.ExitStack() as stack:
-        if job.key is not None and decryption.is_encrypted(job.model):
+        encrypted = job.key is not None and decryption.is_encrypted(job.model)
+        if encrypted:
             made = decryption.plain(job, ranks, rank, lambda: check_declared(job, check))
             path, manifest = stack.enter_context(made)
         else:
             path, manifest = resolve(job, ranks, check)
         try:
-            yield Opened(path, manifest, stack.close)
+            yield Opened(
+                path=path,
+                ranks=manifest.world_size,
+                loaded=stack.close,
+                keep=not encrypted,
+                manifest=manifest,
+            )
         except ShardrunError as error:
             error.args = tuple(_renamed(item, path, job.model) for item in error.args)
             raise

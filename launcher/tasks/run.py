@@ -97,6 +97,7 @@ def run_group(job: Job, show: Show = "table") -> None:
                         collectives=job.collectives or settings.collectives(),
                         threads=job.threads,
                         timeout=job.timeout,
+                        environment=model.environment,
                         precision=precision.asked(job),
                         progress=update,
                     )
@@ -143,8 +144,6 @@ def _run_joined(  # noqa: PLR0917 - what `run_rank` has
     job: Job, identity: Identity, made: Opened, feeds: Arrays | None, source: Path | None, show: Show
 ) -> None:
     """Joins the group and runs; ``feeds`` are on rank 0 only."""
-    if job.timeout is not None:
-        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     from ranks.collectives.broadcast import Spreader
     from ranks.run import group
     from ranks.run.target import load
@@ -153,7 +152,7 @@ def _run_joined(  # noqa: PLR0917 - what `run_rank` has
     began = time.perf_counter()
     communicator, model = load(
         made.path, identity, job.target, collectives=job.collectives, threads=job.threads,
-        asked=precision.asked(job),
+        asked=precision.asked(job), timeout=job.timeout, keep=made.keep,
     )  # fmt: skip
     made.loaded()
     loaded = time.perf_counter() - began

@@ -51,6 +51,8 @@ def load(
     variable_weights: Sequence[str] = (),
     precision: Precision | None = None,
     given: Path | None = None,
+    timeout: float | None = None,
+    keep: bool = True,
 ) -> RankModel:
     """Loads a slice folder, a rank model or a plain ONNX model.
 
@@ -67,7 +69,9 @@ def load(
     file fixes; ``entries`` are further options of the sessions, by ONNX Runtime's keys; ``store`` is where
     they take their weights from, on the CPU, to share them with other processes; ``variable_weights`` names
     those that `RankModel.update_weights` may replace; ``precision`` says which nodes compute in other types
-    than the model's; ``given`` is the file that ``path`` was made of, which errors name.
+    than the model's; ``given`` is the file that ``path`` was made of, which errors name; ``timeout`` is how
+    many seconds to wait for another process that makes the same (default: ``SHARDRUN_TIMEOUT``); without
+    ``keep`` no weights are prepared in the cache, where they would stay.
 
     Raises `ModelError`, `ShardError`, `DeviceError` and the errors of joining a group.
     """
@@ -75,7 +79,7 @@ def load(
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(providers[0])
         path, given = pattern.resolve(path, communicator.rank, communicator.size), None
-    given, path = given or Path(path), imported.as_onnx(path)
+    given, path = given or Path(path), imported.as_onnx(path, timeout)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
         communicator = group.join_for(providers[0])
@@ -91,9 +95,12 @@ def load(
         store=store,
         hashes=shard.hashes(rank) if check else {},
         rank=_rank(communicator),
+        timeout=timeout,
     )
     # Before anything is put on a device: variable weights are, too.
-    config = automatic.choose(at(config, communicator), shard.manifest, local_size)
+    config = at(config, communicator)
+    if keep:
+        config = automatic.choose(config, shard.manifest, local_size)
     given = given if file == path else file
     try:
         with imported.naming(file, given):

@@ -19,13 +19,17 @@ _joined: dict[str, tuple[Identity, str, Communicator]] = {}  # by device
 
 
 def join(
-    identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
+    identity: Identity | None = None,
+    collectives: str | None = None,
+    device: str = "cpu",
+    timeout: float | None = None,
 ) -> Communicator:
     """The communicator of this process's group for buffers on ``device``, connected on the first call.
 
-    ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
-    must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
-    raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
+    ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto", ``timeout``
+    (seconds to wait for another rank) to ``SHARDRUN_TIMEOUT``. All ranks must call it, devices in the same
+    order. Raises `IdentityError` and what `ranks.collectives.connect` raises; `CollectiveError` where an
+    earlier call joined as another rank or with other collectives.
     """
     name = collectives or settings.collectives()
     known = _joined.get(device)
@@ -47,7 +51,7 @@ def join(
         end_with_launcher()
         if device == "cuda":
             _demand_own_gpu(who)
-    communicator = connect(who, name, device=device)
+    communicator = connect(who, name, timeout, device)
     _joined[device] = who, communicator.name, communicator
     return communicator
 
