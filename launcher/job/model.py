@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,24 +123,11 @@ def opened(
                 manifest=manifest,
             )
         except ShardrunError as error:
-            error.args = tuple(_renamed(item, path, job.model) for item in error.args)
+            if path != job.model:
+                folder = path if is_slices(path) else path.parent
+                for entry in manifest.ranks:
+                    error.made_of(folder / entry.model, f"{job.model} (rank {entry.rank})")
             raise
-
-
-def _renamed(text: object, made: Path, model: Path) -> object:
-    """A message that names the user's model where it would name a rank model that was made of it."""
-    if made == model or not isinstance(text, str):
-        return text
-    folder = made.parent if is_rank_models(made) else made
-    for name in {str(folder), os.path.realpath(folder)}:
-        text = re.sub(
-            rf"{re.escape(name)}/rank_([0-9]+)\.onnx(?!\.data)", rf"{_escaped(model)} (rank \1)", text
-        )
-    return text
-
-
-def _escaped(model: Path) -> str:
-    return str(model).replace("\\", r"\\")
 
 
 def check_declared(job: Job, check: Check | None) -> None:

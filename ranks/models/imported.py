@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -78,17 +77,8 @@ def naming(file: Path, given: Path | str) -> Iterator[None]:
         yield
     except ShardrunError as error:
         if str(file) != str(given) or file.is_symlink():
-            error.args = tuple(_renamed(item, file, str(given)) for item in error.args)
+            error.made_of(file, str(given))
         raise
-
-
-def _renamed(text: object, file: Path, given: str) -> object:
-    if not isinstance(text, str):
-        return text
-    for name in {str(file), os.path.realpath(file)}:
-        # Not the file of its weights, whose name begins alike.
-        text = re.sub(re.escape(name) + r"(?!\.data)", lambda _: given, text)
-    return text
 
 
 @contextlib.contextmanager
