@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.rank_models import is_rank_models
+from launcher.inspection.reference import ModelReference, refer
 from launcher.job.decryption import check_key
 from launcher.job.options import ENCRYPTED, SLICING
 from launcher.job.slicing import Slicing, slicing_of
@@ -69,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
     slicing.check(getattr(args, "ranks", None))
     key = key_of(args)
     check_sliceable(args.model)
-    check_key(key, args.model)
-    if is_rank_models(args.model):
+    model = refer(args.model)
+    check_key(key, model)
+    if model.kind == "pattern":
         return _print_rank_models(args, slicing, key)
-    planned = args.model.is_dir() or "ranks" in args or slicing.ranks() is not None
+    planned = model.kind == "slices" or "ranks" in args or slicing.ranks() is not None
     if args.html is not None and not planned:
         raise ConfigError(
             "--html draws a plan: say for how many ranks with --ranks N, or give a slice folder"
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "--world is for a model that is not sliced and excludes --ranks, --mesh, --plan and --html"
         )
     if dims:
-        _check_dims(args, dims, key)
+        _check_dims(args, model, dims, key)
     if args.world is not None:
         return _print_forecasts(args, dims, key)
     if not planned:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         from launcher.common.files import check_target
 
         check_target("--html", args.html, "page")
-    inspection = _inspection(args, dims, key)
+    inspection = _inspection(args, model, dims, key)
     from launcher.common.report import warn_of
 
     warn_of(inspection.warning, args.model)
@@ -109,25 +110,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_dims(args: argparse.Namespace, dims: Mapping[str, int], key: Key | None) -> None:
+def _check_dims(
+    args: argparse.Namespace, model: ModelReference, dims: Mapping[str, int], key: Key | None
+) -> None:
     """Refuses dimensions that the model does not have, before it is planned."""
     from launcher.inspection.signature import check_dims, declared_by, manifest_symbols
 
-    if args.model.is_dir():
-        from launcher.job.model import open_slices
-
-        check_dims(dims, manifest_symbols(open_slices(args.model, getattr(args, "ranks", None))))
+    if model.kind == "slices":
+        check_dims(dims, manifest_symbols(model.open(getattr(args, "ranks", None))))
     elif (found := declared_by(args.model, key, runs=False)) is not None:
         check_dims(dims, found.symbols)
 
 
-def _inspection(args: argparse.Namespace, dims: Mapping[str, int], key: Key | None) -> Inspection:
+def _inspection(
+    args: argparse.Namespace, model: ModelReference, dims: Mapping[str, int], key: Key | None
+) -> Inspection:
     from launcher.inspection.inspection import of_plan, of_slices
 
-    if args.model.is_dir():
-        from launcher.job.model import open_slices
-
-        return of_slices(args.model, open_slices(args.model, getattr(args, "ranks", None)), dims)
+    if model.kind == "slices":
+        return of_slices(model.path, model.open(getattr(args, "ranks", None)), dims)
     from sharding.planning.plan import plan_model
 
     slicing = slicing_of(vars(args))

@@ -44,20 +44,16 @@ def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.common.report import progress, say
     from launcher.inspection.model_kinds import demand_ranks
-    from launcher.inspection.rank_models import is_rank_models, open_rank_models
     from launcher.job.job import merge
-    from launcher.job.model import asked_by, check_declared, is_slices, open_slices, world_size
+    from launcher.job.model import asked_by, check_declared, world_size
     from launcher.starters.scripts import check_new_folder, write_scripts
     from launcher.tasks.run import check_job
 
     job = merge(vars(args), getattr(args, "config", None))
     assert job.model is not None
     ranks = world_size(job)
-    if is_slices(job.model) or is_rank_models(job.model):
-        if is_slices(job.model):
-            manifest = open_slices(job.model, ranks, asked_by(job))
-        else:
-            manifest = open_rank_models(job.model, ranks, job.key, asked_by(job))
+    if job.reference.sliced:
+        manifest = job.reference.open(ranks, job.key, asked_by(job))
         table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
     else:
         from sharding import slice_model

@@ -13,6 +13,7 @@ from launcher.commands.options import PLANNED, add_groups, add_option, key_of, w
 from launcher.common.files import check_folder, check_target, write_file
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
+from launcher.inspection.reference import refer
 from launcher.inspection.signature import declared_by
 from launcher.job.decryption import check_key
 from launcher.job.options import ENCRYPTED, SLICING
@@ -73,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "slice: say over how many ranks, with --ranks N, --mesh AXIS=SIZE,... or --plan FILE"
         )
+    model = refer(args.model)
     check_sliceable(args.model)
     key = key_of(args)
-    check_key(key, args.model)
+    check_key(key, model)
     if args.output is not None:
         declared_by(args.model, key)
     from launcher.common.report import counted, progress, say, warn_of

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import demand_ranks
-from launcher.inspection.rank_models import count_files, is_rank_models, open_rank_models
+from launcher.inspection.rank_models import count_files, open_rank_models
+from launcher.inspection.reference import refer
 
 if TYPE_CHECKING:
+    from launcher.inspection.reference import ModelReference
     from launcher.job.job import Job
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
@@ -38,28 +40,15 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
     return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or GCM)
 
 
-def is_encrypted(path: Path) -> bool:
-    """Whether a file is an encrypted model, or a pattern stands for such."""
-    from ranks.errors import ShardrunError
-    from ranks.models import pattern
-    from sharding.importers.sniff import format_of
-
-    try:
-        if is_rank_models(path):
-            return any(is_encrypted(file) for file in pattern.files(path).values())
-        return path.is_file() and format_of(path) == "mindir_encrypted"
-    except ShardrunError:
-        return False  # who reads it says what is wrong
-
-
-def check_key(key: Key | None, model: Path, against: Path | None = None) -> None:
+def check_key(key: Key | None, model: ModelReference, against: Path | None = None) -> None:
     """Raises `ConfigError` for a key that nothing is encrypted with.
 
     Of a slice folder only the model that it was made from can be, which is looked for later.
     """
-    encrypted = any(path is not None and is_encrypted(path) for path in (model, against))
-    if key is not None and not encrypted and not model.is_dir():
-        raise ConfigError(f"{model} is not encrypted, but a key was given: leave --dec-key-file out")
+    if key is None or model.kind == "slices" or model.encrypted:
+        return
+    if against is None or not refer(against).encrypted:
+        raise ConfigError(f"{model.path} is not encrypted, but a key was given: leave --dec-key-file out")
 
 
 @contextlib.contextmanager
@@ -75,7 +64,7 @@ def plain(
     from ranks.models.imported import folder_to_decrypt
 
     assert job.model is not None
-    pattern = is_rank_models(job.model)
+    pattern = job.reference.kind == "pattern"
     if not pattern:
         ranks = demand_ranks(job.model, ranks, job.key)
     _check_hosts(job, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.common.files import check_target
 from launcher.errors import ConfigError
-from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.rank_models import is_rank_models, missing
+from launcher.inspection.reference import ModelReference, refer
 from launcher.job.options import OPTIONS, Options
 from launcher.job.slicing import Slicing
 
@@ -29,9 +29,7 @@ class Job(Options):
         """The same job, if its options do not contradict each other; else raises `ConfigError`."""
         if self.model is None:
             raise ConfigError("no model: expected MODEL.onnx or a slice folder, or `model:` in a job file")
-        if not self.model.exists() and not is_rank_models(self.model):
-            raise missing(self.model)
-        check_sliceable(self.model)
+        self.reference.check()
         self.check_exclusive()
         if self.launcher == "external" and self.rank_table is not None:
             raise ConfigError(
@@ -45,7 +43,7 @@ class Job(Options):
         slicing.check(self.ranks)
         # --allow-replicated has nothing to say there, and did no harm in job files for both.
         given = [flag for flag in slicing.given if flag != "--allow-replicated"]
-        if given and not self.model.is_file():
+        if given and self.reference.kind != "file":
             raise ConfigError(
                 f"{', '.join(given)}: {self.model} is sliced already; give the model itself to slice it anew"
             )
@@ -56,8 +54,14 @@ class Job(Options):
         if self.key is not None:
             from launcher.job.decryption import check_key
 
-            check_key(self.key, self.model, self.against)
+            check_key(self.key, self.reference, self.against)
         return self
+
+    @functools.cached_property
+    def reference(self) -> ModelReference:
+        """What ``model`` refers to."""
+        assert self.model is not None
+        return refer(self.model)
 
     @property
     def slicing(self) -> Slicing:

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.model_kinds import demand_ranks
-from launcher.inspection.rank_models import (
-    BY_FLAG,
-    STRATEGY,
-    folder_of,
-    is_rank_models,
-    open_rank_models,
-    wrong_count,
-)
+from launcher.inspection.rank_models import BY_FLAG, STRATEGY
+from launcher.inspection.reference import refer
 from launcher.job import decryption
 from launcher.job.job import Job
-from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -29,11 +22,6 @@ if TYPE_CHECKING:
 
 
 Check = Callable[["Signature"], None]
-
-
-def is_slices(path: Path) -> bool:
-    """Whether the path is meant as a slice folder; any folder is (the manifest says if it is none)."""
-    return path.is_dir()
 
 
 def world_size(job: Job) -> int | None:
@@ -52,24 +40,6 @@ def asked_by(job: Job) -> str:
     return (
         BY_FLAG if job.ranks is not None else "the environment (RANK and WORLD_SIZE, or mpirun's or srun's)"
     )
-
-
-def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Manifest:
-    """The manifest of a slice folder; raises `ConfigError` if ``said_by`` asks for another number of
-    ranks."""
-    from sharding.errors import ShardError
-    from sharding.slices.manifest import read_manifest
-
-    try:
-        manifest = read_manifest(folder)
-    except ShardError as error:
-        raise ConfigError(str(error)) from None
-    if ranks is not None and ranks != manifest.world_size:
-        raise ConfigError(
-            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but "
-            f"{wrong_count(ranks, manifest.world_size, said_by)}, or slice the model with --ranks {ranks}"
-        )
-    return manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +78,7 @@ def opened(
     """
     assert job.model is not None
     with contextlib.ExitStack() as stack:
-        encrypted = job.key is not None and decryption.is_encrypted(job.model)
+        encrypted = job.key is not None and job.reference.encrypted
         if encrypted:
             made = decryption.plain(job, ranks, rank, lambda: check_declared(job, check))
             path, manifest = stack.enter_context(made)
@@ -124,7 +94,7 @@ def opened(
             )
         except ShardrunError as error:
             if path != job.model:
-                folder = path if is_slices(path) else path.parent
+                folder = path if path.is_dir() else path.parent
                 for entry in manifest.ranks:
                     error.made_of(folder / entry.model, f"{job.model} (rank {entry.rank})")
             raise
@@ -148,12 +118,9 @@ def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Pa
     cache first, if need be, after ``check`` (see `opened`)."""
     model = job.model
     assert model is not None
-    if is_rank_models(model):
-        model = folder_of(model) or model
-        if not is_slices(model):
-            return model, open_rank_models(model, ranks, said_by=asked_by(job))
-    if is_slices(model):
-        return model, open_slices(model, ranks, asked_by(job))
+    found = job.reference.whole()
+    if found.sliced:
+        return found.path, found.open(ranks, said_by=asked_by(job))
     ranks = demand_ranks(model, ranks)
     from launcher.common.report import progress
     from launcher.job.cache import sliced
@@ -181,10 +148,10 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
         raise ConfigError(
             "--verify: nothing says which model these rank models were made from: give it with --against"
         )
-    own = job.model if job.model.is_file() else None
+    own = job.model if job.reference.kind == "file" else None
     return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
 
 
 def reference_key(job: Job, source: Path | None) -> Key | None:
     """The job's key, if the model to compare with is encrypted."""
-    return job.key if source is not None and decryption.is_encrypted(source) else None
+    return job.key if source is not None and refer(source).encrypted else None

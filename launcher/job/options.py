@@ -34,7 +34,7 @@ from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
 
 LAUNCHERS = ("auto", "local", "mpirun", "external")
-TARGETS = ("cpu", "gpu", "ascend")
+TARGETS = tuple(MODES)
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""

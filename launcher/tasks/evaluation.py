@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.job import precision
 from launcher.job.job import Job
 from launcher.job.model import Check, Loadable, check_declared, opened, world_size
-from ranks.common import settings
+from launcher.tasks.loading import join_group, start_group
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -38,24 +37,10 @@ def eval_group(job: Job, task: Task) -> None:
     assert job.model is not None
     _check_data(task)
     ranks = world_size(job)
-    from launcher.group.group import start
-
     with (
         _opened(job, ranks, check=lambda found: _check_model(job, task, found)) as model,
-        start(
-            model.path,
-            ranks=model.ranks,
-            launcher=job.launcher,
-            rank_table=job.rank_table,
-            target=job.target,
-            collectives=job.collectives or settings.collectives(),
-            threads=job.threads,
-            timeout=job.timeout,
-            environment=model.environment,
-            precision=precision.asked(job),
-        ) as group,
+        start_group(job, model) as group,
     ):
-        model.loaded()
         report = _evaluate(task, group.predict, group.inputs, group.outputs, group.optional_inputs)
     finish(task, report, model.ranks)
 
@@ -66,7 +51,7 @@ def _opened(
 ) -> Iterator[Loadable]:
     """What ranks load (`launcher.job.model.opened`); a model file that one rank runs is not sliced."""
     assert job.model is not None
-    alone = job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
+    alone = job.reference.kind == "file" and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
     if alone and job.key is None:
         check_declared(job, check)
         yield Loadable(path=job.model, ranks=1)
@@ -74,7 +59,7 @@ def _opened(
     from launcher.inspection.signature import check_dims, manifest_symbols
 
     with opened(job, 1 if alone else ranks, rank, check) as made:
-        if not job.model.is_file():
+        if job.reference.kind != "file":
             check_dims(job.dims, manifest_symbols(made.manifest))
         yield made
 
@@ -97,14 +82,9 @@ def _eval_joined(job: Job, task: Task, identity: Identity, made: Loadable) -> Re
     """Joins the group and evaluates; the report is on rank 0 only."""
     from ranks.collectives.broadcast import Spreader
     from ranks.run import group
-    from ranks.run.target import load
     from ranks.talk.wire import Kind, Message
 
-    communicator, model = load(
-        made.path, identity, job.target, collectives=job.collectives, threads=job.threads,
-        asked=precision.asked(job), timeout=job.timeout, keep=made.keep,
-    )  # fmt: skip
-    made.loaded()
+    communicator, model = join_group(job, made, identity)
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]
 

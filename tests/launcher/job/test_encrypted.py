@@ -14,7 +14,8 @@ import pytest
 
 from launcher import cli
 from launcher.errors import ConfigError
-from launcher.job.decryption import is_encrypted, read_key
+from launcher.inspection.reference import refer
+from launcher.job.decryption import read_key
 from ranks.run import executor
 from tests.elsewhere import not_ours
 from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
@@ -150,7 +151,7 @@ def test_rank_models(here: Path, command: Command, monkeypatch: pytest.MonkeyPat
     command("run", pattern, "--dec-key-file", "key.bin", "--input", "in.npz", "--output", "y.npz")
     check_answers(here / "y.npz")
     monkeypatch.chdir(here)
-    assert is_encrypted(Path(pattern))
+    assert refer(Path(pattern)).encrypted
     assert "2 rank models" in command("inspect", pattern, "--dec-key-file", "key.bin").stdout
     for verb in ("run", "inspect"):
         done = command(verb, pattern, code=2)
