@@ -1,5 +1,7 @@
 """The errors that shardrun raises for a user; each says what, where, expected, found and what to do."""
 
+import os
+
 from sharding.common.text import human_bytes, printable
 
 
@@ -9,8 +11,25 @@ class ShardrunError(Exception):
     Its text is fit to print, whatever the names in it hold: they come from files and from other processes.
     """
 
+    sources: tuple[tuple[str, str], ...] = ()
+    """Files that were made of what the user gave, each with its source, which the text names instead."""
+
+    def made_of(self, file: str | os.PathLike[str], source: str) -> None:
+        """Says that ``file``, which the text may name, was made of ``source``."""
+        names = dict.fromkeys((os.path.realpath(file), os.fspath(file)))
+        self.sources = (*self.sources, *((name, source) for name in names))
+
     def __str__(self) -> str:
-        return printable(super().__str__())
+        text = super().__str__()
+        for file, source in self.sources:
+            text = _by_source(text, file, source)
+        return printable(text)
+
+
+def _by_source(text: str, file: str, source: str) -> str:
+    first, *rest = text.split(file)
+    # A file of weights stays: its name only begins alike.
+    return first + "".join(f"{file if part.startswith('.data') else source}{part}" for part in rest)
 
 
 class ModelError(ShardrunError):

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.options import add_decryption, key_of, whole
+from launcher.commands.options import add_groups, key_of, whole
 from launcher.errors import ConfigError
+from launcher.job.options import ENCRYPTED
 
 if TYPE_CHECKING:
     from launcher.tasks.conversion import Converted
@@ -91,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--verify", metavar="FILE.npz", type=Path,
         help="inputs and right outputs, by name or as in_0, ..., out_0, ...",
     )  # fmt: skip
-    add_decryption(parser)
+    add_groups(parser, ENCRYPTED)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import (
-    ABSENT,
-    PLANNED,
-    add_decryption,
-    add_dims,
-    add_launching,
-    add_precision,
-    add_ranks,
-    add_slicing,
-    add_target,
-    whole,
-)
+from launcher.commands.options import ABSENT, PLANNED, add_groups, add_option, whole
+from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "measure a model's accuracy or error on labelled data"
 DESCRIPTION = """\
@@ -77,13 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE.json", dest="report", type=Path, help="write the metrics to this file too"
     )
-    add_ranks(parser)
-    add_launching(parser)
-    add_target(parser)
-    add_precision(parser)
-    add_slicing(parser)
-    add_dims(parser, f"a likely length of a symbolic dimension: the plan is {PLANNED}")
-    add_decryption(parser)
+    add_groups(parser, RANKS, TYPES, SLICING)
+    add_option(parser, "dims", f"a likely length of a symbolic dimension: the plan is {PLANNED}")
+    add_groups(parser, ENCRYPTED)
     parser.add_argument(
         "--config",
         metavar="JOB.yaml",

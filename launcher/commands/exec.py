@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.commands.options import ABSENT, add_launching, add_ranks
+from launcher.commands.options import ABSENT, add_groups
+from launcher.job.options import RANKS
 
 HELP = "run a Python script written for mindspore_lite"
 DESCRIPTION = """\
@@ -23,8 +24,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.usage = "shardrun exec [OPTION ...] SCRIPT.py [ARGUMENT ...]"
-    add_ranks(parser)
-    add_launching(parser)
+    add_groups(parser, RANKS)
     parser.add_argument(
         "--target", choices=("cpu",), default=ABSENT,
         help="run on the CPU what names gpu or ascend, to try a job before it is submitted",
@@ -62,10 +62,10 @@ def _on_ranks(args: argparse.Namespace) -> int:
     from launcher.common.exits import report
     from launcher.errors import RankFailedError
     from launcher.group.group import run_program
+    from launcher.job.options import grouped
 
     given = vars(args)
-    names = ("ranks", "rank_table", "launcher", "collectives", "threads", "timeout")
-    options = {name: given[name] for name in names if name in given}
+    options = {option.name: given[option.name] for option in grouped(RANKS) if option.name in given}
     environment = {"SHARDRUN_TARGET": given["target"]} if "target" in given else {}
     try:
         run_program(["exec", args.script, *args.arguments], **options, environment=environment)
@@ -89,6 +89,8 @@ def _here(args: argparse.Namespace) -> int:
     from ranks.errors import ShardrunError
 
     given = vars(args)
+    # The process is the script's from here on. The script joins its group whenever it wants to, and what it
+    # starts inherits the variables, as if they had been set before `python SCRIPT`.
     for name in ("collectives", "threads", "timeout"):
         if name in given:
             os.environ[f"SHARDRUN_{name.upper()}"] = f"{given[name]}"

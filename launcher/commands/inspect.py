@@ -5,23 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import (
-    ABSENT,
-    PLANNED,
-    add_decryption,
-    add_dims,
-    add_slicing,
-    key_of,
-    whole,
-)
+from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.rank_models import is_rank_models
+from launcher.inspection.reference import ModelReference, refer
 from launcher.job.decryption import check_key
-from launcher.job.slicing import Slicing, parse_dims, slicing_of
+from launcher.job.options import ENCRYPTED, SLICING
+from launcher.job.slicing import Slicing, slicing_of
 from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -49,22 +43,18 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("model", metavar="MODEL.onnx|DIR|PATTERN", type=Path)
-    parser.add_argument(
-        "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT, help="plan for N ranks"
-    )
+    add_option(parser, "ranks", "plan for N ranks")
     parser.add_argument(
         "--world",
         metavar="N,N,...",
         type=_worlds,
         help="predict bytes per rank and per inference for these many ranks",
     )
-    add_dims(
-        parser, f"length of a symbolic dimension, in figures of bytes and for the plan, which is {PLANNED}"
-    )
+    what = "length of a symbolic dimension"
+    add_option(parser, "dims", f"{what}, in figures of bytes and for the plan, which is {PLANNED}")
     parser.add_argument("--html", metavar="FILE", type=Path, help="draw the plan on one self-contained page")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    add_slicing(parser)
-    add_decryption(parser)
+    add_groups(parser, SLICING, ENCRYPTED)
 
 
 def _worlds(text: str) -> list[int]:
@@ -74,15 +64,16 @@ def _worlds(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, predicts, draws, prints."""
-    dims = parse_dims(getattr(args, "dims", ()))
     slicing = slicing_of(vars(args))
+    dims = slicing.said.dims
     slicing.check(getattr(args, "ranks", None))
     key = key_of(args)
     check_sliceable(args.model)
-    check_key(key, args.model)
-    if is_rank_models(args.model):
+    model = refer(args.model)
+    check_key(key, model)
+    if model.kind == "pattern":
         return _print_rank_models(args, slicing, key)
-    planned = args.model.is_dir() or "ranks" in args or slicing.ranks() is not None
+    planned = model.kind == "slices" or "ranks" in args or slicing.ranks() is not None
     if args.html is not None and not planned:
         raise ConfigError(
             "--html draws a plan: say for how many ranks with --ranks N, or give a slice folder"
@@ -92,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "--world is for a model that is not sliced and excludes --ranks, --mesh, --plan and --html"
         )
     if dims:
-        _check_dims(args, dims, key)
+        _check_dims(args, model, dims, key)
     if args.world is not None:
         return _print_forecasts(args, dims, key)
     if not planned:
@@ -101,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         from launcher.common.files import check_target
 
         check_target("--html", args.html, "page")
-    inspection = _inspection(args, dims, key)
+    inspection = _inspection(args, model, dims, key)
     from launcher.common.report import warn_of
 
     warn_of(inspection.warning, args.model)
@@ -119,25 +110,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_dims(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> None:
+def _check_dims(
+    args: argparse.Namespace, model: ModelReference, dims: Mapping[str, int], key: Key | None
+) -> None:
     """Refuses dimensions that the model does not have, before it is planned."""
     from launcher.inspection.signature import check_dims, declared_by, manifest_symbols
 
-    if args.model.is_dir():
-        from launcher.job.model import open_slices
-
-        check_dims(dims, manifest_symbols(open_slices(args.model, getattr(args, "ranks", None))))
+    if model.kind == "slices":
+        check_dims(dims, manifest_symbols(model.open(getattr(args, "ranks", None))))
     elif (found := declared_by(args.model, key, runs=False)) is not None:
         check_dims(dims, found.symbols)
 
 
-def _inspection(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> Inspection:
+def _inspection(
+    args: argparse.Namespace, model: ModelReference, dims: Mapping[str, int], key: Key | None
+) -> Inspection:
     from launcher.inspection.inspection import of_plan, of_slices
 
-    if args.model.is_dir():
-        from launcher.job.model import open_slices
-
-        return of_slices(args.model, open_slices(args.model, getattr(args, "ranks", None)), dims)
+    if model.kind == "slices":
+        return of_slices(model.path, model.open(getattr(args, "ranks", None)), dims)
     from sharding.planning.plan import plan_model
 
     slicing = slicing_of(vars(args))
@@ -295,7 +286,7 @@ def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | No
     return 0
 
 
-def _print_forecasts(args: argparse.Namespace, dims: dict[str, int], key: Key | None) -> int:
+def _print_forecasts(args: argparse.Namespace, dims: Mapping[str, int], key: Key | None) -> int:
     from launcher.common.report import human_bytes, print_table
     from launcher.inspection.forecast import forecast
 

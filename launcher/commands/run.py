@@ -5,15 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import (
-    add_data,
-    add_decryption,
-    add_launching,
-    add_precision,
-    add_ranks,
-    add_slicing,
-    add_target,
-)
+from launcher.commands.options import add_groups
+from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
@@ -41,13 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL.onnx|DIR|PATTERN", type=Path, nargs="?",
         help="a model, a folder made by `shardrun slice`, or rank models made elsewhere, {} for the rank",
     )  # fmt: skip
-    add_ranks(parser)
-    add_launching(parser)
-    add_target(parser)
-    add_precision(parser)
-    add_slicing(parser)
-    add_decryption(parser)
-    add_data(parser, "--output")
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors")
     shown.add_argument("--json", action="store_true", help="print outputs and summary as one JSON document")

@@ -10,16 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.commands.options import (
-    ABSENT,
-    add_data,
-    add_decryption,
-    add_precision,
-    add_ranks,
-    add_runtime,
-    add_slicing,
-    add_target,
-)
+from launcher.commands.options import ABSENT, add_groups
+from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
@@ -41,13 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
     )
-    add_ranks(parser)
-    add_runtime(parser)
-    add_target(parser)
-    add_precision(parser)
-    add_slicing(parser)
-    add_decryption(parser)
-    add_data(parser, "--save")
+    # The scripts are what starts the ranks.
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but="launcher", output="--save")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
     )
@@ -57,20 +44,16 @@ def run(args: argparse.Namespace) -> int:
     """Slices if need be and writes the scripts."""
     from launcher.common.report import progress, say
     from launcher.inspection.model_kinds import demand_ranks
-    from launcher.inspection.rank_models import is_rank_models, open_rank_models
     from launcher.job.job import merge
-    from launcher.job.model import asked_by, check_declared, is_slices, open_slices, world_size
+    from launcher.job.model import asked_by, check_declared, world_size
     from launcher.starters.scripts import check_new_folder, write_scripts
     from launcher.tasks.run import check_job
 
     job = merge(vars(args), getattr(args, "config", None))
     assert job.model is not None
     ranks = world_size(job)
-    if is_slices(job.model) or is_rank_models(job.model):
-        if is_slices(job.model):
-            manifest = open_slices(job.model, ranks, asked_by(job))
-        else:
-            manifest = open_rank_models(job.model, ranks, job.key, asked_by(job))
+    if job.reference.sliced:
+        manifest = job.reference.open(ranks, job.key, asked_by(job))
         table = write_scripts(replace(job, ranks=manifest.world_size), args.folder, sys.executable)
     else:
         from sharding import slice_model

@@ -9,20 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import (
-    ABSENT,
-    PLANNED,
-    add_decryption,
-    add_dims,
-    add_slicing,
-    key_of,
-    whole,
-)
+from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
 from launcher.common.files import check_folder, check_target, write_file
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import check_sliceable
+from launcher.inspection.reference import refer
 from launcher.inspection.signature import declared_by
 from launcher.job.decryption import check_key
+from launcher.job.options import ENCRYPTED, SLICING
 from launcher.job.slicing import slicing_of
 from sharding.common.bounds import MAX_RANKS
 
@@ -46,10 +40,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("model", metavar="MODEL.onnx", type=Path)
-    parser.add_argument(
-        "--ranks", metavar="N", type=whole(1, MAX_RANKS), default=ABSENT,
-        help="number of ranks; --mesh and --plan say it too",
-    )  # fmt: skip
+    add_option(parser, "ranks", "number of ranks; --mesh and --plan say it too")
     parser.add_argument(
         "--output", metavar="DIR", type=Path, help="the slice folder to write; an earlier one is replaced"
     )
@@ -57,9 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rank", metavar="R", type=whole(0, MAX_RANKS - 1),
         help="write only what rank R runs, beside what other ranks wrote of the same plan",
     )  # fmt: skip
-    add_dims(
-        parser, f"a likely length of a symbolic dimension: the plan is right for all lengths and {PLANNED}"
-    )
+    what = "a likely length of a symbolic dimension"
+    add_option(parser, "dims", f"{what}: the plan is right for all lengths and {PLANNED}")
     parser.add_argument("--plan-only", action="store_true", help="show the plan and write no slices")
     parser.add_argument(
         "--save-plan", metavar="FILE.json", type=Path, help="write the plan to a file, for --plan"
@@ -71,8 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for flag in ("--precision-mode", "--execution-plan"):
         parser.add_argument(flag, dest="precision", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    add_slicing(parser)
-    add_decryption(parser)
+    add_groups(parser, SLICING, ENCRYPTED)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "slice: say over how many ranks, with --ranks N, --mesh AXIS=SIZE,... or --plan FILE"
         )
+    model = refer(args.model)
     check_sliceable(args.model)
     key = key_of(args)
-    check_key(key, args.model)
+    check_key(key, model)
     if args.output is not None:
         declared_by(args.model, key)
     from launcher.common.report import counted, progress, say, warn_of

@@ -19,9 +19,8 @@ from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.group.watch import Job
-from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.rank_models import is_rank_models, missing
-from launcher.job.job import TARGETS
+from launcher.inspection.reference import refer
+from launcher.job.options import TARGETS
 from launcher.job.start_arguments import (
     check_collectives,
     check_count,
@@ -261,13 +260,14 @@ def start(
     timeout = default_timeout() if timeout is None else timeout
     table = load_table(rank_table)
     with _as_path(model) as path:
-        if not path.exists() and not is_rank_models(path):
-            raise missing(path)
-        check_sliceable(path)
-        size = count_ranks(path, ranks, table, options)
+        reference = refer(path)
+        reference.check()
+        size = count_ranks(reference, ranks, table, options)
         chosen = base.choose(launcher, table, collectives)
         variables = rank_environment(collectives, threads, timeout, table, environment)
-        made = _sliced(path, size, options, allow_replicated, timeout) if path.is_file() else path
+        made = path
+        if reference.kind == "file":
+            made = _sliced(path, size, options, allow_replicated, timeout)
         if made.is_dir():
             warn_unsplit(made, path)
         # Links stay links: the data of a model that is one may lie beside its name.

@@ -135,6 +135,8 @@ def demand_ranks(model: Path, ranks: int | None, key: Key | None = None) -> int:
         from launcher.inspection.signature import declared_by
         from sharding.reading.read import read_model
 
+        if not model.is_file():
+            read_model(model, key)  # says so; a pipe would be waited for
         check_whole(model, key)
         if declared_by(model, key, runs=False) is None:
             read_model(model, key)  # says what kind of file it is instead

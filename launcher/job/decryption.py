@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import demand_ranks
-from launcher.inspection.rank_models import count_files, is_rank_models, open_rank_models
+from launcher.inspection.rank_models import count_files, open_rank_models
+from launcher.inspection.reference import refer
 
 if TYPE_CHECKING:
+    from launcher.inspection.reference import ModelReference
     from launcher.job.job import Job
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
@@ -39,28 +40,15 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
     return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or GCM)
 
 
-def is_encrypted(path: Path) -> bool:
-    """Whether a file is an encrypted model, or a pattern stands for such."""
-    from ranks.errors import ShardrunError
-    from ranks.models import pattern
-    from sharding.importers.sniff import format_of
-
-    try:
-        if is_rank_models(path):
-            return any(is_encrypted(file) for file in pattern.files(path).values())
-        return path.is_file() and format_of(path) == "mindir_encrypted"
-    except ShardrunError:
-        return False  # who reads it says what is wrong
-
-
-def check_key(key: Key | None, model: Path, against: Path | None = None) -> None:
+def check_key(key: Key | None, model: ModelReference, against: Path | None = None) -> None:
     """Raises `ConfigError` for a key that nothing is encrypted with.
 
     A slice folder is never encrypted. The model that it was made from may be, and is looked for later.
     """
-    encrypted = any(path is not None and is_encrypted(path) for path in (model, against))
-    if key is not None and not encrypted and not model.is_dir():
-        raise ConfigError(f"{model} is not encrypted, but a key was given: leave --dec-key-file out")
+    if key is None or model.kind == "slices" or model.encrypted:
+        return
+    if against is None or not refer(against).encrypted:
+        raise ConfigError(f"{model.path} is not encrypted, but a key was given: leave --dec-key-file out")
 
 
 @contextlib.contextmanager
@@ -69,18 +57,18 @@ def plain(
 ) -> Iterator[tuple[Path, Manifest]]:
     """As `launcher.job.model.resolve`, of an encrypted model: what ranks load, which is there inside only.
 
-    It lies in a temporary folder of its owner, and no rank keeps weights of it in the cache. ``rank``: only
+    It lies in a temporary folder of its owner. ``rank``: only
     what this rank runs; ``before`` is called before anything is sliced. Raises `ConfigError` where ranks on
     other hosts would have to read it, and what slicing and `folder_to_decrypt` raise.
     """
     from ranks.models.imported import folder_to_decrypt
 
     assert job.model is not None
-    pattern = is_rank_models(job.model)
+    pattern = job.reference.kind == "pattern"
     if not pattern:
         ranks = demand_ranks(job.model, ranks, job.key)
     _check_hosts(job, ranks)
-    with folder_to_decrypt(job.model) as folder, _without_store():
+    with folder_to_decrypt(job.model) as folder:
         if pattern:
             models = _decrypt_all(job, folder)
             yield models, open_rank_models(models, ranks)
@@ -133,17 +121,3 @@ def _check_hosts(job: Job, ranks: int | None) -> None:
             f"{', '.join(hosts)}: write it to a folder that all hosts have, with `{first} --dec-key-file "
             f"{job.dec_key_file}`, and run that"
         )
-
-
-@contextlib.contextmanager
-def _without_store() -> Iterator[None]:
-    """Ranks started inside prepare no weights in the cache, where they would stay."""
-    before = os.environ.get("SHARDRUN_WEIGHTS")
-    os.environ["SHARDRUN_WEIGHTS"] = "off"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SHARDRUN_WEIGHTS"]
-        else:
-            os.environ["SHARDRUN_WEIGHTS"] = before

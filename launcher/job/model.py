@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +10,10 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.model_kinds import demand_ranks
-from launcher.inspection.rank_models import (
-    BY_FLAG,
-    STRATEGY,
-    folder_of,
-    is_rank_models,
-    open_rank_models,
-    wrong_count,
-)
+from launcher.inspection.rank_models import BY_FLAG, STRATEGY
+from launcher.inspection.reference import refer
 from launcher.job import decryption
 from launcher.job.job import Job
-from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -31,11 +22,6 @@ if TYPE_CHECKING:
 
 
 Check = Callable[["Signature"], None]
-
-
-def is_slices(path: Path) -> bool:
-    """Whether the path is meant as a slice folder; any folder is (its manifest says whether it is one)."""
-    return path.is_dir()
 
 
 def world_size(job: Job) -> int | None:
@@ -56,31 +42,28 @@ def asked_by(job: Job) -> str:
     )
 
 
-def open_slices(folder: Path, ranks: int | None, said_by: str = BY_FLAG) -> Manifest:
-    """The manifest of a slice folder; raises `ConfigError` if ``said_by`` asks for another number of
-    ranks."""
-    from sharding.errors import ShardError
-    from sharding.slices.manifest import read_manifest
-
-    try:
-        manifest = read_manifest(folder)
-    except ShardError as error:
-        raise ConfigError(str(error)) from None
-    if ranks is not None and ranks != manifest.world_size:
-        raise ConfigError(
-            f"{folder} was sliced for {counted(manifest.world_size, 'rank')}, but "
-            f"{wrong_count(ranks, manifest.world_size, said_by)}, or slice the model with --ranks {ranks}"
-        )
-    return manifest
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What ranks load. ``loaded`` is to be called when they have: what was decrypted is removed then."""
+@dataclass(frozen=True, kw_only=True)
+class Loadable:
+    """What ranks load, and how many they are. ``loaded`` is to be called when they have: what was decrypted
+    is removed then. ``keep``: whether they may keep weights in the cache, where those of an encrypted model
+    would stay."""
 
     path: Path
+    ranks: int
+    loaded: Callable[[], object] = lambda: None
+    keep: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks that are started for it are told."""
+        return {} if self.keep else {"SHARDRUN_WEIGHTS": "off"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened(Loadable):
+    """The same with its manifest."""
+
     manifest: Manifest
-    loaded: Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -95,32 +78,26 @@ def opened(
     """
     assert job.model is not None
     with contextlib.ExitStack() as stack:
-        if job.key is not None and decryption.is_encrypted(job.model):
+        encrypted = job.key is not None and job.reference.encrypted
+        if encrypted:
             made = decryption.plain(job, ranks, rank, lambda: check_declared(job, check))
             path, manifest = stack.enter_context(made)
         else:
             path, manifest = resolve(job, ranks, check)
         try:
-            yield Opened(path, manifest, stack.close)
+            yield Opened(
+                path=path,
+                ranks=manifest.world_size,
+                loaded=stack.close,
+                keep=not encrypted,
+                manifest=manifest,
+            )
         except ShardrunError as error:
-            error.args = tuple(_renamed(item, path, job.model) for item in error.args)
+            if path != job.model:
+                folder = path if path.is_dir() else path.parent
+                for entry in manifest.ranks:
+                    error.made_of(folder / entry.model, f"{job.model} (rank {entry.rank})")
             raise
-
-
-def _renamed(text: object, made: Path, model: Path) -> object:
-    """A message that names the user's model where it would name a rank model that was made of it."""
-    if made == model or not isinstance(text, str):
-        return text
-    folder = made.parent if is_rank_models(made) else made
-    for name in {str(folder), os.path.realpath(folder)}:
-        text = re.sub(
-            rf"{re.escape(name)}/rank_([0-9]+)\.onnx(?!\.data)", rf"{_escaped(model)} (rank \1)", text
-        )
-    return text
-
-
-def _escaped(model: Path) -> str:
-    return str(model).replace("\\", r"\\")
 
 
 def check_declared(job: Job, check: Check | None) -> None:
@@ -141,12 +118,9 @@ def resolve(job: Job, ranks: int | None, check: Check | None = None) -> tuple[Pa
     cache first, if need be, after ``check`` (see `opened`)."""
     model = job.model
     assert model is not None
-    if is_rank_models(model):
-        model = folder_of(model) or model
-        if not is_slices(model):
-            return model, open_rank_models(model, ranks, said_by=asked_by(job))
-    if is_slices(model):
-        return model, open_slices(model, ranks, asked_by(job))
+    found = job.reference.whole()
+    if found.sliced:
+        return found.path, found.open(ranks, said_by=asked_by(job))
     ranks = demand_ranks(model, ranks)
     from launcher.common.report import progress
     from launcher.job.cache import sliced
@@ -174,10 +148,10 @@ def source_of(job: Job, folder: Path, manifest: Manifest) -> Path:
         raise ConfigError(
             "--verify: nothing says which model these rank models were made from: give it with --against"
         )
-    own = job.model if job.model.is_file() else None
+    own = job.model if job.reference.kind == "file" else None
     return find_source(folder, source.file, source.bytes, source.sha256, job.against or own)
 
 
 def reference_key(job: Job, source: Path | None) -> Key | None:
     """The job's key, if the model to compare with is encrypted."""
-    return job.key if source is not None and decryption.is_encrypted(source) else None
+    return job.key if source is not None and refer(source).encrypted else None

@@ -28,14 +28,14 @@ def parse_entry(text: str) -> tuple[str, str]:
     return name.strip(), match[1].lower()
 
 
-def parse_plan(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def parse_plan(texts: Iterable[str]) -> dict[str, str]:
     """Reads the entries of a plan. Raises `ConfigError`, also for a name that is given twice."""
     entries: dict[str, str] = {}
     for text in texts:
         name, kind = parse_entry(text)
         if entries.setdefault(name, kind) != kind:
             raise ConfigError(f"--execution-plan {text}: {name!r} is given twice, with two types")
-    return tuple(entries.items())
+    return entries
 
 
 def asked(job: Job) -> Asked | None:

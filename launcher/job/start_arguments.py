@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
-from launcher.inspection.rank_models import count_files, is_rank_models
 from launcher.job.hosts import remote_hosts
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
@@ -18,6 +17,7 @@ from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
+    from launcher.inspection.reference import ModelReference
     from launcher.job.rank_table import RankTable
     from sharding.demands.options import SliceOptions
 
@@ -34,7 +34,7 @@ def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | 
 
 
 def count_ranks(
-    path: Path, ranks: int | None, table: RankTable | None, options: SliceOptions | None = None
+    model: ModelReference, ranks: int | None, table: RankTable | None, options: SliceOptions | None = None
 ) -> int:
     """How many ranks to start, from whoever says it; raises `ConfigError` where they contradict one
     another."""
@@ -43,17 +43,15 @@ def count_ranks(
         sources.append(("ranks", ranks))
     if table is not None:
         sources.append((f"the rank table {table.path or ''}".rstrip(), table.world_size))
-    if path.is_dir():
-        from sharding.slices.manifest import read_manifest
-
-        sources.append((f"the slice folder {path}", read_manifest(path).world_size))
-    if is_rank_models(path):
-        sources.append((f"the files that fit {path}", count_files(path)))
+    if (there := model.rank_count()) is not None:
+        sources.append(there)
     if options is not None and options.mesh is not None:
         sources.append((f"the mesh {options.mesh}", options.mesh.size))
     if not sources:
-        check_whole(path)
-        raise ConfigError(f"How many ranks shall run {path}? Give the number of ranks, or a rank table.")
+        check_whole(model.path)
+        raise ConfigError(
+            f"How many ranks shall run {model.path}? Give the number of ranks, or a rank table."
+        )
     name, size = sources[0]
     for other, count in sources[1:]:
         if count != size:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.job.decryption import is_encrypted
+from launcher.inspection.reference import refer
 from launcher.job.job import Job
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.starters.environment import python_path
@@ -208,7 +208,7 @@ def _arguments(job: Job) -> list[str]:
 def _key_file(job: Job, own_model: bool) -> list[str]:
     """Where ranks find the key, if they read anything encrypted; the key itself is in no script."""
     read = [job.against if job.verify else None, None if own_model else job.model]
-    if job.dec_key_file is None or not any(path is not None and is_encrypted(path) for path in read):
+    if job.dec_key_file is None or not any(path is not None and refer(path).encrypted for path in read):
         return []
     mode = ["--dec-mode", job.dec_mode] if job.dec_mode is not None else []
     return ["--dec-key-file", quote_path(job.dec_key_file), *mode]

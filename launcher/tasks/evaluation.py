@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.job import precision
 from launcher.job.job import Job
-from launcher.job.model import Check, check_declared, opened, world_size
-from ranks.common import settings
+from launcher.job.model import Check, Loadable, check_declared, opened, world_size
+from launcher.tasks.loading import join_group, start_group
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -39,47 +37,31 @@ def eval_group(job: Job, task: Task) -> None:
     assert job.model is not None
     _check_data(task)
     ranks = world_size(job)
-    from launcher.group.group import start
-
     with (
-        _opened(job, ranks, check=lambda found: _check_model(job, task, found)) as (model, size, loaded),
-        start(
-            model,
-            ranks=size,
-            launcher=job.launcher,
-            rank_table=job.rank_table,
-            target=job.target,
-            collectives=job.collectives or settings.collectives(),
-            threads=job.threads,
-            timeout=job.timeout,
-            precision=precision.asked(job),
-        ) as group,
+        _opened(job, ranks, check=lambda found: _check_model(job, task, found)) as model,
+        start_group(job, model) as group,
     ):
-        loaded()
         report = _evaluate(task, group.predict, group.inputs, group.outputs, group.optional_inputs)
-    finish(task, report, size)
+    finish(task, report, model.ranks)
 
 
 @contextlib.contextmanager
 def _opened(
     job: Job, ranks: int | None, rank: int | None = None, check: Check | None = None
-) -> Iterator[tuple[Path, int, Callable[[], None]]]:
-    """What ranks load, how many they are, and what is to be called when they have
-    (`launcher.job.model.opened`).
-
-    A model file that one rank runs is not sliced."""
+) -> Iterator[Loadable]:
+    """What ranks load (`launcher.job.model.opened`); a model file that one rank runs is not sliced."""
     assert job.model is not None
-    alone = job.model.is_file() and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
+    alone = job.reference.kind == "file" and ranks in {None, 1} and job.slicing.ranks() in {None, 1}
     if alone and job.key is None:
         check_declared(job, check)
-        yield job.model, 1, lambda: None
+        yield Loadable(path=job.model, ranks=1)
         return
     from launcher.inspection.signature import check_dims, manifest_symbols
 
     with opened(job, 1 if alone else ranks, rank, check) as made:
-        if not job.model.is_file():
+        if job.reference.kind != "file":
             check_dims(job.dims, manifest_symbols(made.manifest))
-        yield made.path, made.manifest.world_size, made.loaded
+        yield made
 
 
 def eval_rank(job: Job, task: Task, identity: Identity) -> None:
@@ -89,29 +71,20 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
     if identity.rank == 0:
         # Before the group exists, so that a wrong input ends this rank while nobody waits for it in MPI.
         _check_data(task)
-    if job.timeout is not None:
-        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     check = (lambda found: _check_model(job, task, found)) if identity.rank == 0 else None
-    with _opened(job, identity.world_size, identity.rank, check) as (path, _, loaded):
-        report = _eval_joined(job, task, identity, path, loaded)
+    with _opened(job, identity.world_size, identity.rank, check) as model:
+        report = _eval_joined(job, task, identity, model)
     if report is not None:
         finish(task, report, identity.world_size)
 
 
-def _eval_joined(
-    job: Job, task: Task, identity: Identity, path: Path, loaded: Callable[[], None]
-) -> Report | None:
+def _eval_joined(job: Job, task: Task, identity: Identity, made: Loadable) -> Report | None:
     """Joins the group and evaluates; the report is on rank 0 only."""
     from ranks.collectives.broadcast import Spreader
     from ranks.run import group
-    from ranks.run.target import load
     from ranks.talk.wire import Kind, Message
 
-    communicator, model = load(
-        path, identity, job.target, collectives=job.collectives, threads=job.threads,
-        asked=precision.asked(job),
-    )  # fmt: skip
-    loaded()
+    communicator, model = join_group(job, made, identity)
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]
 

@@ -20,7 +20,7 @@ from launcher.job import precision
 from launcher.job.job import Job
 from launcher.job.model import Opened, opened, reference_key, source_of, world_size
 from launcher.job.verify import check_signature
-from ranks.common import settings
+from launcher.tasks.loading import join_group, start_group
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -79,29 +79,12 @@ def run_group(job: Job, show: Show = "table") -> None:
         if source is not None:
             check_signature(source, manifest.inputs, manifest.outputs, key)
         from launcher.common.report import human_bytes, progress
-        from launcher.group.group import start
-        from launcher.job.rank_table import load_rank_table
 
-        table = load_rank_table(job.rank_table) if job.rank_table else None
         began = time.perf_counter()
         size = human_bytes(sum(rank.weight_bytes for rank in manifest.ranks))
         with contextlib.ExitStack() as stack:
             with progress(f"loading {size} of weights: ranks ready", counted=True) as update:
-                group = stack.enter_context(
-                    start(
-                        model.path,
-                        ranks=manifest.world_size,
-                        launcher=job.launcher,
-                        rank_table=table,
-                        target=job.target,
-                        collectives=job.collectives or settings.collectives(),
-                        threads=job.threads,
-                        timeout=job.timeout,
-                        precision=precision.asked(job),
-                        progress=update,
-                    )
-                )
-            model.loaded()
+                group = stack.enter_context(start_group(job, model, update))
             loaded = time.perf_counter() - began
             log.info("slices: %s", model.path)
             for rank in group.stats:
@@ -143,19 +126,12 @@ def _run_joined(  # noqa: PLR0917 - what `run_rank` has
     job: Job, identity: Identity, made: Opened, feeds: Arrays | None, source: Path | None, show: Show
 ) -> None:
     """Joins the group and runs; ``feeds`` are on rank 0 only."""
-    if job.timeout is not None:
-        os.environ["SHARDRUN_TIMEOUT"] = f"{job.timeout:g}"
     from ranks.collectives.broadcast import Spreader
     from ranks.run import group
-    from ranks.run.target import load
     from ranks.talk.wire import Kind, Message
 
     began = time.perf_counter()
-    communicator, model = load(
-        made.path, identity, job.target, collectives=job.collectives, threads=job.threads,
-        asked=precision.asked(job),
-    )  # fmt: skip
-    made.loaded()
+    communicator, model = join_group(job, made, identity)
     loaded = time.perf_counter() - began
     given = Message(Kind.PREDICT, {}, feeds) if feeds is not None else None
     everyone = Spreader(communicator).spread(given).tensors

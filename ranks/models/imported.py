@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,17 +65,8 @@ def naming(file: Path, given: Path | str) -> Iterator[None]:
         yield
     except ShardrunError as error:
         if str(file) != str(given) or file.is_symlink():
-            error.args = tuple(_renamed(item, file, str(given)) for item in error.args)
+            error.made_of(file, str(given))
         raise
-
-
-def _renamed(text: object, file: Path, given: str) -> object:
-    if not isinstance(text, str):
-        return text
-    for name in {str(file), os.path.realpath(file)}:
-        # Not the file of its weights, whose name begins alike.
-        text = re.sub(re.escape(name) + r"(?!\.data)", lambda _: given, text)
-    return text
 
 
 @contextlib.contextmanager

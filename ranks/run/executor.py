@@ -48,6 +48,10 @@ class LoadOptions:
     """Whether all of a shard is read to verify its hash."""
     given: Path | None = None
     """The file that the path was made of, which errors name."""
+    timeout: float | None = None
+    """Seconds to wait for another process that makes the same; default: ``SHARDRUN_TIMEOUT``."""
+    keep: bool = True
+    """Whether weights may be prepared in the cache, where they stay."""
 
 
 DEFAULTS = LoadOptions()
@@ -70,9 +74,9 @@ def load(
     ``path`` may be a pattern such as ``rank_{}_model.onnx`` (`ranks.models.pattern`): each rank takes its own
     file.
 
-    Of a slice folder each rank takes its own shard, which is verified against the manifest, and so is a rank
-    model that lies in one. Any other file runs as it is. Without ``communicator``, a model with collectives
-    joins this process's group (`ranks.run.group.join`).
+    Each rank of a slice folder loads its own shard and compares it with the manifest, as it does with a rank
+    model that lies in such a folder. Any other file runs as it is. Without ``communicator``, a model with
+    collectives joins this process's group (`ranks.run.group.join`).
 
     ``threads`` are those of ONNX Runtime (see `default_threads`); ``dims`` gives inputs other dimensions than
     the file fixes; ``variable_weights`` names those that `RankModel.update_weights` may replace;
@@ -85,7 +89,7 @@ def load(
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(provider)
         path, given = pattern.resolve(path, communicator.rank, communicator.size), None
-    given, path = given or Path(path), imported.as_onnx(path)
+    given, path = given or Path(path), imported.as_onnx(path, options.timeout)
     shard = model_file.find(path)
     if communicator is None and shard.manifest is not None:
         communicator = group.join_for(provider)
@@ -101,9 +105,12 @@ def load(
         store=options.store,
         hashes=shard.hashes(rank) if options.check else {},
         rank=_rank(communicator),
+        timeout=options.timeout,
     )
     # Before anything is put on a device: variable weights are, too.
-    config = automatic.choose(at(config, communicator), shard.manifest, local_size)
+    config = at(config, communicator)
+    if options.keep:
+        config = automatic.choose(config, shard.manifest, local_size)
     given = given if file == path else file
     try:
         with imported.naming(file, given):

@@ -24,12 +24,17 @@ class Groups:
         """By the device of their buffers: who joined, by which collectives."""
 
     def join(
-        self, identity: Identity | None = None, collectives: str | None = None, device: str = "cpu"
+        self,
+        identity: Identity | None = None,
+        collectives: str | None = None,
+        device: str = "cpu",
+        timeout: float | None = None,
     ) -> Communicator:
         """The communicator of this process's group for buffers on ``device``, connected on the first call.
 
-        ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto". All ranks
-        must call it, devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
+        ``identity`` defaults to `identify`, ``collectives`` to ``SHARDRUN_COLLECTIVES`` or "auto", and
+        ``timeout`` (seconds to wait for another rank) to ``SHARDRUN_TIMEOUT``. All ranks must call it,
+        devices in the same order. Raises `IdentityError` and what `ranks.collectives.connect`
         raises; `CollectiveError` where an earlier call joined as another rank or with other collectives.
         """
         name = collectives or settings.collectives()
@@ -52,7 +57,7 @@ class Groups:
             end_with_launcher()
             if device == "cuda":
                 self._demand_own_gpu(who)
-        communicator = connect(who, name, device=device)
+        communicator = connect(who, name, timeout, device)
         self.joined[device] = who, communicator.name, communicator
         return communicator
 

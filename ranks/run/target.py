@@ -27,13 +27,16 @@ def load(
     collectives: str | None = None,
     threads: int | None = None,
     asked: Asked | None = None,
+    timeout: float | None = None,
+    keep: bool = True,
 ) -> tuple[Communicator, RankModel]:
     """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
 
     A rank on a device takes the one that `ranks.devices.devices.number_of` gives it. ``asked``: in which
-    types it computes, if not in the model's own. Returns the communicator for arrays in host memory, by which
-    inputs travel, and the model. Raises `DeviceError` where this machine cannot serve the target, and what
-    `ranks.run.group.join` and `ranks.run.executor.load` raise.
+    types it computes, if not in the model's own; ``timeout``: seconds to wait for another rank or process, by
+    default ``SHARDRUN_TIMEOUT``; without ``keep`` no weights of the model stay in the cache. Returns the
+    communicator for arrays in host memory, by which inputs travel, and the model. Raises `DeviceError` where
+    this machine cannot serve the target, and what `ranks.run.group.join` and `ranks.run.executor.load` raise.
     """
     if target not in TARGETS:
         raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
@@ -44,9 +47,11 @@ def load(
                 f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or "
                 "leave the choice of collectives to auto."
             )
-        host = group.join(identity, collectives)
+        host = group.join(identity, collectives, timeout=timeout)
         precision = placement.precision(target, placement.ON_CPU, asked)
-        return host, executor.load(path, communicator=host, threads=threads, precision=precision)
+        options = executor.LoadOptions(timeout=timeout, keep=keep)
+        model = executor.load(path, communicator=host, threads=threads, precision=precision, options=options)
+        return host, model
 
     from ranks.devices import devices
 
@@ -63,9 +68,9 @@ def load(
             "give --target cpu (in Python: target='cpu')."
         ) from error
     on_device = target_of(name) != "cpu"
-    host = group.join(identity, "auto" if on_device else name)
+    host = group.join(identity, "auto" if on_device else name, timeout=timeout)
     buffers = devices.DEVICES[placed.providers[0]].buffers if len(placed.providers) > 1 else "cpu"
-    exchange = group.join(identity, name, buffers) if on_device and buffers != "cpu" else host
+    exchange = group.join(identity, name, buffers, timeout) if on_device and buffers != "cpu" else host
     if exchange is host and buffers == "cuda" and host.size > 1:
         from ranks.run import gpus
 
@@ -76,5 +81,6 @@ def load(
         threads=threads,
         placement=placed,
         precision=precision,
+        options=executor.LoadOptions(timeout=timeout, keep=keep),
     )
     return host, model

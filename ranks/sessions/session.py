@@ -67,6 +67,8 @@ class SessionConfig:
     """Weights in these files of ``folder`` are worth the store; None: all are."""
     hashes: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of files in ``folder`` that were just verified, by name: they need not be read again for it."""
+    timeout: float | None = None
+    """Seconds to wait for another process that prepares the same weights; None: ``SHARDRUN_TIMEOUT``."""
 
 
 def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ) -> int:

@@ -166,7 +166,7 @@ class Store:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
         weight_entries.make_folders(self.folder)
         self._demand_space(model)
-        with locked(self.folder / weight_entries.LOCKS / key[:2]):
+        with locked(self.folder / weight_entries.LOCKS / key[:2], config.timeout):
             if weight_entries.take(self.folder, key) is not None:
                 return
             if weight_entries.is_there(self.folder, key):

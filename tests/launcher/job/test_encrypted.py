@@ -14,9 +14,11 @@ import pytest
 
 from launcher import cli
 from launcher.errors import ConfigError
-from launcher.job.decryption import is_encrypted, read_key
+from launcher.inspection.reference import refer
+from launcher.job.decryption import read_key
+from ranks.run import executor
 from tests.elsewhere import not_ours
-from tests.launcher.cli_tools import mpirun, shardrun
+from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
 KEY = b"0123456789ABCDEF"
@@ -149,7 +151,7 @@ def test_rank_models(here: Path, command: Command, monkeypatch: pytest.MonkeyPat
     command("run", pattern, "--dec-key-file", "key.bin", "--input", "in.npz", "--output", "y.npz")
     check_answers(here / "y.npz")
     monkeypatch.chdir(here)
-    assert is_encrypted(Path(pattern))
+    assert refer(Path(pattern)).encrypted
     assert "2 rank models" in command("inspect", pattern, "--dec-key-file", "key.bin").stdout
     for verb in ("run", "inspect"):
         done = command(verb, pattern, code=2)
@@ -201,3 +203,13 @@ def test_a_key_is_never_shown(tmp_path: Path) -> None:
     assert key is not None and key.secret == KEY and KEY.decode() not in repr(key)
     with pytest.raises(ConfigError, match="Is a directory"):
         read_key(tmp_path, None)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_weights_are_kept_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on")
+    executor.load(save_mlp(tmp_path / "m.onnx"), keep=keep).close()
+    assert any((tmp_path / "cache").glob("weights/*/*")) == keep

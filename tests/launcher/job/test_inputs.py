@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher.common.element_types import numpy_dtype
 from launcher.errors import ConfigError
 from launcher.job.inputs import make_inputs, save_outputs
-from launcher.job.job import parse_dims
+from launcher.job.values import parse_dims
 
 
 @dataclass(frozen=True)

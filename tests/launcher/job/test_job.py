@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import launcher
 from launcher.errors import ConfigError
 from launcher.job.job import Job, merge
-from launcher.job.job_file import EXPECTED, JobFile, read_job_file
-from launcher.job.slicing import FLAGS, parse_bytes, parse_dims
+from launcher.job.job_file import read_job_file
+from launcher.job.options import EXCLUSIVE, OPTIONS, Options
+from launcher.job.values import parse_bytes, parse_dims
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh, parse_mesh
 
@@ -35,7 +42,13 @@ def write(folder: Path, data: Any) -> Path:
 
 def test_every_option_of_a_job_has_a_key() -> None:
     # The key itself is in no job file.
-    assert set(JobFile.model_fields) == set(EXPECTED) == set(Job.__dataclass_fields__) - {"key"}
+    assert set(OPTIONS) == set(Job.__dataclass_fields__) - {"key"}
+    assert all(option.kind.expected for option in OPTIONS.values())
+
+
+def test_every_option_of_slicing_can_be_given() -> None:
+    asked = [option.slices for option in OPTIONS.values() if option.slices]
+    assert sorted(asked) == sorted(SliceOptions.__dataclass_fields__)
 
 
 def test_paths_are_relative_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +78,13 @@ def test_flags_win(folder: Path) -> None:
     assert merge({"model": folder / "model.onnx"}, None).launcher == "auto"
 
 
+@pytest.mark.parametrize(("first", "second"), [(first, second) for first, second, _ in EXCLUSIVE])
+def test_a_flag_wins_over_what_it_excludes(first: str, second: str) -> None:
+    for flag, other in ((first, second), (second, first)):
+        said = Options().with_flags({other: "x"}).with_flags({flag: "y"})
+        assert (getattr(said, flag), getattr(said, other)) == ("y", None)
+
+
 def test_options_of_slicing(folder: Path) -> None:
     (folder / "steer.yaml").touch()
     config = write(folder, {
@@ -85,7 +105,6 @@ def test_options_of_slicing(folder: Path) -> None:
     ]  # fmt: skip
     job = merge({"strategy": "pipeline", "ranks": 2}, config)
     assert (job.mesh, job.strategy, job.slicing.ranks()) == (None, "pipeline", None)
-    assert set(FLAGS) <= set(EXPECTED)
     assert merge({"model": folder / "model.onnx"}, None).slicing.options() == SliceOptions()
 
 
@@ -201,7 +220,7 @@ def test_errors_name_file_key_value_and_expected(folder: Path, data: Any, messag
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.dictionaries(
-        st.sampled_from([*EXPECTED, "x"]),
+        st.sampled_from([*OPTIONS, "x"]),
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
         | st.lists(st.text() | st.integers(), max_size=3) | st.dictionaries(st.text(), st.integers() | st.text(), max_size=3),
         max_size=4,
@@ -215,12 +234,47 @@ def test_any_mapping_is_read_or_refused(
     try:
         options = read_job_file(path)
     except ConfigError as error:
-        assert "expected" in str(error) or "unknown key" in str(error)
+        assert any(words in str(error) for words in ("expected", "unknown key", "$.mesh: The mesh "))
     else:
-        assert set(options) <= set(EXPECTED)
+        assert set(options) <= set(OPTIONS)
 
 
 def test_the_longest_dimension() -> None:
     assert parse_dims([f"n={2**31 - 1}", "m=0"]) == {"n": 2**31 - 1, "m": 0}
     with pytest.raises(ConfigError, match=r"--dim n=2147483648: expected NAME=SIZE with a size from 0 to 21"):
         parse_dims([f"n={2**31}"])
+
+
+def test_an_option_is_one_entry(tmp_path: Path) -> None:
+    """It is a flag, a key of job files, in the help and in messages, and a field of the job."""
+    shutil.copytree(Path(launcher.__file__).parent, tmp_path / "launcher")
+    table = tmp_path / "launcher" / "job" / "options.py"
+    entry = '    colour: str | None = _option(Choice(("red", "blue")), RANKS, "what ranks are painted")\n'
+    last = "    dec_key_file:"
+    assert last in table.read_text()
+    table.write_text(table.read_text().replace(last, entry + last))
+    (tmp_path / "model.onnx").write_bytes(b"\x08")
+    (tmp_path / "job.yaml").write_text("model: model.onnx\ncolour: red\n")
+    (tmp_path / "wrong.yaml").write_text("colour: 3\n")
+    program = """
+from launcher.cli import build_parser, main
+from launcher.job.job import merge
+for given in ([], ["--colour", "blue"]):
+    args = build_parser().parse_args(["run", "--config", "job.yaml", *given])
+    print("job:", merge(vars(args), args.config).colour)
+for command in (["run", "--help"], ["eval", "--help"], ["run", "--colour", "red", "--config", "wrong.yaml"],
+                ["run", "--colour", "green"]):
+    try:
+        main(command)
+    except SystemExit:
+        pass
+"""
+    place = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True, cwd=tmp_path, env=place, text=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert re.findall("job: (.*)", done.stdout) == ["red", "blue"], done.stderr
+    assert len(re.findall(r"--colour \{red,blue\}\s+what ranks are painted", done.stdout)) == 2
+    assert "wrong.yaml: $.colour: expected one of red, blue, found 3" in done.stderr
+    assert "argument --colour: invalid choice: 'green' (choose from" in done.stderr

@@ -121,6 +121,12 @@ def test_a_model_may_have_any_name(folder: Path, capsys: pytest.CaptureFixture[s
         (folder / name).rename(folder / "model.onnx")
 
 
+def test_a_model_is_a_regular_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    for ranks in ((), ("--ranks", "2")):
+        assert "is not a file; expected an ONNX file" in refused(capsys, "run", "pipe", *ranks)
+
+
 def test_a_script_is_a_regular_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A device would be read until memory ends, a pipe until somebody writes into it."""
     os.mkfifo("pipe")

@@ -179,6 +179,19 @@ def test_started_by_mpirun_with_other_numbers(slices: Path, tmp_path: Path) -> N
     assert "WORLD_SIZE" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("flag", [True, False], ids=["flag", "variable"])
+def test_how_long_a_rank_waits_for_the_others(slices: Path, tmp_path: Path, flag: bool) -> None:
+    """The flag wins over the variable, which ranks have from their own environment."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    job = {"SHARDRUN_JOB": "a" * 32, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    done = shardrun(
+        "run", slices, *(["--timeout", "0.3"] if flag else []), cwd=tmp_path,
+        **place, **job, SHARDRUN_TIMEOUT="60" if flag else "0.3",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "0.3 s" in done.stderr and "60 s" not in done.stderr
+
+
 def test_a_wrong_input_under_mpirun_ends_every_rank(slices: Path, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"12345")
     began = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,17 @@ def test_only_the_models_own_name_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ShardrunError) as caught, imported.naming(file, "a\\1.mindir"):
         raise ShardrunError(f"{file}: no {file}.data, {file}")
     assert str(caught.value) == f"a\\1.mindir: no {file}.data, a\\1.mindir"
+    assert caught.value.sources == ((str(file), "a\\1.mindir"),)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_source_of_a_source(tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to("file.onnx")
+    link, made = tmp_path / "link.onnx", tmp_path / "made"
+    with (
+        pytest.raises(ShardrunError) as caught,
+        imported.naming(made, "given"),
+        imported.naming(link, made),
+    ):
+        raise ShardrunError(f"{link} is {tmp_path}/file.onnx")
+    assert str(caught.value) == "given is given"

@@ -1,0 +1,261 @@
+# ruff: noqa: RUF009 - the fields are what the table is made of
+"""The options of a job, each described once: from this come the flags with their help, the keys of job files
+with their checks, the fields of `launcher.job.job.Job`, and the options of slicing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.common.starters import STARTERS
+from launcher.errors import ConfigError
+from launcher.job.precision import parse_plan
+from launcher.job.values import (
+    Choice,
+    File,
+    Files,
+    Kind,
+    LateChoice,
+    Pairs,
+    Seconds,
+    Switch,
+    Whole,
+    Written,
+    parse_bytes,
+    parse_dims,
+    parse_mesh_text,
+)
+from ranks.common.settings import COLLECTIVES
+from ranks.precision.request import MODES
+from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
+from sharding.common.nearby import hint, shown
+from sharding.demands.options import STRATEGIES
+from sharding.slices.mesh import Mesh
+
+TARGETS = tuple(MODES)
+RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
+ENCRYPTED, DATA = "encrypted models", "data"
+"""Titles of groups in ``--help``; a command takes whole groups."""
+_Some = TypeVar("_Some", bound="Options")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of an option besides its default."""
+
+    kind: Kind
+    group: str = ""
+    help: str = ""
+    metavar: str | None = None
+    flag: str = ""
+    """Default: the name with hyphens."""
+    file: str = ""
+    """It names a file that must be there: what it is."""
+    slices: str = ""
+    """The field of `sharding.demands.options.SliceOptions` that it sets; a switch turns its default round."""
+    name: str = ""
+
+
+def _option(kind: Kind, *texts: str, default: Any = None, **more: Any) -> Any:
+    metadata = {"option": Option(kind, *texts, **more)}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one job; None where an option is not given. ``inputs`` are texts as of ``--input``.
+
+    An option is one field here, and the code that uses it.
+    """
+
+    model: Path | None = _option(File("the path of a model or a slice folder"))
+    ranks: int | None = _option(Whole(1, MAX_RANKS), RANKS, "number of ranks", "N")
+    rank_table: Path | None = _option(
+        File("the path of a rank table"), RANKS, "which ranks run on which hosts and devices", "FILE",
+        file="rank table",
+    )  # fmt: skip
+    launcher: str = _option(
+        Choice(STARTERS), RANKS,
+        "local: processes of this machine; mpirun; external: this process is one rank that something "
+        "else started (default: auto)",
+        default="auto",
+    )  # fmt: skip
+    target: str = _option(
+        Choice(TARGETS), TYPES,
+        "what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
+        "with its local rank's number",
+        default="cpu",
+    )  # fmt: skip
+    collectives: str | None = _option(Choice(COLLECTIVES), RANKS, "default: auto")
+    threads: int | None = _option(
+        Whole(1, MAX_THREADS),
+        RANKS,
+        "ONNX Runtime threads per rank (default: cores / ranks on the host)",
+        "N",
+    )
+    timeout: float | None = _option(
+        Seconds(), RANKS, "how long a rank waits for another one (default: 300)", "SECONDS"
+    )
+    allow_replicated: bool = _option(
+        Switch(), SLICING,
+        "go on where nothing of the model can be split, with the whole model on every rank",
+        default=False, slices="allow_replicated",
+    )  # fmt: skip
+    strategy: str | None = _option(
+        Choice(STRATEGIES), SLICING,
+        "what the ranks share: the weights (tensor), the layers (pipeline), the batch (data); auto: the "
+        "quickest that fits (default: tensor)",
+        slices="strategy",
+    )  # fmt: skip
+    mesh: Mesh | None = _option(
+        Written(parse_mesh_text, "the sizes of mesh axes, such as data=2,tensor=4"), SLICING,
+        "a mix of strategies, such as data=2,tensor=4; says the number of ranks too", "AXIS=SIZE,...",
+        slices="mesh",
+    )  # fmt: skip
+    micro_batches: int | None = _option(
+        Whole(1, MAX_MICRO_BATCHES), SLICING,
+        "pieces of the batch that pipeline stages work on at the same time (default: as many as stages)", "M",
+        slices="micro_batches",
+    )  # fmt: skip
+    memory: int | None = _option(
+        Written(parse_bytes, "a number of bytes, or text such as 24GB", Whole(1, 2**63 - 1)), SLICING,
+        "bytes of weights that a rank may hold, such as 24GB; --strategy auto keeps to it", "SIZE",
+        slices="memory",
+    )  # fmt: skip
+    profile: Path | None = _option(
+        File("the path of a profile of ONNX Runtime"), SLICING,
+        "a profile that ONNX Runtime wrote of the model: stages are balanced by its times", "FILE.json",
+        file="profile of ONNX Runtime", slices="profile",
+    )  # fmt: skip
+    steer: Path | None = _option(
+        File("the path of a steering file"), SLICING,
+        "how weights are cut, by name patterns (`layers.*.mlp.up: column`)", "FILE.yaml",
+        file="steering file", slices="steering",
+    )  # fmt: skip
+    plan: Path | None = _option(
+        File("the path of a saved plan"), SLICING,
+        "follow a plan that `shardrun slice --save-plan` wrote", "FILE.json",
+        file="saved plan", slices="plan",
+    )  # fmt: skip
+    ignore_annotations: bool = _option(
+        Switch(), SLICING,
+        "do not follow the multi-device annotations (ONNX IR 11) that the model carries",
+        default=False, slices="annotations",
+    )  # fmt: skip
+    inputs: tuple[str, ...] = _option(
+        Files("a list of FILE.npz or NAME=FILE, or a mapping of input names to files"), DATA,
+        "arrays by name in an .npz, or one input from .npy or raw little-endian data; repeatable "
+        "(default: ones)",
+        "FILE.npz|NAME=FILE", "--input", default=tuple,
+    )  # fmt: skip
+    dims: Mapping[str, int] = _option(
+        Pairs(
+            parse_dims,
+            Whole(0, MAX_LENGTH, f"a length from 0 to {MAX_LENGTH}"),
+            f"a mapping of dimension names to lengths from 0 to {MAX_LENGTH}",
+        ),
+        DATA,
+        "length of a symbolic dimension, for which is planned and inputs are made (default: 1); repeatable",
+        "NAME=SIZE", "--dim", default=dict, slices="dims",
+    )  # fmt: skip
+    seed: int | None = _option(
+        Whole(0, 2**63 - 1, "a whole number from 0 up"), DATA, "random inputs instead of ones", "S"
+    )
+    output: Path | None = _option(
+        File("the path of an .npz file"), DATA, "write the outputs to this file", "FILE.npz"
+    )
+    repeat: int = _option(
+        Whole(1, 10**9, "a whole number from 1 up"), DATA, "run K times; the latency is the median", "K",
+        default=1,
+    )  # fmt: skip
+    verify: bool = _option(
+        Switch(), DATA,
+        "compare with the unsliced model in plain ONNX Runtime; exit code 3 beyond the tolerance",
+        default=False,
+    )  # fmt: skip
+    against: Path | None = _option(
+        File("the path of a model"), DATA, "the unsliced model for --verify", "MODEL.onnx", file="model"
+    )
+    precision_mode: str | None = _option(
+        LateChoice(
+            tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes)),
+            "a precision mode of the target, such as enforce_fp32",
+        ),
+        TYPES,
+        "enforce_fp32 or preferred_fp16 (cpu, gpu); enforce_fp32, preferred_fp32, enforce_fp16, "
+        "enforce_origin or preferred_optimal (ascend); default: the model's own types",
+        "MODE",
+    )  # fmt: skip
+    execution_plan: Mapping[str, str] = _option(
+        Pairs(
+            parse_plan,
+            Choice(("float16", "float32"), "float16 or float32"),
+            "a mapping of names of nodes or types of operators to float16 or float32",
+        ),
+        TYPES,
+        "float16 or float32 for a node, or for all of a type of operators, such as MatMul=float16; "
+        "repeatable",
+        "NAME=TYPE", default=dict,
+    )  # fmt: skip
+    dec_key_file: Path | None = _option(
+        File("the path of a file with a key"), ENCRYPTED, "the key of an encrypted model: the file's bytes",
+        "FILE",
+    )  # fmt: skip
+    dec_mode: str | None = _option(Choice(("AES-GCM", "AES-CBC")), ENCRYPTED, "default: AES-GCM")
+
+    def with_flags(self: _Some, flags: Mapping[str, Any]) -> _Some:
+        """The same with the flags that were given, which win."""
+        given = {name: value for name, value in flags.items() if name in OPTIONS and value is not None}
+        changes: dict[str, Any] = {}
+        for first, second, _ in EXCLUSIVE:
+            for name, other in ((first, second), (second, first)):
+                if name in given:
+                    changes[other] = None
+        for name, value in given.items():
+            changes[name] = OPTIONS[name].kind.merged(getattr(self, name), value)
+        return replace(self, **changes)
+
+    def check_exclusive(self) -> None:
+        """Raises `ConfigError` for options that exclude each other."""
+        for first, second, why in EXCLUSIVE:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                flags = f"{OPTIONS[first].flag} and {OPTIONS[second].flag}"
+                raise ConfigError(f"{flags} exclude each other: {why}")
+
+    def check_file(self, option: Option, before: str = "") -> None:
+        """Raises `ConfigError` unless the file that an option names, if it does, is there."""
+        path = getattr(self, option.name)
+        if path is not None and not path.is_file():
+            state = "not a file" if path.exists() else f"no such file{hint(path)}"
+            raise ConfigError(f"{before}{shown(path)}: {state}; expected a {option.file}")
+
+
+EXCLUSIVE = (
+    ("ranks", "rank_table", "the table says how many ranks there are"),
+    ("strategy", "mesh", "a mesh says which strategies are mixed"),
+    ("strategy", "plan", "the plan says it"),
+    ("steer", "plan", "a plan leaves nothing to steer"),
+)
+"""Options that exclude each other, and why; a flag wins over the other one in a job file."""
+
+
+def _table() -> dict[str, Option]:
+    found = {}
+    for item in fields(Options):
+        option: Option = item.metadata["option"]
+        flag = option.flag or f"--{item.name.replace('_', '-')}"
+        found[item.name] = replace(option, name=item.name, flag=flag)
+    return found
+
+
+OPTIONS = _table()
+"""Option by name, which is also its key in job files."""
+
+
+def grouped(group: str) -> list[Option]:
+    """The options of a group, in order."""
+    return [option for option in OPTIONS.values() if option.group == group]

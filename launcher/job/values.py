@@ -1,0 +1,253 @@
+"""What kinds of value an option may have: as the text of a flag, and as a job file says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError
+from ranks.common.settings import SECONDS, parse_seconds
+from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
+from sharding.slices.mesh import Mesh, parse_mesh
+
+MAX_TEXT = 4096
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})? ?([A-Za-z]{0,3})", re.ASCII)
+
+
+class Kind:
+    """One kind of value. ``expected`` says in words what a job file may hold.
+
+    ``choices``: the only texts that the flag takes; ``repeated``: the flag may be given several times.
+    """
+
+    choices: Sequence[str] | None = None
+    repeated = False
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+
+    def parse(self, text: str) -> Any:
+        """The value that a flag's text stands for. Raises `ConfigError`."""
+        raise NotImplementedError
+
+    def read(self, value: Any, where: str, folder: Path) -> Any:
+        """The value that a job file in ``folder`` gives at ``where``. Raises `ConfigError`."""
+        if not self.fits(value):
+            raise _unfit(where, self.expected, value)
+        return value
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value of a job file is of this kind: strictly, "2" is no number and 1 no truth value."""
+        return is_text(value)
+
+    def merged(self, before: Any, given: Any) -> Any:
+        """The option's value where a job file says ``before``, and flags what is ``given``."""
+        return given
+
+
+class Whole(Kind):
+    """A whole number from ``low`` to ``high``."""
+
+    def __init__(self, low: int, high: int, expected: str = "") -> None:
+        super().__init__(expected or f"a whole number from {low} to {high}")
+        self.low, self.high = low, high
+
+    def parse(self, text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and self.fits(int(text))):
+            raise ConfigError(f"expected a whole number from {self.low} to {self.high}, found {text!r}")
+        return int(text)
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+class Seconds(Kind):
+    """A number of seconds above zero."""
+
+    def __init__(self) -> None:
+        super().__init__(SECONDS)
+
+    def parse(self, text: str) -> float:
+        value = parse_seconds(text)
+        if value is None:
+            raise ConfigError(f"expected {SECONDS}, found {text!r}")
+        return value
+
+    def fits(self, value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and 0 < value <= LONGEST_TIMEOUT
+
+    def read(self, value: Any, where: str, folder: Path) -> float:
+        return float(super().read(value, where, folder))
+
+
+class Switch(Kind):
+    """On where its flag is given."""
+
+    def __init__(self) -> None:
+        super().__init__("true or false")
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+
+class Choice(Kind):
+    """One of a few texts."""
+
+    def __init__(self, choices: Sequence[str], expected: str = "") -> None:
+        super().__init__(expected)
+        self.choices: Sequence[str] = choices
+
+    def read(self, value: Any, where: str, folder: Path) -> Any:
+        # Named when they are asked for: other packages may bring some.
+        if not self.fits(value):
+            raise _unfit(where, self.expected or f"one of {', '.join(self.choices)}", value)
+        return value
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.choices
+
+
+class LateChoice(Choice):
+    """A choice of which a job file may hold any text: what else it says tells which ones there are."""
+
+    def fits(self, value: Any) -> bool:
+        return is_text(value)
+
+
+class File(Kind):
+    """A path; in a job file it is relative to the file's own folder."""
+
+    def read(self, value: Any, where: str, folder: Path) -> Path:
+        return folder / super().read(value, where, folder)
+
+    parse = staticmethod(Path)
+
+
+class Written(Kind):
+    """What a function reads from a text; a job file may say it by a ``number`` too."""
+
+    def __init__(self, parse: Callable[[str], Any], expected: str, number: Whole | None = None) -> None:
+        super().__init__(expected)
+        self._parse, self._number = parse, number
+
+    def parse(self, text: str) -> Any:
+        return self._parse(text)
+
+    def read(self, value: Any, where: str, folder: Path) -> Any:
+        if self._number is not None and self._number.fits(value):
+            return value
+        text = super().read(value, where, folder)
+        try:
+            return self.parse(text)
+        except ConfigError as problem:
+            raise ConfigError(f"{where}: {problem}") from None
+
+
+class Pairs(Kind):
+    """A mapping of names to values of the kind ``each``, of which a flag gives one; flags win name by name.
+
+    ``parse_all`` reads the texts of all flags.
+    """
+
+    repeated = True
+
+    def __init__(
+        self, parse_all: Callable[[Iterable[str]], Mapping[str, Any]], each: Kind, expected: str
+    ) -> None:
+        super().__init__(expected)
+        self._parse_all, self._each = parse_all, each
+
+    def read(self, value: Any, where: str, folder: Path) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _unfit(where, self.expected, value)
+        return _read_mapping(value, where, folder, self._each)
+
+    def merged(self, before: Any, given: Any) -> dict[str, Any]:
+        return {**before, **self._parse_all(given)}
+
+
+class Files(Kind):
+    """Texts as of ``--input``: ``FILE`` or ``NAME=FILE``; a job file may give a mapping instead."""
+
+    repeated = True
+    _each = File("the path of a file")
+
+    def read(self, value: Any, where: str, folder: Path) -> tuple[str, ...]:
+        if isinstance(value, dict):
+            files = _read_mapping(value, where, folder, self._each)
+            return tuple(f"{name}={file}" for name, file in files.items())
+        if not isinstance(value, list):
+            raise _unfit(where, self.expected, value)
+        texts = []
+        for index, text in enumerate(value):
+            whole = self._each.read(text, f"{where}[{index}]", folder)
+            name, equals, file = text.rpartition("=")
+            # A whole path may hold an equals sign too.
+            texts.append(str(whole) if not equals or whole.exists() else f"{name}={folder / file}")
+        return tuple(texts)
+
+    def merged(self, before: Any, given: Any) -> tuple[str, ...]:
+        return tuple(given)
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value of a job file is a text that can be a name or a path."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and "\0" not in value
+
+
+def _read_mapping(value: Mapping[Any, Any], where: str, folder: Path, each: Kind) -> dict[str, Any]:
+    for name in value:
+        if not is_text(name):
+            raise _unfit(where, f"names of 1 to {MAX_TEXT} characters as keys", name)
+    return {name: each.read(item, f"{where}.{name}", folder) for name, item in value.items()}
+
+
+def _unfit(where: str, expected: str, value: Any) -> ConfigError:
+    from launcher.common.documents import quote
+
+    return ConfigError(f"{where}: expected {expected}, found {quote(value)}")
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes from text such as ``24GB`` or ``512 MiB``; raises `ConfigError`."""
+    found = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(found[3].upper()) if found else None
+    size = int(float(found[1] + (found[2] or "")) * factor) if found and factor else 0
+    if not 1 <= size < 2**63:
+        raise ConfigError(f"expected bytes such as 24GB or 512MiB, above 0, found {text[:40]!r}")
+    return size
+
+
+def parse_mesh_text(text: str) -> Mesh:
+    """A mesh from text such as ``data=2,tensor=4``; raises `ConfigError`."""
+    from sharding.errors import SliceError
+
+    try:
+        return parse_mesh(text)
+    except SliceError as error:
+        raise ConfigError(str(error)) from None
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int]:
+    """Lengths of symbolic dimensions from ``NAME=SIZE`` texts; raises `ConfigError`."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not (
+            equals
+            and name
+            and size.isascii()
+            and size.isdigit()
+            and len(size) < 11
+            and int(size) <= MAX_LENGTH
+        ):
+            raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_LENGTH}")
+        if name in dims:
+            raise ConfigError(f"--dim {text}: {name!r} is given twice")
+        dims[name] = int(size)
+    return dims
