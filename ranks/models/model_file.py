@@ -14,7 +14,7 @@ from ranks.common.tensors import Dim, element_dtype
 from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
-from sharding.onnx_files.external import find_data
+from sharding.onnx_files.external import find_data, place_of
 from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 
@@ -208,14 +208,13 @@ def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
     """
     if tensor.data_location != tensor.EXTERNAL:
         return memoryview(tensor.raw_data or tensor.SerializeToString())
-    fields = {entry.key: entry.value for entry in tensor.external_data}
-    length = int(fields.get("length") or _tensor_bytes(tensor))
+    location, offset, told = place_of(tensor)
+    length = _tensor_bytes(tensor) if told is None else told
     if length == 0:
         return memoryview(b"")
     import numpy as np
 
-    offset = int(fields.get("offset") or 0)
-    return np.memmap(path.parent / fields["location"], np.uint8, "r", offset, (length,)).data
+    return np.memmap(path.parent / location, np.uint8, "r", offset, (length,)).data
 
 
 def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
@@ -227,23 +226,19 @@ def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
     found: dict[str, tuple[Path, int]] = {}
     external = [item for item in tensors_in(model.graph) if item.data_location == item.EXTERNAL]
     for tensor in external:
-        fields = {entry.key: entry.value for entry in tensor.external_data}
         where = f"The weight {tensor.name!r} of {path}"
-        location = fields.get("location", "")
-        if not isinstance(location, str):  # protobuf gives what is not UTF-8 as bytes
-            location = repr(location)
+        try:
+            location, offset, told = place_of(tensor)
+        except ValueError:
+            raise ModelError(f"{where} has an offset or length that is not a number.") from None
         if location not in found:
             place = find_data(path, location, where)
             try:
                 found[location] = (place, place.stat().st_size)
             except (OSError, ValueError) as error:
                 raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
-        try:
-            offset = int(fields.get("offset") or 0)
-            length = int(fields.get("length") or _tensor_bytes(tensor))
-        except ValueError:
-            raise ModelError(f"{where} has an offset or length that is not a number.") from None
         expected = _tensor_bytes(tensor)
+        length = expected if told is None else told
         if expected and length != expected:
             raise ModelError(f"{where} takes {expected} bytes, but the model says it has {length}.")
         place, size = found[location]

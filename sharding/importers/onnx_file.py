@@ -15,6 +15,7 @@ from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.mapped import mapped
+from sharding.onnx_files.external import put_place
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, without_weights
 from sharding.onnx_files.walk import tensors_in
 
@@ -84,12 +85,10 @@ def _locate(tensor: Any, path: Path, outer: bool) -> None:
         ) from None
     if extent is None:
         return
-    del tensor.external_data[:]
     if outer:
-        parts = (("location", location), ("offset", str(extent.offset)), ("length", str(extent.length)))
-        for key, value in parts:
-            tensor.external_data.add(key=key, value=value)
+        put_place(tensor, location, extent.offset, extent.length)
         return
+    del tensor.external_data[:]
     with extent.path.open("rb") as file:
         file.seek(extent.offset)
         tensor.raw_data = file.read(extent.length)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sharding.common.storage import why_unwritable
 from sharding.errors import ModelError, OutputError
-from sharding.onnx_files.external import find_data
-from sharding.onnx_files.protobuf import IN_MODEL_FILE
+from sharding.onnx_files.external import file_of, place_of, put_place
 from sharding.slices.folder import Fill, replace_files
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def write_onnx(
     for item in external:
         if item.name in held:
             continue
-        place = file_of(source, _place(item)[0]).resolve()
+        place = file_of(source, place_of(item).location, str(source)).resolve()
         if place in {output.resolve(), data.resolve()}:
             raise OutputError(
                 f"{place} holds weights of the model itself: choose another name for the result."
@@ -101,23 +100,11 @@ def _write_data(
             if progress is not None:
                 progress(done, total)
         length = file.tell() - start
-        del item.external_data[:]
-        for key, value in (("location", name), ("offset", str(start)), ("length", str(length))):
-            item.external_data.add(key=key, value=value)
-
-
-def _place(item: onnx.TensorProto) -> tuple[str, int, int]:
-    entries = {entry.key: entry.value for entry in item.external_data}
-    return entries["location"], int(entries["offset"]), int(entries["length"])
+        put_place(item, name, start, length)
 
 
 def _length(item: onnx.TensorProto, held: Mapping[str, Weight]) -> int:
-    return held[item.name].nbytes if item.name in held else _place(item)[2]
-
-
-def file_of(source: Path, location: str) -> Path:
-    """The file in which a weight of a model that was read from ``source`` lies."""
-    return source if location == IN_MODEL_FILE else find_data(source, location, str(source))
+    return held[item.name].nbytes if item.name in held else place_of(item).length or 0
 
 
 class _Reader:
@@ -134,15 +121,16 @@ class _Reader:
         if item.name in self.held:
             yield from self.held[item.name].chunks()
             return
-        location, offset, length = _place(item)
+        location, offset, told = place_of(item)
         file = self._files.get(location)
         if file is None:
-            file = self._stack.enter_context(file_of(self._source, location).open("rb"))
-            self._files[location] = file
+            path = file_of(self._source, location, str(self._source))
+            file = self._files[location] = self._stack.enter_context(path.open("rb"))
         file.seek(offset)
+        length = told or 0
         while length:
             chunk = file.read(min(CHUNK, length))
             if not chunk:
-                raise ModelError(f"{file_of(self._source, location)} changed while it was read.")
+                raise ModelError(f"{file.name} changed while it was read.")
             length -= len(chunk)
             yield chunk

@@ -9,13 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sharding.common.placeholders import placeholder
 from sharding.errors import ModelError
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, read_message
 
+if TYPE_CHECKING:
+    import onnx
+
 _SHOWN = 80
+
+
+class Place(NamedTuple):
+    """Where a tensor with external data says that they lie; ``length`` is None where it does not say it."""
+
+    location: str
+    offset: int
+    length: int | None
+
+
+def place_of(tensor: onnx.TensorProto) -> Place:
+    """What a tensor with external data says. Raises `ValueError` where an offset or length is no number."""
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    location = told.get("location", "")
+    if not isinstance(location, str):  # protobuf gives what is not UTF-8 as bytes
+        location = repr(location)
+    length = told.get("length")
+    return Place(location, int(told.get("offset") or 0), int(length) if length else None)
+
+
+def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Has a tensor say where its data lie, and nothing else of them."""
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    tensor.data_location = tensor.EXTERNAL
+
+
+def file_of(model: Path, location: str, what: str) -> Path:
+    """As `find_data`; the model's own file where the location says so."""
+    return model if location == IN_MODEL_FILE else find_data(model, location, what)
 
 
 def find_data(model: Path, location: str, what: str) -> Path:
@@ -25,7 +59,7 @@ def find_data(model: Path, location: str, what: str) -> Path:
     both folders (also by a link), or leads to something that is not a file.
     """
     folder = model.parent
-    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+    if not location or "\0" in location or _leads_out(location):
         raise ModelError(
             f"{what} lies in {location[:_SHOWN]!r}, which is not a path inside {folder}: only files in the "
             "model's folder are read."
@@ -73,7 +107,7 @@ def locations(message: Any) -> list[str]:
     """The names of external data files anywhere in a protobuf message, sorted; those that lead out of the
     model's folder by their text, which its reader refuses, are left out."""
     names = {text for key, text in entries(message) if key == "location" and text != IN_MODEL_FILE}
-    return sorted(name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
+    return sorted(name for name in names if not _leads_out(name))
 
 
 def entries(message: Any) -> Iterator[tuple[str, str]]:
@@ -84,6 +118,10 @@ def entries(message: Any) -> Iterator[tuple[str, str]]:
         elif field.message_type is not None:
             for item in value if hasattr(value, "add") else [value]:
                 yield from entries(item)
+
+
+def _leads_out(location: str) -> bool:
+    return Path(location).is_absolute() or ".." in Path(location).parts
 
 
 def _folders(model: Path) -> list[Path]:

@@ -150,14 +150,14 @@ def _moved(tensor: onnx.TensorProto, file: BinaryIO) -> onnx.TensorProto:
     """The tensor with its data at the end of the file."""
     import onnx
 
+    from sharding.onnx_files.external import put_place
+
     data = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
     start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
     file.seek(start)
     file.write(data)
     moved = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    moved.data_location = onnx.TensorProto.EXTERNAL
-    for key, text in (("location", _DATA), ("offset", str(start)), ("length", str(len(data)))):
-        moved.external_data.add(key=key, value=text)
+    put_place(moved, _DATA, start, len(data))
     return moved
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.onnx_files.external import find_data
-from sharding.onnx_files.protobuf import IN_MODEL_FILE
+from sharding.onnx_files.external import file_of
 from sharding.slices.placement import Placement, Split
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def locate(name: str, tensor: ir.TensorProtocol, model_path: Path) -> WeightTens
     if any(not isinstance(axis, int) or axis < 0 for axis in tensor.shape.dims):
         raise ModelError(f"{what} has the impossible shape {list(tensor.shape.dims)}.")
     location = str(tensor.location)
-    path = model_path if location == IN_MODEL_FILE else find_data(model_path, location, what)
+    path = file_of(model_path, location, what)
     try:
         size = path.stat().st_size
     except OSError as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.importers.write import CHUNK, Weight, file_of
+from sharding.importers.write import CHUNK, Weight
+from sharding.onnx_files.external import file_of, place_of
 
 if TYPE_CHECKING:
     import onnx
@@ -25,11 +26,11 @@ class _Pieces:
         self._held = held.get(tensor.name)
         self._array: np.ndarray | None = None
         if self._held is None and tensor.data_location == tensor.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            count = int(place["length"]) // 4
-            file = file_of(source, place["location"])
+            place = place_of(tensor)
+            count = (place.length or 0) // 4
+            file = file_of(source, place.location, str(source))
             if count:
-                self._array = np.memmap(file, np.float32, "r", int(place["offset"]), (count,))
+                self._array = np.memmap(file, np.float32, "r", place.offset, (count,))
         elif self._held is None:
             self._array = onnx.numpy_helper.to_array(tensor).reshape(-1)
 

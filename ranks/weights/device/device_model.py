@@ -34,6 +34,7 @@ from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.prepare import without_doubles
+from sharding.onnx_files.external import place_of
 from sharding.onnx_files.walk import graphs_in, subgraphs
 
 if TYPE_CHECKING:
@@ -302,10 +303,9 @@ def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
             continue
         if tensor.data_type not in dlpack.TYPES:
             continue
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        source = int(fields.get("offset") or 0)
+        location, source, _ = place_of(tensor)
         count = math.prod(tensor.dims) * dlpack.width(tensor.data_type)
-        if fields.get("location") != DATA or source + count > limit:
+        if location != DATA or source + count > limit:
             raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
         tensors.append(
             {

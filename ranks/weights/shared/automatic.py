@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ranks.common import settings
 from ranks.devices.providers import CPU
+from sharding.onnx_files.external import place_of
 
 if TYPE_CHECKING:
     import onnx
@@ -53,9 +54,9 @@ def for_segment(config: SessionConfig, model: onnx.ModelProto) -> SessionConfig:
         return config
     held = {}
     for tensor in model.graph.initializer:
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        if fields.get("location") in config.shared_files and fields.get("length", "").isdigit():
-            held[tensor.name] = int(fields["length"])
+        place = place_of(tensor)
+        if place.location in config.shared_files:
+            held[tensor.name] = place.length or 0
     packed = {name for node in model.graph.node if node.op_type not in _NEVER_PACKED for name in node.input}
     total = sum(size for name, size in held.items() if name in packed)
     return config if total >= LEAST_BYTES else replace(config, store=None)

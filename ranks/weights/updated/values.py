@@ -14,6 +14,7 @@ import numpy as np
 
 from ranks.common.tensors import ELEMENT_TYPES, element_dtype, element_number
 from ranks.errors import ModelError, WeightsError
+from sharding.onnx_files.external import place_of
 
 if TYPE_CHECKING:
     import onnx
@@ -84,12 +85,11 @@ def of_file(tensor: onnx.TensorProto, file: Path) -> Array:
     shape, dtype = tuple(tensor.dims), element_dtype(tensor.data_type)
     size = Spec(tensor.data_type, shape).nbytes
     if tensor.data_location == onnx.TensorProto.EXTERNAL:  # `model_file.read` has checked place and length
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        offset = int(fields.get("offset") or 0)
+        place = place_of(tensor)
         if size == 0:
             return np.empty(shape, dtype)
-        mapped = np.asarray(np.memmap(file.parent / fields["location"], np.uint8, "r", offset, (size,)))
-        return (np.array(mapped) if offset % dtype.itemsize else mapped).view(dtype).reshape(shape)
+        mapped = np.asarray(np.memmap(file.parent / place.location, np.uint8, "r", place.offset, (size,)))
+        return (np.array(mapped) if place.offset % dtype.itemsize else mapped).view(dtype).reshape(shape)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) != size:

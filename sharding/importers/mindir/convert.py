@@ -26,6 +26,7 @@ from sharding.importers.mindir.program import Program
 from sharding.importers.mindir.structure import STRUCTURE
 from sharding.importers.mindir.trace import Following, Tracer
 from sharding.importers.sniff import RUN_OPSET
+from sharding.onnx_files.external import put_place
 from sharding.onnx_files.protobuf import INLINE_BYTES
 from sharding.onnx_files.walk import mentioned, nodes_in
 
@@ -245,13 +246,7 @@ def _initializer(name: str, weight: Weight) -> onnx.TensorProto:
     if weight.location is None or weight.array.nbytes <= INLINE_BYTES:
         tensor.raw_data = weight.array.tobytes()
         return tensor
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for entry, value in (
-        ("location", weight.location),
-        ("offset", str(weight.offset)),
-        ("length", str(weight.array.nbytes)),
-    ):
-        tensor.external_data.add(key=entry, value=value)
+    put_place(tensor, weight.location, weight.offset, weight.array.nbytes)
     return tensor
 
 

@@ -13,7 +13,7 @@ from sharding.importers.mindir.container import Container
 from sharding.importers.mindir.dtypes import ValueProblem, tensor_dtype
 from sharding.importers.mindir.primitives.base import Array
 from sharding.importers.mindir.values import byte_count, check_plain, lengths
-from sharding.onnx_files.external import find_data
+from sharding.onnx_files.external import file_of, find_data
 from sharding.onnx_files.protobuf import IN_MODEL_FILE
 
 
@@ -66,7 +66,7 @@ class Data:
         data = self.container.data if location == IN_MODEL_FILE else self._file(location, what)
         if offset < 0 or length < 0 or offset + length > len(data):
             path = self.container.path
-            where = path if location == IN_MODEL_FILE else find_data(path, location, what)
+            where = file_of(path, location, what)
             raise ModelError(
                 f"{what} lies at bytes {offset}..{offset + length} of {where}, which has {len(data)}: it is "
                 "truncated."

@@ -431,7 +431,7 @@ def test_a_folder_full_of_traps(run_script: Runner, two_slices: Path, launcher: 
 def test_the_package_has_what_a_program_needs(two_slices: Path) -> None:
     import launcher as package
     from launcher import PredictError, RankFailedError, ShardrunError
-    from launcher.common import version as version_module
+    from sharding.common import version as version_module
 
     assert {"Group", "PredictError", "RankFailedError", "ShardrunError", "start"} <= set(dir(package))
     assert issubclass(PredictError, ShardrunError) and issubclass(RankFailedError, ShardrunError)
