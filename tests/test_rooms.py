@@ -116,6 +116,15 @@ def test_ranks_know_nothing_of_plans() -> None:
     assert not taken
 
 
+def test_the_core_of_ranks_knows_nothing_of_mindspore_lite() -> None:
+    """Not even by name, but where environment variables are read."""
+    core = [
+        name for name in MODULES if name.startswith("ranks.") and _floor(name) < _floor("ranks.lite.options")
+    ]
+    named = [name for name in core if "mindspore_lite" in MODULES[name].read_text().lower()]
+    assert len(core) > 50 and named == ["ranks.common.settings"]
+
+
 def test_no_modules_import_each_other() -> None:
     """What is imported for annotations only does not count: nothing of it runs."""
     below = {name: set(_imports(name, runs=True)) - {name} for name in MODULES}

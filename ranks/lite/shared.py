@@ -14,9 +14,9 @@ from ranks.lite.options import share_options
 from ranks.lite.options.check import check_isinstance, identifier
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error
+from ranks.lite.options.texts import parse_handle, parse_pids
 from ranks.lite.options.types import ModelType
-from ranks.weights.shared.handle import check, is_number, parse_handle, unsigned
-from ranks.weights.shared.peers import parse_pids
+from ranks.weights.shared.handle import check, is_number, unsigned
 from ranks.weights.shared.request import Attach, Share
 from sharding.common.bounds import LONGEST_TIMEOUT
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranks.common.notice import warn_user
-from ranks.common.quotes import unquoted
 from ranks.errors import SettingError, ShardrunError
 from ranks.lite.options import precision_options, share_options, variable_options
 from ranks.lite.options.check import check_sections
 from ranks.lite.options.content import exists
 from ranks.lite.options.errors import runtime_error
+from ranks.lite.options.texts import unquoted
 from ranks.weights.shared.request import Attach, Share
 
 Sections = dict[str, dict[str, str]]

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ranks.common.quotes import unquoted
 from ranks.errors import WeightsError
 from ranks.lite.options.check import identifier
 from ranks.lite.options.errors import as_runtime_error, runtime_error
-from ranks.weights.shared.handle import parse_handle
-from ranks.weights.shared.peers import parse_pids
+from ranks.lite.options.texts import parse_handle, parse_pids, unquoted
 from ranks.weights.shared.request import Attach, Share
 
 SECTIONS = ("ascend_context", "cpu_context", "gpu_context")

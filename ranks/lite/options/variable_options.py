@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ranks.common.quotes import unquoted
 from ranks.errors import WeightsError
 from ranks.lite.options.content import exists
 from ranks.lite.options.errors import as_runtime_error
+from ranks.lite.options.texts import unquoted
 
 SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
 LIST, FILE = "variable_weights_list", "variable_weights_file"

@@ -71,18 +71,6 @@ def unsigned(number: int) -> int:
     return number + 2**64 if -(2**63) <= number < 0 else number
 
 
-def parse_handle(text: str, what: str) -> int:
-    """The handle in ``text``, decimal digits; raises `WeightsError` that says what ``what`` should be."""
-    digits = text.strip()
-    if re.fullmatch(r"-?[0-9]{1,20}", digits) and 0 < (number := unsigned(int(digits))) <= LARGEST_HANDLE:
-        return number
-    found = "empty" if not digits else f"a text of {len(digits)} characters that is no such number"
-    raise WeightsError(
-        f"{what} must be the number that get_model_info('shareable_weight_mem_handle') gave in the owner, "
-        f"from 1 to 2**64 - 1 in decimal digits, but is {found}."
-    )
-
-
 def is_number(text: str) -> bool:
     """Whether ``text`` is meant as a handle, and not as a name: a number, however it is written.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranks.common.processes import Status, status
-from ranks.common.quotes import unquoted
 from ranks.errors import WeightsError
 
 LARGEST_PID = 1 << 22  # the kernel's PID_MAX_LIMIT
@@ -19,31 +18,6 @@ MOST_PIDS = 1024
 MOST_ANCESTORS = 1024
 """How far above a process its family is looked for."""
 _MOST_STRANGERS = 4096
-
-
-def parse_pids(text: str, what: str) -> tuple[int, ...]:
-    """The process ids in ``text``, separated by commas, ``[...]`` around them or not; each once.
-
-    A 0 beside others is left out: in a list that is shared by the processes it is the place of one that has
-    none to fill in, as the owner has. Raises `WeightsError` that says what ``what`` should be.
-    """
-    inner = text.strip()
-    if inner.startswith("[") and inner.endswith("]"):
-        inner = inner[1:-1]
-    parts = [unquoted(part) for part in inner.split(",")]
-    if not parts[-1]:  # a comma at the end is no mistake
-        parts.pop()
-    for part in parts:
-        if not (part.isascii() and part.isdigit() and len(part) <= 7 and int(part) <= LARGEST_PID):
-            raise WeightsError(
-                f"{what} must be process ids from 1 to {LARGEST_PID} separated by commas, like '1234, 1235', "
-                f"but holds {part[:80]!r}."
-            )
-    pids = [number for part in parts if (number := int(part)) != 0]
-    if not 0 < len(pids) <= MOST_PIDS:
-        found = f"lists {len(pids)}" if pids or not parts else "holds nothing but 0"
-        raise WeightsError(f"{what} must list 1 to {MOST_PIDS} process ids, but {found}.")
-    return tuple(dict.fromkeys(pids))
 
 
 @dataclass(frozen=True)

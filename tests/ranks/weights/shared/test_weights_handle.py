@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import ranks
 from ranks.errors import ShardrunError, WeightsError
-from ranks.lite.options import config
+from ranks.lite.options import config, texts
 from ranks.weights.shared import handle, peers, protocol, server, sharing
 from tests.ranks import api_models
 from tests.ranks.weights_worker import INPUT, Refused, Workers, oracle
@@ -565,7 +565,7 @@ def test_a_handle_as_a_program_reads_it(shared_model: Path) -> None:
 @given(text=st.one_of(st.text(max_size=30), st.from_regex(r"[-0-9, \[\]]{0,40}", fullmatch=True)))
 def test_any_list_of_pids(text: str) -> None:
     try:
-        found = peers.parse_pids(text, "pids")
+        found = texts.parse_pids(text, "pids")
     except WeightsError as error:
         assert str(error).startswith("pids must ")
     else:
@@ -577,7 +577,7 @@ def test_any_list_of_pids(text: str) -> None:
 @given(text=st.one_of(st.text(max_size=30), st.integers(-(2**70), 2**70).map(str)))
 def test_any_handle(text: str) -> None:
     try:
-        assert 0 < handle.parse_handle(text, "handle") < 2**64
+        assert 0 < texts.parse_handle(text, "handle") < 2**64
     except WeightsError as error:
         assert str(error).startswith("handle must be the number")
         assert len(text) < 4 or text not in str(error)  # it may be a secret
@@ -587,8 +587,8 @@ def test_any_handle(text: str) -> None:
 def test_a_handle_that_went_through_a_signed_number(number: int) -> None:
     signed = ctypes.c_int64(number).value
     assert handle.unsigned(signed) == number
-    assert handle.parse_handle(f" {signed}", "handle") == number
-    assert handle.parse_handle(str(number), "handle") == number
+    assert texts.parse_handle(f" {signed}", "handle") == number
+    assert texts.parse_handle(str(number), "handle") == number
 
 
 def test_an_owner_with_the_largest_handle(
@@ -623,7 +623,7 @@ def test_the_largest_new_handle_fits_into_a_signed_number(monkeypatch: pytest.Mo
 )
 def test_a_list_of_pids_with_places_that_nobody_filled(text: str) -> None:
     listed = text.format(os.getpid(), os.getppid())
-    assert peers.parse_pids(listed, "pids") == (os.getpid(), os.getppid())
+    assert texts.parse_pids(listed, "pids") == (os.getpid(), os.getppid())
 
 
 def test_handles_cannot_be_guessed() -> None:
