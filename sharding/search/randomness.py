@@ -58,7 +58,7 @@ def _draws_itself(node: ir.Node) -> bool:
     return node.op_type in _GENERATORS
 
 
-def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object, *, can_write: bool) -> Option:
+def drawn_once(node: ir.Node, inputs: Sequence[ir.Value | None], path: object, *, can_write: bool) -> Option:
     """The option of such a node; `SliceError` where its outputs are no numbers that can be summed, or (not
     ``can_write``) its opset lacks what it takes."""
     for value in node.outputs:
