@@ -128,7 +128,9 @@ class Pieces:
         name = self._fresh(f"{weight.value.name}/columns_{piece.start}")
 
         def columns_of() -> ir.TensorProtocol:
-            return self.ir.tensor(np.ascontiguousarray(located.array()[tuple(index)]), dtype=tensor.dtype)
+            cut = np.ascontiguousarray(located.array()[tuple(index)])
+            made: ir.TensorProtocol = self.ir.tensor(cut, dtype=tensor.dtype)
+            return made
 
         part = self.ir.LazyTensor(columns_of, dtype=tensor.dtype, shape=self.ir.Shape(shape), name=name)
         return self._initializer(name, part)
