@@ -15,15 +15,19 @@ def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
         return name
     if name == "string":
         return np.dtype(object)
+    found: np.dtype[Any]
     try:
-        return np.dtype(name)
+        found = np.dtype(name)
     except TypeError:
         pass
+    else:
+        return found
     import ml_dtypes
 
     # ONNX writes float8e4m3fn, ml_dtypes float8_e4m3fn.
     spelled = str(name).replace("float8e", "float8_e").replace("float4e", "float4_e")
     try:
-        return np.dtype(getattr(ml_dtypes, spelled))
+        found = np.dtype(getattr(ml_dtypes, spelled))
     except (AttributeError, TypeError):
         raise ConfigError(f"{what}: the element type {name!r} is not known to numpy or ml_dtypes") from None
+    return found

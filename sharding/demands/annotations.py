@@ -151,7 +151,7 @@ def _chosen(proto: onnx.ModelProto, used: set[str], devices: int, where: str) ->
                 )
     fitting = [item.name for item in proto.configuration if item.num_devices == devices and item.name in used]
     if len(fitting) == 1:
-        return fitting[0]
+        return str(fitting[0])
     if fitting:
         listed = ", ".join(map(repr, fitting))
         raise SliceError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def load_inner_weights(model: ir.Model, path: Path) -> None:
         for name, value in graph.initializers.items():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = loaded(name, value.const_value, path)
-    holders: list[Any] = [model.graph, *model.functions.values()]
+    holders: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for holder in holders:
         for node in holder.all_nodes():
             for name, attribute in list(node.attributes.items()):

@@ -51,7 +51,7 @@ def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     return tuple(found)
 
 
-def _collect_outer(graph: ir.Graph, known: set[Any], found: dict[ir.Value, None]) -> None:
+def _collect_outer(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, None]) -> None:
     inside = known | set(graph.inputs) | set(graph.initializers.values())
     for node in graph:
         inside.update(node.outputs)

@@ -163,6 +163,7 @@ def _moved(tensor: onnx.TensorProto, file: BinaryIO) -> onnx.TensorProto:
 
 def _serialized(model: onnx.ModelProto) -> bytes:
     try:
-        return model.SerializeToString(deterministic=True)
+        found: bytes = model.SerializeToString(deterministic=True)
     except Exception as error:  # protobuf's own types differ between its implementations
         raise ModelError(f"the given model cannot be written: {error}.") from None
+    return found

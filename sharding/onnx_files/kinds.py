@@ -30,7 +30,7 @@ def has_map(declared: onnx.TypeProto) -> bool:
     which = declared.WhichOneof("value")
     if which in {"sequence_type", "optional_type"}:
         return has_map(getattr(declared, which).elem_type)
-    return which == "map_type"
+    return bool(which == "map_type")
 
 
 def refuse_others(graph: onnx.GraphProto, path: Path) -> None:

@@ -70,7 +70,8 @@ class Costs:
                 last = np.searchsorted(bounds, here)
                 total[first:last, last:] += size
         summed = np.concatenate([[0.0], np.cumsum(single)])
-        return total + summed[bounds + 1][None, :] - summed[bounds + 1][:, None]
+        found: Matrix = total + summed[bounds + 1][None, :] - summed[bounds + 1][:, None]
+        return found
 
 
 def balanced(costs: Costs, stages: int, memory: int | None = None) -> tuple[list[int], list[float]] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
@@ -139,7 +139,7 @@ def _deserialize(proto: onnx.ModelProto, path: Path) -> ir.Model:
     except Exception as error:  # a hostile file can fail anywhere in here, and is always a bad model
         raise ModelError(f"{path} is not a valid ONNX model: {first_cause(error)}.") from None
     graph = model.graph
-    known: set[Any] = {*graph.inputs, *graph.initializers.values()}
+    known: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
         for value in (*node.inputs, *captured(node)):
             if value is not None and value not in known:
@@ -195,7 +195,7 @@ def _check_tensors(model: ir.Model, path: Path) -> None:
         tensor = _data(value, path)
         _check_tensor(name, tensor, path)
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(list(tensor.shape.numpy()))
-    holders: list[Any] = [model.graph, *model.functions.values()]
+    holders: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for holder in holders:
         for node in holder.all_nodes():
             for attribute in node.attributes.values():

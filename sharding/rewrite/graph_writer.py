@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,8 +27,10 @@ class Pick:
     index: int
 
 
-Entry = Any
-"""One entry of a shape: an int, a `Pick`, or a value that is a vector of length 1."""
+Entry: TypeAlias = "int | Pick | ir.Value"
+"""One entry of a shape: a number, an element of a vector, or a value that is a vector of length 1."""
+_Piece: TypeAlias = "list[int] | tuple[ir.Value, list[int]] | ir.Value"
+"""Entries beside each other: numbers, elements of one vector, or a vector."""
 
 
 class GraphWriter:
@@ -41,21 +43,22 @@ class GraphWriter:
         taken = {value.name or "" for node in graph.all_nodes() for value in node.outputs}
         taken |= {value.name or "" for value in (*graph.inputs, *graph.initializers.values())}
         self.names = Names(taken)
-        self.constants: dict[tuple[Any, ...], ir.Value] = {}
+        self.constants: dict[tuple[object, ...], ir.Value] = {}
         self.place: ir.Node
 
     # Shapes as vectors.
 
     def lengths(self, value: ir.Value) -> list[Entry]:
         shape = shape_of(value) or ()
-        if all(isinstance(length, int) for length in shape):
-            return list(shape)
+        known: list[Entry] = [length for length in shape if isinstance(length, int)]
+        if len(known) == len(shape):
+            return known
         whole = self.op("Shape", [value])
         return [length if isinstance(length, int) else Pick(whole, i) for i, length in enumerate(shape)]
 
     def vector(self, entries: Sequence[Entry]) -> ir.Value:
         """A vector of these entries; runs of numbers, and of picks from one vector, are one piece."""
-        pieces: list[Any] = []
+        pieces: list[_Piece] = []
         for entry in entries:
             last = pieces[-1] if pieces else None
             if isinstance(entry, int) and isinstance(last, list):
@@ -69,7 +72,7 @@ class GraphWriter:
         made = [self._piece(piece) for piece in pieces]
         return made[0] if len(made) == 1 else self.op("Concat", made, axis=0)
 
-    def _piece(self, piece: Any) -> Any:
+    def _piece(self, piece: _Piece) -> ir.Value:
         if isinstance(piece, list):
             return self.constant(piece)
         if isinstance(piece, tuple):
@@ -101,7 +104,7 @@ class GraphWriter:
         op_type: str,
         inputs: Sequence[ir.Value | None],
         attributes: Mapping[str, Any],
-        kept: Iterable[Any],
+        kept: Iterable[ir.Attr],
         outputs: int,
     ) -> list[ir.Value]:
         items = [*kept, *self.ir.convenience.convert_attributes(dict(attributes))]
@@ -112,7 +115,7 @@ class GraphWriter:
         self.graph.insert_before(self.place, [node])
         return list(node.outputs)
 
-    def constant(self, numbers: Sequence[int], kind: Any = np.int64) -> ir.Value:
+    def constant(self, numbers: Sequence[int], kind: type[np.generic] = np.int64) -> ir.Value:
         key = (kind, *numbers)
         if key not in self.constants:
             tensor = self.ir.tensor(np.asarray(numbers, kind))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
 from sharding.graph.shape_values import Known
 from sharding.graph.values import shape_of
-from sharding.rewrite.graph_writer import GraphWriter
+from sharding.rewrite.graph_writer import Entry, GraphWriter
 from sharding.rules.base import Dim
 from sharding.rules.products import length_of, product, quotient
 
@@ -197,12 +197,13 @@ _CUTS = {"Split": _split, "Slice": _slice, "Gather": _gather}
 def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int], joined: int) -> ir.Value:
     writer.place, (old,), value = node, node.outputs, pieces.source
     lengths: list[Dim] = list(shape_of(value) or ())
-    entries: list[Any] = writer.lengths(value)
+    entries: list[Entry] = writer.lengths(value)
     axis, count = pieces.axis, pieces.count
     if not pieces.dropped:
         own = entries[axis]
-        part: Any = pieces.length
-        if not isinstance(part, int):
+        if isinstance(pieces.length, int):
+            part: Entry = pieces.length
+        else:
             part = writer.op("Div", [writer.vector([own]), writer.constant([count])])
         lengths[axis : axis + 1] = [count, pieces.length]
         entries[axis : axis + 1] = [count, part]
@@ -214,8 +215,9 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
         value = writer.described(writer.op("Transpose", [value], perm=order), old, lengths)
     if pieces.added is None:
         below = entries[joined + 1]
-        whole: Any = count * below if isinstance(below, int) else None
-        if whole is None:
+        if isinstance(below, int):
+            whole: Entry = count * below
+        else:
             whole = writer.op("Mul", [writer.vector([below]), writer.constant([count])])
         both = product(lengths[joined : joined + 2])
         lengths[joined : joined + 2] = [None if both is None else length_of(both)]
@@ -229,7 +231,7 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
 
 
 def _reshape(
-    writer: GraphWriter, value: ir.Value, entries: list[Any], lengths: list[Dim], old: ir.Value
+    writer: GraphWriter, value: ir.Value, entries: list[Entry], lengths: list[Dim], old: ir.Value
 ) -> ir.Value:
     allowed = {"allowzero": 1} if writer.opset >= ALLOW_ZERO else {}
     made = writer.op("Reshape", [value, writer.vector(entries)], **allowed)

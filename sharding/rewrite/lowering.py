@@ -8,6 +8,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md list
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,22 +59,22 @@ class _Embedding:
         return value if used else None
 
     def write(self) -> None:
-        needed = [self.input(i) for i in (IDS, WORDS, PLACES, GAMMA, BETA)]
+        needed = [value for i in (IDS, WORDS, PLACES, GAMMA, BETA) if (value := self.input(i)) is not None]
         mask, counts = self.input(MASK), self.output(1)
         epsilon = self.node.attributes.get("epsilon")
         unusual = epsilon is not None and epsilon.is_ref()
-        if any(value is None for value in needed) or unusual or (counts is not None and mask is None):
+        if len(needed) < 5 or unusual or (counts is not None and mask is None):
             return
         ids, words, places, gamma, beta = needed
         total = self.op("Gather", [words, self.counted(ids)])
         total = self.op("Add", [total, self.places(ids, places)])
-        if self.input(SEGMENT_TABLE) is not None and self.input(SEGMENTS) is not None:
-            segments = self.op("Gather", [self.input(SEGMENT_TABLE), self.counted(self.input(SEGMENTS))])
-            total = self.op("Add", [total, segments])
+        table, segments = self.input(SEGMENT_TABLE), self.input(SEGMENTS)
+        if table is not None and segments is not None:
+            total = self.op("Add", [total, self.op("Gather", [table, self.counted(segments)])])
         small = DEFAULT_EPSILON if epsilon is None else epsilon.as_float()
         normalized = self.op("LayerNormalization", [total, gamma, beta], axis=-1, epsilon=small)
         results = {0: normalized, 2: total}
-        if counts is not None:
+        if counts is not None and mask is not None:
             results[1] = self.count(mask)
         self.graph.insert_before(self.node, self.nodes)
         for index, value in results.items():
@@ -82,7 +83,7 @@ class _Embedding:
                 self.replace(old, value)
         self.graph.remove(self.node, safe=True)
 
-    def places(self, ids: Any, table: Any) -> ir.Value:
+    def places(self, ids: ir.Value, table: ir.Value) -> ir.Value:
         """The embeddings of positions: those that are given, or the first ones of the table."""
         positions = self.input(POSITIONS)
         if positions is not None:
@@ -97,12 +98,12 @@ class _Embedding:
             found.type, found.shape = table.type, self.ir.Shape([None, columns[1]])
         return found
 
-    def counted(self, indices: Any) -> ir.Value:
+    def counted(self, indices: ir.Value) -> ir.Value:
         """Indices of which Gather refuses the negative ones too, as the whole operator does."""
         negative = self.op("Less", [indices, self.constant(0, np.int32)])
         return self.op("Where", [negative, self.constant(np.iinfo(np.int32).min, np.int32), indices])
 
-    def count(self, mask: Any) -> ir.Value:
+    def count(self, mask: ir.Value) -> ir.Value:
         """How many ones each row of the mask has."""
         ones = self.op("Cast", [self.op("Equal", [mask, self.constant(1, np.int32)])], to=INT32)
         if self.version >= REDUCE_SUM_AXES_ARE_AN_INPUT:
@@ -132,7 +133,7 @@ class _Embedding:
         self.graph.register_initializer(found)
         return found
 
-    def op(self, op_type: str, inputs: list[Any], **attributes: Any) -> ir.Value:
+    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
         items = self.ir.convenience.convert_attributes(attributes)
         made = self.ir.Node("", op_type, inputs, attributes=items, num_outputs=1)
         made.outputs[0].name = self.fresh(f"{self.node.outputs[0].name}/{op_type}")

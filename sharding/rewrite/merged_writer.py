@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -99,20 +99,22 @@ class Writer(GraphWriter):
         assert given is not None
         known = self.known(given)
         entries = self._entries(given, len(whole))
-        entries = [whole[i] if entry == 0 else entry for i, entry in enumerate(entries)]
-        outer, inner, pair = form.outer, form.inner, list[Entry]()
+        entries = [cast("Entry", whole[i]) if entry == 0 else entry for i, entry in enumerate(entries)]
+        outer, inner = form.outer, form.inner
+        pair: list[Entry]
         own = None if known is None else known.tolist()[axis]
         if isinstance(own, int):
-            pair += [length if isinstance(length, int) else -1 for length in (outer, inner)]
+            known_pair = [length if isinstance(length, int) else -1 for length in (outer, inner)]
             if own > 0:
-                pair = [own // max(pair) if length == -1 else length for length in pair]
+                known_pair = [own // max(known_pair) if length == -1 else length for length in known_pair]
+            pair = [*known_pair]
         else:
             count = [number for number in (inner, outer) if isinstance(number, int)][:1]
             length = self.op("Div", [self.vector([entries[axis]]), self.constant(count)])
             if not isinstance(own, str):  # it may be -1: what is left
                 negative = self.op("Less", [self.vector([entries[axis]]), self.constant([0])])
                 length = self.op("Where", [negative, self.constant([-1]), length])
-            pair = [length, inner] if isinstance(inner, int) else [outer, length]
+            pair = [length, inner] if isinstance(inner, int) else [cast("Entry", outer), length]
         return self.vector([*entries[:axis], *pair, *entries[axis + 1 :]])
 
     def _part(self, value: ir.Value, axis: int, form: Form) -> ir.Value:
@@ -124,11 +126,13 @@ class Writer(GraphWriter):
             made = self.unsqueezed(value, axis)
         else:
             entries = self.lengths(value)
-            pair: list[Entry] = [form.outer, form.inner]
-            unknown = [place for place, length in enumerate(pair) if not isinstance(length, int)]
-            for place in unknown:
-                own = self.vector([entries[axis]])
-                pair[place] = self.op("Div", [own, self.constant([pair[1 - place]])])
+            pair: list[Entry] = []
+            for length, other in ((form.outer, form.inner), (form.inner, form.outer)):
+                if isinstance(length, int):
+                    pair.append(length)
+                    continue
+                assert isinstance(other, int), "one of both is known"
+                pair.append(self.op("Div", [self.vector([entries[axis]]), self.constant([other])]))
             target = self.vector([*entries[:axis], *pair, *entries[axis + 1 :]])
             shape[axis : axis + 1] = [form.outer, form.inner]
             made = self.described(self.op("Reshape", [value, target]), value, shape)
@@ -204,10 +208,11 @@ class Writer(GraphWriter):
         user.replace_input_with(1, self.vector(entries))
         return True
 
-    def _entries(self, vector: ir.Value, count: Any) -> list[Entry]:
+    def _entries(self, vector: ir.Value, count: Dim) -> list[Entry]:
         """The elements of a shape that is given to a node: known numbers, and picks of the others."""
         known = self.known(vector)
-        found = [None] * int(count) if known is None else known.tolist()
+        assert isinstance(count, int)
+        found = [None] * count if known is None else known.tolist()
         return [item if isinstance(item, int) else Pick(vector, i) for i, item in enumerate(found)]
 
 

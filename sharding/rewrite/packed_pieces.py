@@ -12,6 +12,7 @@ import numpy as np
 from sharding.common.names import Names, all_names
 from sharding.graph.values import shape_of
 from sharding.onnx_files.tensors import locate
+from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -95,7 +96,7 @@ class Pieces:
             inputs[1] = self._part(bias, piece, (shape_of(bias.value) or ())[bias.axis])
         return self._like(node, inputs, piece.length)
 
-    def _like(self, node: ir.Node, inputs: list[Any], columns: int, **more: int) -> ir.Value:
+    def _like(self, node: ir.Node, inputs: list[ir.Value | None], columns: int, **more: int) -> ir.Value:
         """The same node for fewer columns."""
         old = node.outputs[0]
         shape = [*(shape_of(old) or ())[:-1], columns]
@@ -107,18 +108,19 @@ class Pieces:
             producer.attributes.add(item)
         return made
 
-    def _part(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
+    def _part(self, weight: Weight, piece: Piece, columns: Dim) -> ir.Value:
         """Some columns of a weight; read from its file whenever a part of them is written."""
         key = (weight.value, piece.start, piece.length)
         if key not in self.parts:
             self.parts[key] = self._cut_out(weight, piece, columns)
         return self.parts[key]
 
-    def _cut_out(self, weight: Weight, piece: Piece, columns: Any) -> ir.Value:
+    def _cut_out(self, weight: Weight, piece: Piece, columns: Dim) -> ir.Value:
         tensor = weight.value.const_value
         assert tensor is not None
         located = locate(weight.value.name or "", tensor, self.path)
-        scale = located.shape[weight.axis] // int(columns)  # scales of several blocks for each column
+        assert isinstance(columns, int)
+        scale = located.shape[weight.axis] // columns  # scales of several blocks for each column
         index: list[slice] = [slice(None)] * len(located.shape)
         index[weight.axis] = slice(piece.start * scale, (piece.start + piece.length) * scale)
         shape = list(located.shape)
@@ -126,7 +128,9 @@ class Pieces:
         name = self._fresh(f"{weight.value.name}/columns_{piece.start}")
 
         def columns_of() -> ir.TensorProtocol:
-            return self.ir.tensor(np.ascontiguousarray(located.array()[tuple(index)]), dtype=tensor.dtype)
+            cut = np.ascontiguousarray(located.array()[tuple(index)])
+            made: ir.TensorProtocol = self.ir.tensor(cut, dtype=tensor.dtype)
+            return made
 
         part = self.ir.LazyTensor(columns_of, dtype=tensor.dtype, shape=self.ir.Shape(shape), name=name)
         return self._initializer(name, part)
@@ -148,9 +152,9 @@ class Pieces:
     def op(
         self,
         op_type: str,
-        inputs: list[Any],
-        shape: list[Any],
-        kind: Any,
+        inputs: list[ir.Value | None],
+        shape: list[Dim],
+        kind: ir.TypeProtocol | None,
         domain: str = "",
         **attributes: Any,
     ) -> ir.Value:

@@ -59,7 +59,7 @@ def _draws_itself(node: ir.Node) -> bool:
     return node.op_type in _GENERATORS
 
 
-def drawn_once(node: ir.Node, inputs: Sequence[Any], path: object, *, can_write: bool) -> Option:
+def drawn_once(node: ir.Node, inputs: Sequence[ir.Value | None], path: object, *, can_write: bool) -> Option:
     """The option of such a node. Raises `SliceError` where its outputs are not numbers that can be summed, or
     where its opset lacks the operators for it (not ``can_write``)."""
     for value in node.outputs:

@@ -100,7 +100,8 @@ def _names(devices: int) -> Iterator[str]:
 def _configuration(name: str, devices: int) -> bytes:
     import onnx
 
-    return onnx.DeviceConfigurationProto(name=name, num_devices=devices).SerializeToString()
+    found: bytes = onnx.DeviceConfigurationProto(name=name, num_devices=devices).SerializeToString()
+    return found
 
 
 # What is annotated.

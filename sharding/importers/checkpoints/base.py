@@ -104,7 +104,8 @@ def special_dtype(name: str) -> np.dtype[Any]:
     """A type that numpy itself lacks, such as ``bfloat16``."""
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def advance(tracer: Tracer, outcome: Outcome, stops: frozenset[str], fallbacks: 
                 with tracer.inside(outcome.graph):
                     outcome = tracer.run(outcome.graph, outcome.arguments)
                 continue
-            ends = tracer.following.loop(tracer, outcome, stops, fallbacks)
+            ends: Ends = tracer.following.loop(tracer, outcome, stops, fallbacks)
         else:
             ends = branch(tracer, outcome, stops, fallbacks)
         if all(name == RESULT or name in stops for name in ends.ways):

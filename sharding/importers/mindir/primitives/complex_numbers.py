@@ -65,7 +65,8 @@ def converted(
         known.convert(b, node, *[_part(b, item, imaginary, adds) for item in positional], **settings)
         for imaginary in (False, True)
     ]
-    return _joined(parts[0], parts[1])
+    found: Operand = _joined(parts[0], parts[1])
+    return found
 
 
 def _joined(real: Any, imaginary: Any) -> Any:

@@ -75,7 +75,7 @@ def arithmetic(row: tuple[Callable[[Any, Any], Any], str], b: Builder, x: Operan
     """What two numbers give."""
     python, onnx = row
     if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
-        result = python(x, y)
+        result: Operand = python(x, y)
         if isinstance(result, int) and abs(result) > _MOST:
             raise RefusedError("its result is beyond 64-bit integers")
         return result

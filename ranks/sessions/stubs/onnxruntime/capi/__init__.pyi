@@ -1,0 +1,1 @@
+from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_pybind11_state
