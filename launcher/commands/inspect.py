@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
 from launcher.errors import ConfigError
-from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.reference import ModelReference, refer
-from launcher.job.decryption import check_key
 from launcher.job.options import ENCRYPTED, SLICING
-from launcher.job.slicing import Slicing, slicing_of
 from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
     from launcher.inspection.forecast import Forecast
     from launcher.inspection.inspection import Inspection, Tensor
     from launcher.inspection.model_summary import ModelSummary
+    from launcher.inspection.reference import ModelReference
+    from launcher.job.slicing import Slicing
     from sharding.importers.mindir.encryption import Key
 
 HELP = "show a model, a plan or a slice folder"
@@ -64,6 +62,11 @@ def _worlds(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, predicts, draws, prints."""
+    from launcher.inspection.model_kinds import check_sliceable
+    from launcher.inspection.reference import refer
+    from launcher.job.decryption import check_key
+    from launcher.job.slicing import slicing_of
+
     slicing = slicing_of(vars(args))
     dims = slicing.said.dims
     slicing.check(getattr(args, "ranks", None))
@@ -85,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
     if dims:
         _check_dims(args, model, dims, key)
     if args.world is not None:
-        return _print_forecasts(args, dims, key)
+        return _print_forecasts(args, slicing, key)
     if not planned:
         return _print_model(args, key)
     if args.html is not None:
         from launcher.common.files import check_target
 
         check_target("--html", args.html, "page")
-    inspection = _inspection(args, model, dims, key)
+    inspection = _inspection(args, model, slicing, key)
     from launcher.common.report import warn_of
 
     warn_of(inspection.warning, args.model)
@@ -123,18 +126,17 @@ def _check_dims(
 
 
 def _inspection(
-    args: argparse.Namespace, model: ModelReference, dims: Mapping[str, int], key: Key | None
+    args: argparse.Namespace, model: ModelReference, slicing: Slicing, key: Key | None
 ) -> Inspection:
     from launcher.inspection.inspection import of_plan, of_slices
 
     if model.kind == "slices":
-        return of_slices(model.path, model.open(getattr(args, "ranks", None)), dims)
+        return of_slices(model.path, model.open(getattr(args, "ranks", None)), slicing.said.dims)
     from sharding.planning.plan import plan_model
 
-    slicing = slicing_of(vars(args))
     ranks = getattr(args, "ranks", None) or slicing.ranks()
     assert ranks is not None, "run() plans only where something says the number of ranks"
-    return of_plan(plan_model(args.model, ranks, options=slicing.options(), key=key), dims)
+    return of_plan(plan_model(args.model, ranks, options=slicing.options(), key=key), slicing.said.dims)
 
 
 def _write_page(path: Path, inspection: Inspection) -> None:
@@ -286,11 +288,11 @@ def _print_rank_models(args: argparse.Namespace, slicing: Slicing, key: Key | No
     return 0
 
 
-def _print_forecasts(args: argparse.Namespace, dims: Mapping[str, int], key: Key | None) -> int:
+def _print_forecasts(args: argparse.Namespace, slicing: Slicing, key: Key | None) -> int:
     from launcher.common.report import human_bytes, print_table
     from launcher.inspection.forecast import forecast
 
-    options = slicing_of(vars(args)).options()
+    options, dims = slicing.options(), slicing.said.dims
     found: list[Forecast] = [forecast(args.model, ranks, options, dims, key) for ranks in args.world]
     if args.json:
         json.dump([item.to_json() for item in found], sys.stdout, indent=1)

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
 from launcher.common.files import check_folder, check_target, write_file
 from launcher.errors import ConfigError
-from launcher.inspection.model_kinds import check_sliceable
-from launcher.inspection.reference import refer
-from launcher.inspection.signature import declared_by
-from launcher.job.decryption import check_key
 from launcher.job.options import ENCRYPTED, SLICING
-from launcher.job.slicing import slicing_of
 from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -66,6 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plans, writes and prints."""
+    from launcher.inspection.model_kinds import check_sliceable
+    from launcher.inspection.reference import refer
+    from launcher.inspection.signature import declared_by
+    from launcher.job.decryption import check_key
+    from launcher.job.slicing import slicing_of
+
     slicing = slicing_of(vars(args))
     _check(args)
     slicing.check(getattr(args, "ranks", None))

@@ -148,7 +148,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         (["scripts", "m.onnx", "--output", "j"], 2, "say over how many ranks"),
         (["scripts", "slices", "--output", "slices"], 2, "expected a new or empty folder"),
         (["table", "check", "absent.json"], 2, "absent.json: cannot read this rank table"),
-        (["table", "make", "--hosts", "h:0"], 2, "expected a number of ranks from 1 to 65536, found '0'"),
+        (["table", "make", "--hosts", "h:0"], 2, "expected a number of ranks from 1 to 4096, found '0'"),
         (["table", "make", "--hosts", "h,h"], 2, "expected a server named once"),
         (["table", "make", "--hosts", ":2"], 2, "expected HOST:N"),
         (["table", "make", "--local", "2", "--output", "no/where.json"], 2, "cannot write the rank table"),
@@ -229,7 +229,7 @@ def test_errors_of_the_command_show_their_traceback_with_debug(
 
 
 def test_a_reader_that_leaves(folder: Path) -> None:
-    command = [sys.executable, "-m", "launcher.cli", "table", "make", "--local", "60000"]
+    command = [sys.executable, "-m", "launcher.cli", "table", "make", "--local", "4096"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(10)
