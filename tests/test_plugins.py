@@ -223,7 +223,7 @@ def test_what_cannot_be_used_is_said(
 
 
 def test_our_own_names_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = registry.Names("ranks.collectives.backends", "shardrun.collectives", ("auto",))
+    names = registry.Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
     found = {"shm": "x", "auto": "y", "ring": "z"}
     monkeypatch.setattr(registry, "entry_points", lambda: {"shardrun.collectives": found})
     assert list(names) == ["auto", "gloo", "hccl", "mpi", "nccl", "shm", "ring"]

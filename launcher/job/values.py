@@ -19,7 +19,7 @@ _SIZE = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})? ?([A-Za-z]{0,3})", re.ASCII)
 
 
 class Kind:
-    """One kind of value. ``expected`` says in words what a job file may hold.
+    """One kind of value; ``expected`` says in words what a job file may hold.
 
     ``choices``: the only texts that the flag takes; ``repeated``: the flag may be given several times.
     """
@@ -28,7 +28,11 @@ class Kind:
     repeated = False
 
     def __init__(self, expected: str) -> None:
-        self.expected = expected
+        self._expected = expected
+
+    @property
+    def expected(self) -> str:
+        return self._expected
 
     def parse(self, text: str) -> Any:
         """The value that a flag's text stands for. Raises `ConfigError`."""
@@ -102,11 +106,10 @@ class Choice(Kind):
         super().__init__(expected)
         self.choices: Sequence[str] = choices
 
-    def read(self, value: Any, where: str, folder: Path) -> Any:
-        # Named when they are asked for: other packages may bring some.
-        if not self.fits(value):
-            raise _unfit(where, self.expected or f"one of {', '.join(self.choices)}", value)
-        return value
+    @property
+    def expected(self) -> str:
+        # Said when it is asked for: other packages may bring choices.
+        return self._expected or f"one of {', '.join(self.choices)}"
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, str) and value in self.choices

@@ -30,21 +30,21 @@ class PluginError(ShardrunError):
 class Names(Sequence[str]):
     """The names of one kind of thing, in order; other packages are asked only for names that we have not.
 
-    ``package`` is the folder of our own modules ("" where what we have is told apart otherwise), ``group``
-    the group of entry points, ``first`` what may be said besides, such as "auto".
+    ``folder`` holds our own modules, as a path beside the packages ("" where what we have is told apart
+    otherwise), ``group`` is the group of entry points, ``first`` what may be said besides, such as "auto".
     """
 
-    def __init__(self, package: str, group: str, first: Sequence[str] = ()) -> None:
-        self.package = package
+    def __init__(self, folder: str, group: str, first: Sequence[str] = ()) -> None:
+        self.folder = folder
         self.group = group
         self.first = tuple(first)
 
     @cached_property
     def own(self) -> tuple[str, ...]:
         """The names of our own modules."""
-        if not self.package:
+        if not self.folder:
             return ()
-        files = os.listdir(_ROOT.joinpath(*self.package.split(".")))  # noqa: PTH208 - names are enough
+        files = os.listdir(_ROOT.joinpath(self.folder))  # noqa: PTH208 - names are enough
         return tuple(sorted(name[:-3] for name in files if name.endswith(".py") and name[0] != "_"))
 
     @cached_property
@@ -92,7 +92,7 @@ class Registry(Generic[T]):
         if name not in self._found:
             value: object
             if name in self.names.own:
-                place = f"{self.names.package}.{name}"
+                place = f"{self.names.folder.replace('/', '.')}.{name}"
                 value = importlib.import_module(place)
             else:
                 place = self.names.others[name]

@@ -30,7 +30,7 @@ class ModelFormat:
 
 
 FORMATS: Registry[ModelFormat] = Registry(
-    Names("sharding.importers.formats", "shardrun.formats"), ModelFormat
+    Names("sharding/importers/formats", "shardrun.formats"), ModelFormat
 )
 
 

@@ -8,7 +8,7 @@ import importlib
 from sharding.common.registry import Names, load
 from sharding.rules.base import RULES as RULES
 
-FAMILIES = Names("sharding.rules", "shardrun.rules")
+FAMILIES = Names("sharding/rules", "shardrun.rules")
 
 for _name in FAMILIES.own:
     importlib.import_module(f"sharding.rules.{_name}")

@@ -379,9 +379,7 @@ class Builder:
             copy = self.names.fresh(f"{output.name}/copy")
             nodes.append(onnx.helper.make_node("Identity", [output.name], [copy], name=copy))
             names.append(copy)
-        results = [
-            typed_info(name, output.dtype, output.shape) for name, output in zip(names, outputs, strict=True)
-        ]
+        results = [typed_info(name, one.dtype, one.shape) for name, one in zip(names, outputs, strict=True)]
         wanted = [typed_info(item.name, item.dtype, item.shape) for item in inputs]
         return onnx.helper.make_graph(nodes, name, wanted, results)
 
