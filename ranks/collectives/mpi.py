@@ -70,11 +70,13 @@ class MpiCommunicator(HostCommunicator):
         self._origin = self if whole is None else whole
         self._left: dict[int, float] = {}  # ranks of the whole that have left, and since when this is known
         self._farewells: list[Any] = []
+        self._made = whole is not None
         if whole is not None:
             self._world = world
             return
         self._world, request = world.Idup()
         self._finish(request, (), 0, lambda: "the group's creation")
+        self._made = True
         atexit.register(self._end)
 
     def barrier(self) -> None:
@@ -99,6 +101,8 @@ class MpiCommunicator(HostCommunicator):
         """A rank of this group, ``peer`` if one is given, that left so long ago that the ``count`` bytes of a
         collective that it was in have come by now."""
         origin, status = self._origin, self._mpi.Status()
+        if not origin._made:  # MPI may not be asked of a communicator that is being made: it crashes
+            return None
         while origin._world.Iprobe(self._mpi.ANY_SOURCE, _FAREWELL, status):
             rank = status.Get_source()
             origin._world.Recv(np.empty(1, np.uint8), rank, _FAREWELL)

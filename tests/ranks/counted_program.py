@@ -15,6 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from ranks.run import executor
+from ranks.run.placement import Placement
 from ranks.sessions import arena
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
@@ -59,7 +60,7 @@ def cut(folder: Path) -> Any:
     whole, _ = rank_models(folder)
 
     def work(world: FakeCommunicator) -> Any:
-        loaded = executor.load(whole, communicator=world, providers=CUDA)
+        loaded = executor.load(whole, communicator=world, placement=Placement(CUDA))
         runs = []
         for _ in range(4):
             (y,), calls = counts(lambda: loaded.run({"x": X}))
@@ -77,7 +78,7 @@ def shared(folder: Path) -> Any:
     paths = rank_models(folder)
 
     def work(world: FakeCommunicator) -> Any:
-        loaded = executor.load(paths[world.rank], communicator=world, providers=CUDA)
+        loaded = executor.load(paths[world.rank], communicator=world, placement=Placement(CUDA))
         assert loaded._program is not None and near(loaded.run({"x": X})[0], RIGHT)
         told = [one.get_provider_options()[CUDA[0]] for one in loaded._program._sessions if one is not None]
         return [one["gpu_mem_limit"] for one in told]
@@ -96,7 +97,7 @@ def host(folder: Path) -> Any:
     (path,) = save([model(nodes, [value("x", [3, 16]), value("k", [3], 7)], ["y"], {"w": W[0]})], folder)
 
     def work(world: FakeCommunicator) -> Any:
-        loaded = executor.load(path, communicator=world, providers=CUDA)
+        loaded = executor.load(path, communicator=world, placement=Placement(CUDA))
         feeds = {"x": X, "k": np.array([2, 0, 1])}
         return [counts(lambda: loaded.run(feeds))[1].get("copy of 24", 0) for _ in range(4)]
 

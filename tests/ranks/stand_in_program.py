@@ -190,7 +190,7 @@ def short(folder: Path) -> Any:
     path = folder / "large.onnx"
     onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
     try:
-        executor.load(path, providers=CUDA)
+        executor.load(path, placement=Placement(CUDA))
     except ShardrunError as error:
         return str(error)
     return "there was room"

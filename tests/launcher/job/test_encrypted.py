@@ -211,5 +211,5 @@ def test_weights_are_kept_unless_told_not_to(
 ) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("SHARDRUN_WEIGHTS", "on")
-    executor.load(save_mlp(tmp_path / "m.onnx"), keep=keep).close()
+    executor.load(save_mlp(tmp_path / "m.onnx"), options=executor.LoadOptions(keep=keep)).close()
     assert any((tmp_path / "cache").glob("weights/*/*")) == keep

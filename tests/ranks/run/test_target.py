@@ -20,7 +20,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The groups that are joined and what is loaded, with nothing really joined or loaded."""
     made: list[Any] = []
 
-    def join(identity: Identity, name: str | None = None, device: str = "cpu") -> Any:
+    def join(
+        identity: Identity, name: str | None = None, device: str = "cpu", timeout: float | None = None
+    ) -> Any:
         made.append(("join", name, device))
         return SimpleNamespace(device=device, size=1)
 
