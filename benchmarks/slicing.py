@@ -28,7 +28,7 @@ PAUSE_SECONDS = 3.0
 
 SLICE = """
 import sys, time
-import sharding, sharding.plan, sharding.write
+import sharding, sharding.planning.plan, sharding.writing.write
 from sharding.demands.options import SliceOptions
 started = time.perf_counter()
 sharding.slice_model(sys.argv[1], int(sys.argv[2]), sys.argv[3], options=SliceOptions(strategy=sys.argv[4]))

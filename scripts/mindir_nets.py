@@ -3,7 +3,7 @@
     python scripts/mindir_nets.py OUT.zip [NAME ...]
 
 writes NAME.mindir and NAME.npz (inputs and answers of some examples) for each network of
-``tests/sharding/mindir_nets_*.py``.
+``tests/sharding/importers/mindir_nets_*.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(output: Path, names: list[str]) -> None:
     """The command."""
     import mindspore as ms
 
-    from tests.sharding import (  # noqa: F401 - they fill the table
+    from tests.sharding.importers import (  # noqa: F401 - they fill the table
         mindir_nets_flow,
         mindir_nets_in_place,
         mindir_nets_mixed,

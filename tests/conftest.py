@@ -94,7 +94,7 @@ SLOW = (
     "sharding/importers/test_exporters.py",
     "sharding/planning/test_fused_models.py",
     "sharding/reading/test_fuzz.py",
-    "sharding/test_mindir_",
+    "sharding/importers/test_mindir_",
     "sharding/rules/test_onnx_backend.py",
     "sharding/search/test_random_graphs.py",
     "sharding/search/test_reuse.py",

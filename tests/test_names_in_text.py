@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FOLDERS = (*PACKAGES, "tests", "scripts", "benchmarks", "examples", "configs", "rank_tables", "docs")
 
 SUFFIXES = "py|md|sh|c|json|yaml|ini|txt|png|svg"
-PATH = re.compile(rf"(?<![\w./~$-])(?:{'|'.join(FOLDERS)})/[\w./*-]*\w\.(?:{SUFFIXES})\b(?!\()")
+PATH = re.compile(rf"(?<![\w./~$-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]\.(?:{SUFFIXES})\b(?!\()")
 """A file of the repository; a star stands for any."""
 FOLDER = re.compile(rf"(?<![\w./~$-])(?:{'|'.join(PACKAGES)}|tests|docs)/(?:\w+/)*(?!\w)")
 DOTTED = re.compile(rf"(?<![\w./@-])(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+(?![\w/])")

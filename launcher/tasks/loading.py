@@ -34,7 +34,11 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
         precision=precision.asked(job),
         progress=progress,
     )
-    model.loaded()
+    try:
+        model.loaded()
+    except BaseException:
+        group.close()
+        raise
     return group
 
 

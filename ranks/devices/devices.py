@@ -70,8 +70,9 @@ DEVICES: Mapping[str, Device] = {
 }
 _SHOWN = 8
 _SOURCE_LINE = re.compile(
-    r"/\S+\.(?:cc|cu|h|cuh):\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)"
+    r"/\S+\.(?:cc|cu|h|cuh):\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)(?!.* was false\.)"
 )
+"""Where in a provider's source an error was made; a check's condition goes with its place elsewhere."""
 OLDEST_DRIVERS = {12: 525, 13: 580}
 """NVIDIA's drivers by the CUDA version whose libraries they run: NVIDIA's table of compatible releases."""
 

@@ -111,12 +111,12 @@ def _key(path: Path) -> str:
 
 
 def _importer(name: str) -> str:
-    """A hash of the importers' code: another version of it may convert otherwise."""
+    """A hash of the code that importers use: another version of it may convert otherwise."""
     import sharding.importers
 
     others = sharding.importers.FORMATS.names.others
     digest = hashlib.sha256()
-    root = Path(sharding.importers.__file__).parent
+    root = Path(sharding.importers.__file__).parents[1]
     for file in sorted(root.rglob("*.py")):
         status = file.stat()
         digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())

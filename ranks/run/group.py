@@ -56,12 +56,12 @@ class Groups:
         if who.world_size > 1:
             end_with_launcher()
             if device == "cuda":
-                self._demand_own_gpu(who)
+                self._demand_own_gpu(who, timeout)
         communicator = connect(who, name, timeout, device)
         self.joined[device] = who, communicator.name, communicator
         return communicator
 
-    def _demand_own_gpu(self, identity: Identity) -> None:
+    def _demand_own_gpu(self, identity: Identity, timeout: float | None) -> None:
         """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
         Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
         from ranks.run import gpus
@@ -72,7 +72,7 @@ class Groups:
         known = self.joined.get("cpu")
         host = known[2] if known is not None else None
         if host is None and identity.shares_host:
-            host = self.join(identity, "auto")
+            host = self.join(identity, "auto", timeout=timeout)
         if host is not None:
             gpus.demand_own(host, devices.number_of(identity, count))
 

@@ -144,7 +144,7 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    text, more = devices.said(_SOURCE_PLACE.sub("", text)), limits.shortage(error)
+    text, more = _SOURCE_PLACE.sub("", devices.said(text)), limits.shortage(error)
     if more and limits.of_memory(error):
         more = devices.memory_advice() or more
     return text[:600].rstrip(".") + (f"; {more}." if more else ".")

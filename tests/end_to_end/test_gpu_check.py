@@ -341,7 +341,7 @@ from ranks.identity.identity import identify
 def join(device):
     members = torch_device.Membership(identify(), 30.0, "gloo")
     world = torch_device.DeviceCommunicator(members, 30.0, "gloo", torch.device("cpu"))
-    group._joined["cuda"] = identify(), "gloo", world
+    group.GROUPS.joined["cuda"] = identify(), "gloo", world
     return world
 group.join = join
 from tests.gpu import several_program

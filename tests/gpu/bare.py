@@ -274,13 +274,9 @@ def _rank() -> None:
     """One rank of `staged`."""
     import torch
 
+    from ranks.collectives.torch.staged import on_device
     from ranks.run import group
     from ranks.sessions.cuda import CudaMemory
-
-    try:
-        from ranks.collectives.torch.staged import on_device  # type: ignore[import-not-found]
-    except ImportError:
-        from ranks.sessions.cuda import on_device
 
     place = CudaMemory(DEVICE)
     world = on_device(group.join(), place)

@@ -128,17 +128,16 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
 
 
 def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
-    """MPI does not tell a rank that another one has gone in order."""
+    """MPI itself does not tell a rank that another one has gone in order."""
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom ranks.run import group\nranks = group.join()\nranks.barrier()\n"
         "if ranks.rank == 1:\n    sys.exit(0)\nranks.barrier()\n"
     )
     with pytest.raises(RankFailedError) as caught:
-        run_program(["exec", str(script)], 2, launcher="mpirun", collectives="mpi", timeout=3)
-    text = str(caught.value)
-    assert text.startswith(f"rank 0 on host {os.uname().nodename}: Rank 1 did not come to barrier within 3 s")
-    assert text.endswith(" Rank 1 had ended with exit code 0 before.")
+        run_program(["exec", str(script)], 2, launcher="mpirun", collectives="mpi", timeout=60)
+    left = "Rank 1 left the group while rank 0 waited for it in barrier."
+    assert str(caught.value).startswith(f"rank 0 on host {os.uname().nodename}: {left}")
 
 
 def test_loading_tells_how_many_ranks_are_ready(two_slices: Path, launcher: str) -> None:

@@ -377,7 +377,7 @@ def test_data_are_not_held_in_memory(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "large.npz", x=np.ones((rows, 256), np.float32), label=np.zeros((rows, 256), np.int8))
     script = [sys.executable, "-c", MEMORY, "m.onnx", "small.npz", "large.npz"]
     done = subprocess.run(
-        script, cwd=tmp_path, env=environment(PYTHONPATH=str(Path(cli.__file__).parents[2])),
+        script, cwd=tmp_path, env=environment(PYTHONPATH=str(Path(cli.__file__).parents[1])),
         capture_output=True, text=True, timeout=90, check=True,
     )  # fmt: skip
     value, grown = done.stdout.split()
@@ -400,7 +400,7 @@ print(model.eval(data(), "accuracy"))
 
 
 def test_a_bar_shows_on_a_terminal_only(model: Path, tmp_path: Path) -> None:
-    variables = environment(PYTHONPATH=str(Path(cli.__file__).parents[2]), TERM="xterm", COLUMNS="100")
+    variables = environment(PYTHONPATH=str(Path(cli.__file__).parents[1]), TERM="xterm", COLUMNS="100")
     script = [sys.executable, "-c", SLOW, str(model)]
     ours, theirs = pty.openpty()
     options: dict[str, Any] = {"cwd": tmp_path, "env": variables, "stdout": subprocess.PIPE}

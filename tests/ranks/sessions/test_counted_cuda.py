@@ -25,7 +25,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("counter") / "libcount.so"
     compiler = shutil.which(os.environ.get("CC", "cc"))
     assert compiler is not None
-    source = Path(__file__).parents[1] / "count_cuda.c"
+    source = stand_in.SOURCE.with_name("count_cuda.c")
     subprocess.run([compiler, "-w", "-O1", "-fPIC", "-shared", "-o", made, source], check=True, timeout=60)
     return made
 
