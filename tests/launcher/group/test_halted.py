@@ -101,7 +101,11 @@ def test_one_that_goes_on_in_time_answers(
 
 def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    # The other one waits: of two that stop, the first is named, and on a busy machine that is either.
+    script.write_text(
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGSTOP) if os.environ['RANK'] == '0' else time.sleep(60)\n"
+    )
     with pytest.raises(RankFailedError, match=r"^rank 0 on host .* did not go on within 1 s: it is process"):
         run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
     assert wait_until(lambda: not left(mark), 10), left(mark)
