@@ -307,15 +307,26 @@ def test_as_another_user(open_folder: Path) -> None:
     root = folder / "cache"
     (root / "slices").mkdir(parents=True, mode=0o755)
     os.chown(root, OTHER, OTHER)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
     before = folder.stat(), (root / "slices").stat()
+    # The code may lie where root alone can read it: all of it is imported by a first slicing, as root.
     program = (
-        "import os, sys, launcher.job.cache, sharding, onnx_ir\n"  # what root alone may read, first
+        "import os, sys, launcher.job.cache\n"
+        "place = os.environ['SHARDRUN_CACHE']\n"
+        "os.environ['SHARDRUN_CACHE'] = sys.argv[2]\n"
+        "launcher.job.cache.sliced(sys.argv[1], 2)\n"
+        "os.environ['SHARDRUN_CACHE'] = place\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "try: launcher.job.cache.sliced(sys.argv[1], 2)\n"
         "except launcher.errors.ConfigError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(model)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program, str(model), str(elsewhere / "cache")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert f"{root / 'slices'} cannot be used: it belongs to another user (0)" in done.stdout, done.stderr
     assert (folder.stat(), (root / "slices").stat()) == before

@@ -48,7 +48,7 @@ def test_ranks_that_do_not_come(rank: int, words: str) -> None:
     )  # fmt: skip
     waited, _, said = done.stdout.partition(" ")
     assert said.startswith(words.format(port=port)), (done.stderr, time.monotonic() - began)
-    assert 3 <= float(waited) < 2 * 3  # twice the time-out is what torch itself would take
+    assert 2.9 <= float(waited) < 2 * 3  # torch rounds down, and itself would take twice the time-out
     assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
 
 

@@ -108,7 +108,9 @@ def test_what_a_machine_lacks_is_said_in_words_for_jobs(
     assert calls == []
 
 
-def test_shardrun_target_sends_a_rank_to_the_cpu(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shardrun_target_sends_a_rank_to_the_cpu(
+    calls: list[Any], single: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHARDRUN_TARGET", "cpu")
     with pytest.warns(UserWarning, match="target 'gpu' runs on the CPU"):
         target.load("m.onnx", Identity(1, 2, 1, 2), "gpu")
