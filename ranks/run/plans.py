@@ -12,6 +12,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
@@ -109,6 +110,8 @@ class Plans:
             options = _with(options, _GRAPH, str(plan.number) if kept else _NO_GRAPH)
 
         told = (binding,) if options is None else (binding, options)
+        if not before:  # without a Python frame of its own: a microsecond a run
+            return partial(session.run_with_iobinding, *told)
 
         def run() -> None:
             for bind in before:
