@@ -65,7 +65,7 @@ def table() -> str:
     """The families and what each converts, in alphabetical order."""
     from sharding.importers.mindir.primitives import load
     from sharding.importers.mindir.primitives.base import PRIMITIVES
-    from sharding.importers.mindir.structure import STRUCTURE
+    from sharding.importers.mindir.tracing.structure import STRUCTURE
 
     load()
     families: dict[str, list[str]] = defaultdict(list)

@@ -27,7 +27,7 @@ FLOORS = (
 """From the lowest up: a room imports from itself and from those before it. A package's errors, which users
 import, are in its common room."""
 
-FULL = {"sharding.rules", "sharding.importers.mindir", "sharding.importers.mindir.primitives"}
+FULL = {"sharding.rules", "sharding.importers.mindir.primitives"}
 """Rooms of which each module is one family of operators: they may hold more than `MOST_MODULES`."""
 MOST_MODULES, MOST_LINES = 16, 400
 OF_SHARDING = {f"sharding.{room}" for room in ("errors", "common", "slices", "onnx_files", "importers")}

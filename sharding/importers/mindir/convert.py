@@ -13,18 +13,18 @@ from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
 from sharding.importers.mindir.biases import with_biases
 from sharding.importers.mindir.builder import IR_VERSION, Builder
-from sharding.importers.mindir.control import follow
 from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.dtypes import ValueProblem
-from sharding.importers.mindir.effects import check_writes
 from sharding.importers.mindir.encryption import Key
-from sharding.importers.mindir.loops import loop
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
-from sharding.importers.mindir.program import Program
-from sharding.importers.mindir.structure import STRUCTURE
-from sharding.importers.mindir.trace import Following, Tracer
+from sharding.importers.mindir.tracing.control import follow
+from sharding.importers.mindir.tracing.effects import check_writes
+from sharding.importers.mindir.tracing.loops import loop
+from sharding.importers.mindir.tracing.program import Program
+from sharding.importers.mindir.tracing.structure import STRUCTURE
+from sharding.importers.mindir.tracing.trace import Following, Tracer
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.external import put_place
 from sharding.onnx_files.protobuf import INLINE_BYTES

@@ -11,7 +11,7 @@ import pytest
 
 from sharding.errors import ModelError
 from sharding.importers import import_model
-from sharding.importers.mindir import trace
+from sharding.importers.mindir.tracing import trace
 from tests.sharding.importers.mindir_files import File, Graph
 
 F = ("float32", [3])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Union
 
-from sharding.importers.mindir.memory import Memory
 from sharding.importers.mindir.primitives.base import Value
+from sharding.importers.mindir.tracing.memory import Memory
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_storage, storage
-from sharding.importers.mindir.outcomes import RAISED, Branch, Choice, Closure, Done, Outcome, Raised, Tail
 from sharding.importers.mindir.primitives.base import Value
-from sharding.importers.mindir.trace import MAX_CALLS, Tracer
+from sharding.importers.mindir.tracing.memory import Cell, Memory, contents, in_one_storage, storage
+from sharding.importers.mindir.tracing.outcomes import (
+    RAISED,
+    Branch,
+    Choice,
+    Closure,
+    Done,
+    Outcome,
+    Raised,
+    Tail,
+)
+from sharding.importers.mindir.tracing.trace import MAX_CALLS, Tracer
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.memory import contents
-from sharding.importers.mindir.outcomes import RAISED, Branch, Choice, Closure, Done
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value
-from sharding.importers.mindir.trace import Tracer
+from sharding.importers.mindir.tracing.memory import contents
+from sharding.importers.mindir.tracing.outcomes import RAISED, Branch, Choice, Closure, Done
+from sharding.importers.mindir.tracing.trace import Tracer
 
 
 def _first(tracer: Tracer, operands: list[Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, ComplexValue, RefusedError, TensorType
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.trace import Tracer
+    from sharding.importers.mindir.tracing.trace import Tracer
 
 
 def settled(tracer: Tracer, result: Any, types: Sequence[TensorType | None]) -> Any:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.mindir.control import (
+from sharding.importers.mindir.primitives.base import Value
+from sharding.importers.mindir.tracing.control import (
     Ends,
     Fallbacks,
     advance,
@@ -19,10 +20,9 @@ from sharding.importers.mindir.control import (
     stored,
     united,
 )
-from sharding.importers.mindir.memory import Cell, Memory, contents, in_one_storage
-from sharding.importers.mindir.outcomes import Tail
-from sharding.importers.mindir.primitives.base import Value
-from sharding.importers.mindir.trace import Tracer
+from sharding.importers.mindir.tracing.memory import Cell, Memory, contents, in_one_storage
+from sharding.importers.mindir.tracing.outcomes import Tail
+from sharding.importers.mindir.tracing.trace import Tracer
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -18,9 +18,6 @@ from sharding.errors import ModelError
 from sharding.importers.mindir import values
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.dtypes import ValueProblem
-from sharding.importers.mindir.effects import PERSISTENT, effects, writes_after
-from sharding.importers.mindir.memory import Memory, contents, detached, is_writing, storage
-from sharding.importers.mindir.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.primitives.base import (
     PRIMITIVES,
     Node,
@@ -31,8 +28,11 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex, parts_of_array
 from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
-from sharding.importers.mindir.program import PASSING, Graph, Prim, Program
-from sharding.importers.mindir.result_types import settled
+from sharding.importers.mindir.tracing.effects import PERSISTENT, effects, writes_after
+from sharding.importers.mindir.tracing.memory import Memory, contents, detached, is_writing, storage
+from sharding.importers.mindir.tracing.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
+from sharding.importers.mindir.tracing.program import PASSING, Graph, Prim, Program
+from sharding.importers.mindir.tracing.result_types import settled
 
 MOST_NODES = 20_000
 """Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sharding.importers.mindir.memory import is_writing
 from sharding.importers.mindir.primitives.base import PRIMITIVES
-from sharding.importers.mindir.program import Graph, Program
+from sharding.importers.mindir.tracing.memory import is_writing
+from sharding.importers.mindir.tracing.program import Graph, Program
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.trace import Tracer
+    from sharding.importers.mindir.tracing.trace import Tracer
 
 PERSISTENT = "it changes a parameter while it runs, which ONNX has no way to say"
 _ORDERED = frozenset({"Load", "TensorMove"})
