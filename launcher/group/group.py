@@ -20,7 +20,6 @@ from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
-from launcher.job.options import TARGETS
 from launcher.job.start_arguments import (
     check_collectives,
     check_count,
@@ -33,6 +32,7 @@ from ranks.cache.locks import Pin, keeping
 from ranks.common.settings import default_timeout
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
+from ranks.precision.request import TARGETS
 from ranks.talk import wire
 from sharding.common.text import counted
 from sharding.onnx_files.given import GivenModel, is_path

@@ -28,13 +28,12 @@ from launcher.job.values import (
     parse_mesh_text,
 )
 from ranks.common.settings import COLLECTIVES
-from ranks.precision.request import MODES
+from ranks.precision.request import MODES, TARGETS
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
 
-TARGETS = tuple(MODES)
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""

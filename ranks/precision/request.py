@@ -10,6 +10,8 @@ CPU_GPU_MODES = ("enforce_fp32", "preferred_fp16")
 ASCEND_MODES = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
 MODES = {"cpu": CPU_GPU_MODES, "gpu": CPU_GPU_MODES, "ascend": ASCEND_MODES}
 """Target -> its precision modes."""
+TARGETS = tuple(MODES)
+"""What a model can run on; "gpu" is CUDA or TensorRT."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from ranks.common import settings
 from ranks.common.notice import warn_once
 from ranks.devices.providers import CANN, CPU, CUDA, TENSORRT
 from ranks.precision import modes
-from ranks.precision.request import MODES, Asked
+from ranks.precision.request import Asked
+from ranks.sessions import engines
 
 if TYPE_CHECKING:
     from ranks.precision.request import Precision
-
-TARGETS = tuple(MODES)
-"""What a model can run on; "gpu" is CUDA or TensorRT."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def place(
     names = (TENSORRT, CUDA) if first == TENSORRT else (first,)  # what TensorRT leaves is CUDA's
     options = [{"device_id": str(device), **modes.told(name, asked or Asked())} for name in names]
     if first == TENSORRT and engine_cache:
-        options[0] |= {"trt_engine_cache_enable": "True", "trt_engine_cache_path": engine_cache}
+        options[0] |= {"trt_engine_cache_enable": "True", engines.PATH: engine_cache}
     return Placement((*names, CPU), (*options, {}), device)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ranks.collectives import target_of
 from ranks.common import settings
 from ranks.errors import DeviceError
+from ranks.precision.request import TARGETS
 from ranks.run import executor, group, placement
-from ranks.run.placement import TARGETS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from ranks.lite.options.check import check_isinstance, check_list_of, count, int
 from ranks.lite.options.device import CPU, GPU, Ascend, Threads
 from ranks.lite.options.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.lite.options.parallel import Parallel
-from ranks.run.placement import TARGETS
+from ranks.precision.request import TARGETS
 
 __all__ = ["AscendDeviceInfo", "CPUDeviceInfo", "Context", "DeviceInfo", "GPUDeviceInfo"]
 

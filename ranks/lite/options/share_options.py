@@ -13,10 +13,9 @@ from typing import Any
 from ranks.errors import WeightsError
 from ranks.lite.options.check import identifier
 from ranks.lite.options.errors import as_runtime_error, runtime_error
-from ranks.lite.options.texts import parse_handle, parse_pids, unquoted
+from ranks.lite.options.texts import SECTIONS, parse_handle, parse_pids, unquoted
 from ranks.weights.shared.request import Attach, Share
 
-SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
 PIDS, HANDLE = "shareable_weight_pid_list", "shareable_weight_mem_handle"
 SHORT = {"pids": PIDS, "shared_mem_handle": HANDLE}
 KEYS = {**{key: key for key in (PIDS, HANDLE)}, **SHORT}

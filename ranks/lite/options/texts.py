@@ -8,6 +8,9 @@ from ranks.errors import WeightsError
 from ranks.weights.shared.handle import LARGEST_HANDLE, unsigned
 from ranks.weights.shared.peers import LARGEST_PID, MOST_PIDS
 
+SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
+"""Of a configuration: where options of weights may stand."""
+
 
 def unquoted(text: str) -> str:
     """``text`` without the blanks and the one pair of quotes around it.

@@ -13,9 +13,8 @@ from pathlib import Path
 from ranks.errors import WeightsError
 from ranks.lite.options.content import exists
 from ranks.lite.options.errors import as_runtime_error
-from ranks.lite.options.texts import unquoted
+from ranks.lite.options.texts import SECTIONS, unquoted
 
-SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
 LIST, FILE = "variable_weights_list", "variable_weights_file"
 KEYS = (LIST, FILE)
 LARGEST_FILE = 64 << 20
