@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
+    from ranks.state.session import Session
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class Group:
         self._lock = threading.Lock()
         self._request = 0
         self._noted = False
+        self._host: RanksHost | None = None
         self._answers = job.answers
         self.communication_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
@@ -116,15 +119,13 @@ class Group:
                 f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
                 f"but are {type(feeds).__name__}."
             )
-        if not self._closer.alive:
-            raise LaunchError("This group is closed: start another one.")
-        self._job.check_owner()
+        self._check_open()
         specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
         arrays = order_feeds(specs, feeds)
         self._note_symbols(specs, arrays)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         with self._lock:
-            return self._ask(tensors)
+            return self._asked(tensors, {})
 
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
@@ -135,19 +136,58 @@ class Group:
             self._noted = True
             log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
 
-    def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
+    def session(self) -> Session:
+        """A sequence whose state stays on the ranks from one step to the next; several may be open at once.
+
+        Raises `ShardrunError` for a model without state.
+        """
+        from launcher.group.session import RanksHost
+        from ranks.state.session import Session
+
+        self._check_open()
+        if self._host is None:
+            with self._lock:
+                asked = {"change": "describe"}
+                self._host = RanksHost(self, self._ask(wire.Kind.SESSION, asked, {}).fields)
+        return Session(self._host)
+
+    def change_session(self, fields: dict[str, Any]) -> None:
+        """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""
+        if not self._closer.alive:
+            return
+        with self._lock, held_back():  # all ranks, or none
+            for rank in range(self._job.world_size):
+                self._job.send(rank, wire.Kind.SESSION, fields)
+
+    def step_session(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+        """One step of a session. For `launcher.group.session`."""
+        self._check_open()
+        with self._lock:
+            return self._asked(tensors, {"session": number})
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise LaunchError("This group is closed: start another one.")
+        self._job.check_owner()
+
+    def _asked(self, tensors: dict[str, Array], fields: dict[str, Any]) -> dict[str, Array]:
+        result = self._ask(wire.Kind.PREDICT, fields, tensors)
+        self.communication_seconds = result.fields["stats"]["communication_seconds"]
+        return result.tensors
+
+    def _ask(self, kind: wire.Kind, more: dict[str, Any], tensors: dict[str, Array]) -> wire.Message:
         job, answers = self._job, self._answers
         job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
         self._settle()
-        fields = {"request": self._request + 1}
+        fields = {**more, "request": self._request + 1}
         try:
             with held_back():  # all ranks get the request, or none
                 with job.changed:
                     self._request += 1
                     answers.begin(self._request)
-                job.send(0, wire.Kind.PREDICT, fields, tensors)
+                job.send(0, kind, fields, tensors)
                 for rank in range(1, job.world_size):
-                    job.send(rank, wire.Kind.PREDICT, fields)
+                    job.send(rank, kind, fields)
             job.wait_for(lambda: answers.came, None, "")
         except KeyboardInterrupt:
             answers.dropped = answers.request == fields["request"]  # else nothing was sent yet
@@ -162,8 +202,7 @@ class Group:
             job.fail(LaunchError("This group's last request was interrupted: start another one."))
             raise
         if answers.result is not None:
-            self.communication_seconds = answers.result.fields["stats"]["communication_seconds"]
-            return answers.result.tensors
+            return answers.result
         raise self._failed()
 
     def _settle(self) -> None:

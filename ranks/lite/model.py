@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from ranks.state.session import Session
     from ranks.weights.updated.values import Given
 
 __all__ = ["Model", "ModelType"]
@@ -229,6 +230,23 @@ class Model(OneProcess):
         for output, array in zip(places, results, strict=True):
             fill(output, array)
         return places
+
+    def session(self) -> Session:
+        """A sequence of a model with state (caches of keys and values, recurrent states): it is kept from one
+        step to the next, and `Session.predict` is given only what is new, by name.
+
+        On ranks every rank makes the same calls. Raises a `RuntimeError` (that is a `ShardrunError` too)
+        where the model was not built or has no state.
+        """
+        built = self._built
+        if built is None:
+            raise runtime_error(
+                "session failed! Error is the model is not built: call build_from_file first."
+            )
+        try:
+            return built.model.session()
+        except ShardrunError as error:
+            raise as_runtime_error("session failed!", error) from error
 
     def _zeros(self, index: int, tensor: Tensor) -> np.ndarray[Any, Any]:
         if min(tensor.shape, default=0) < 0:

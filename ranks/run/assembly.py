@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,16 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory, Memory
 from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
-from ranks.errors import ModelError, ShardError
+from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.models import model_file
 from ranks.run.point_to_point import Mail
 from ranks.run.program import Program
+from ranks.run.steps.parts import Parts
 from ranks.sessions.cut import POINT_TO_POINT, Cut, cut
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
+from ranks.state import parts
+from ranks.state.pairs import pairs_of
 from ranks.weights.shared import automatic
 
 if TYPE_CHECKING:
@@ -28,8 +32,11 @@ if TYPE_CHECKING:
 
     from ranks.models.part import Part
     from ranks.run.schedule import Schedule
+    from ranks.run.steps.sequences import Stateful
+    from ranks.run.whole_state import WholeState
     from ranks.weights.updated.variable import VariableWeights
     from sharding.slices.manifest import Manifest
+    from sharding.slices.state import StatePair
 
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
@@ -38,7 +45,7 @@ _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and
 class Assembly:
     """A rank model, ready to run; inputs and outputs are those of the whole model."""
 
-    program: Program | Schedule
+    program: Program | Schedule | WholeState
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     segments: int
@@ -48,6 +55,8 @@ class Assembly:
     """All ranks, as a communicator of the memory's buffers."""
     model: onnx.ModelProto
     weights: VariableWeights | None
+    stateful: Callable[[], Stateful] | None = None
+    """Makes what runs the model step by step, where it has state."""
 
 
 def assemble(
@@ -69,7 +78,7 @@ def assemble(
     """
     file, part = loaded.file, loaded.part
     config = at(config, world)
-    memory = _memory(world, config)
+    memory = memory_for(world, config)
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
     plan, group, mail = cut(loaded.model, weights=variable), world, None
     exchange = _on_memory(world, memory) if world is not None else None
@@ -100,9 +109,8 @@ def assemble(
         from ranks.weights.updated.bound import BoundWeights
 
         bound = BoundWeights(weights)
-    program = Program(
-        plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail, weights=bound
-    )
+    made = Parts(plan, sessions, elements, memory, group, _small(plan, types), mail, bound)
+    program = Program(plan, sessions, elements, memory, group, small=made.small, mail=mail, weights=bound)
     inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
     outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
     for spec in inputs + outputs:
@@ -110,11 +118,21 @@ def assemble(
             raise ModelError(
                 f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
             )
-    runner: Program | Schedule = program
+    pairs = pairs_of(plan.model, str(file))
+    own = {spec.name: spec for spec in inputs}
+    one: Program | WholeState = program
+    if group is not None and group.size > 1 and any(parts.split_of(pair) for pair in pairs):
+        from ranks.run.whole_state import WholeState
+
+        names = [spec.name for spec in inputs], [spec.name for spec in outputs]
+        one = WholeState(program, names, pairs, group, memory)
+        inputs = parts.whole_specs(inputs, {pair.input: pair for pair in pairs}, group.size)
+        outputs = parts.whole_specs(outputs, {pair.output: pair for pair in pairs}, group.size)
+    runner: Program | Schedule | WholeState = one
     if world is not None and exchange is not None and part is not None and part.scheduled:
         from ranks.run.schedule import Schedule
 
-        runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
+        runner = Schedule(one, part, world, inputs, [spec.name for spec in outputs])
         inputs = [_whole(spec, part.batch_inputs, whole) for spec in inputs]
         everyone = handshake.gather_json(
             [_described(name, builder.named(name)) for name in plan.outputs], exchange, memory
@@ -122,7 +140,31 @@ def assemble(
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
     count = sum(map(len, plan.collectives))
     used = sum(session is not None for session in sessions)
-    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights)
+    stateful = None
+    if pairs:
+        stateful = partial(_stateful, made, pairs, own, weights, runner, part)
+    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights, stateful)
+
+
+def _stateful(  # noqa: PLR0917 - what `assemble` was given and made
+    parts: Parts,
+    pairs: tuple[StatePair, ...],
+    specs: Mapping[str, TensorSpec],
+    weights: VariableWeights | None,
+    runner: object,
+    part: Part | None,
+) -> Stateful:
+    """What runs a rank's model step by step. ``specs``: its own inputs."""
+    from ranks.run.schedule import Schedule
+    from ranks.run.steps.sequences import Stateful
+
+    if part is not None and part.mesh.length("data") > 1:
+        raise ShardrunError(
+            f"A session keeps its state on the ranks of one copy of the model, but the mesh {part.mesh} has "
+            f"{part.mesh.length('data')} copies: slice the model without a data axis."
+        )
+    shown = runner.show if isinstance(runner, Schedule) else None
+    return Stateful.of(parts, pairs, specs, weights, shown)
 
 
 def _agreed(  # noqa: PLR0917 - what `assemble` was given
@@ -215,7 +257,8 @@ def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
     )
 
 
-def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
+def memory_for(communicator: Communicator | None, config: SessionConfig) -> Memory:
+    """Where values lie that sessions of a config exchange."""
     device = devices.DEVICES.get(config.providers[0])
     if device is not None and device.buffers == "cuda":
         from ranks.sessions.cuda import CudaMemory, graphs_wanted
