@@ -26,8 +26,8 @@ def pairs_of(model: onnx.ModelProto, where: str) -> tuple[StatePair, ...]:
     Raises `ShardError` for metadata that slicing does not write; ``where`` names the file.
     """
     for item in model.metadata_props:
-        if item.key == state.STATE_KEY:
-            return state.from_text(item.value, where)
+        if item.key == state.METADATA:
+            return state.parse_metadata(item.value, where)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
     return state.find(
@@ -130,9 +130,11 @@ def _first_shape(
     return tuple(shape)
 
 
-def _described(value: onnx.ValueInfoProto) -> tuple[str, int, tuple[int | str | None, ...]]:
+def _described(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str | None, ...] | None]:
     tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return value.name, str(tensor.elem_type), None
     dims = tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
     )
-    return value.name, tensor.elem_type, dims
+    return value.name, str(tensor.elem_type), dims

@@ -38,7 +38,7 @@ class Known:
     ) -> None:
         """``inputs`` and ``optional``: those of the whole model; ``filled``: inputs that follow from how much
         has been read, which are filled in where a step leaves them out."""
-        self.states = {pair.input for pair in pairs}
+        self.states = {pair.input: pair for pair in pairs}
         self.replaced = [pair.input for pair in pairs if pair.kind == "replace"]
         wanted = [spec for spec in inputs if spec.name not in self.states]
         self.required = [spec for spec in wanted if spec.name not in filled]
@@ -59,6 +59,7 @@ class Session:
         self._host, self._known = host, host.known
         self._number = next(self._known.numbers)
         self.length: int = 0 if parent is None else parent.length
+        self._begun: bool = parent is not None and parent._begun
         if parent is None:
             host.change("open", self._number)
         else:
@@ -81,7 +82,7 @@ class Session:
                 f"{type(feeds).__name__}."
             )
         known = self._known
-        late = [name for name in feeds if name in known.states] if self.length else []
+        late = [name for name in feeds if name in known.states] if self._begun else []
         if late:
             raise ShardrunError(
                 f"The state {late[0]!r} is kept by the session: only its first step may give it."
@@ -90,8 +91,14 @@ class Session:
         arrays = order_feeds(specs, feeds)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         results = self._host.step(self._number, tensors)
+        self._begun = True
         found = size(tensors)
         self.length += found[1] if found is not None else 0
+        for name, array in tensors.items():
+            pair = known.states.get(name)
+            if pair is not None and pair.kind == "append" and pair.axis is not None:
+                self.length += array.shape[pair.axis]
+                break
         return results
 
     def rewind(self, length: int) -> None:
