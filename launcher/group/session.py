@@ -28,6 +28,6 @@ class RanksHost:
             self.change("close", forgotten.pop())
         return self._group.step_session(number, tensors)
 
-    def change(self, change: str, number: int, **more: int) -> None:
+    def change(self, change: str, number: int, **more: Any) -> None:
         """As `ranks.state.session.Host.change`: no rank answers, what fails is told by the next step."""
         self._group.change_session({"change": change, "number": number, **more})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Sequences, Stateful
     from ranks.run.whole_state import WholeState
-    from ranks.state.session import Session
+    from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given
     from ranks.weights.updated.variable import VariableWeights
@@ -132,7 +132,14 @@ class RankModel:
     def session(self) -> Session:
         """A sequence whose state this object keeps from one step to the next; in a group every rank makes the
         same calls. Raises `ShardrunError` for a model without state."""
-        return self.sequences.session(self.inputs, self.optional_inputs, self.step)
+        from ranks.state.session import Session
+
+        return Session(self.session_host)
+
+    @property
+    def session_host(self) -> Host:
+        """What sessions and batches of the model run on."""
+        return self.sequences.serve(self.inputs, self.optional_inputs, self.step)
 
     def step(self, number: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.

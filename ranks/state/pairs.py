@@ -103,6 +103,12 @@ def first_shapes(
     return {pair.input: _first_shape(pair, specs[pair.input], sizes, symbols, batch) for pair in pairs}
 
 
+def batch_axis(spec: TensorSpec, fresh: Sequence[TensorSpec]) -> int:
+    """The axis of a state input that has the batch: the one named like the first axis of the other inputs."""
+    names = {other.shape[0] for other in fresh if len(other.shape) > 1 and isinstance(other.shape[0], str)}
+    return next((axis for axis, dim in enumerate(spec.shape) if dim in names), 0)
+
+
 def _first_shape(
     pair: StatePair,
     spec: TensorSpec,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ShardrunError
-from ranks.state.feeds import size
+from ranks.state.feeds import TOKENS, size
 from sharding.slices.state import StatePair
 
 
@@ -22,8 +22,9 @@ class Host(Protocol):
     def step(self, number: int, tensors: dict[str, Any]) -> dict[str, Any]:
         """One step of a sequence: the outputs that are no state, by name."""
 
-    def change(self, change: str, number: int, **more: int) -> None:
-        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it."""
+    def change(self, change: str, number: int, **more: Any) -> None:
+        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or makes
+        it of rows (``members``: sequence, row and length) of others ("merge")."""
 
 
 class Known:
@@ -39,13 +40,30 @@ class Known:
         """``inputs`` and ``optional``: those of the whole model; ``filled``: inputs that follow from how much
         has been read, which are filled in where a step leaves them out."""
         self.states = {pair.input: pair for pair in pairs}
+        self.filled = frozenset(filled)
+        self.batches = _batches(pairs, self.filled)
+        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"), each
+        at the end, behind padding ("pad"), or not at all ("")."""
         self.replaced = [pair.input for pair in pairs if pair.kind == "replace"]
         wanted = [spec for spec in inputs if spec.name not in self.states]
         self.required = [spec for spec in wanted if spec.name not in filled]
+        self.tokens = next((spec for spec in self.required if spec.name in TOKENS), inputs[0])
+        """What has a step's new positions along axis 1."""
         self.others = [spec for spec in (*inputs, *optional) if spec not in self.required]
         self.numbers: Iterator[int] = itertools.count(1)
         self.forgotten: list[int] = []
         """Sessions that nobody closed and nobody has any more; the next step frees them."""
+
+
+def _batches(pairs: Sequence[StatePair], filled: frozenset[str]) -> str:
+    growing = [pair for pair in pairs if pair.kind == "append"]
+    masked = any(name.endswith("attention_mask") for name in filled)
+    if not growing or not masked:
+        return ""
+    if all(pair.buffer for pair in growing):
+        return "buffer"
+    placed = any(name.endswith("position_ids") for name in filled)
+    return "pad" if placed and not any(pair.buffer for pair in growing) else ""
 
 
 class Session:
@@ -54,13 +72,18 @@ class Session:
     ``length``: the positions read so far. Sessions of one model take turns, also from several threads.
     """
 
-    def __init__(self, host: Host, parent: Session | None = None) -> None:
-        """``parent``: what to be a copy of."""
+    def __init__(
+        self, host: Host, parent: Session | None = None, member: tuple[int, int, int] | None = None
+    ) -> None:
+        """``parent``: what to be a copy of; ``member``: a row of a batch to be a copy of."""
         self._host, self._known = host, host.known
         self._number = next(self._known.numbers)
         self.length: int = 0 if parent is None else parent.length
         self._begun: bool = parent is not None and parent._begun
-        if parent is None:
+        if member is not None:
+            host.change("merge", self._number, members=[list(member)])
+            self.length, self._begun = member[2], True
+        elif parent is None:
             host.change("open", self._number)
         else:
             host.change("fork", parent._number, new=self._number)
@@ -100,6 +123,11 @@ class Session:
                 self.length += array.shape[pair.axis]
                 break
         return results
+
+    @property
+    def number(self) -> int:
+        """What the host calls it."""
+        return self._number
 
     def rewind(self, length: int) -> None:
         """Forgets all positions from ``length`` on. Raises `ShardrunError` where that is no length of this

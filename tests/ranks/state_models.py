@@ -22,7 +22,7 @@ class _Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
 
-    def weight(self, *shape: int, scale: float = 0.3) -> str:
+    def weight(self, *shape: int, scale: float = 0.15) -> str:
         name = f"w{len(self.weights)}"
         values = self.random.standard_normal(shape) * scale
         self.weights.append(numpy_helper.from_array(values.astype(np.float32), name))
@@ -89,15 +89,20 @@ def joined(path: Path) -> None:
     x = g.add("Gather", g.weight(VOCABULARY, HIDDEN, scale=1), "input_ids")
     x = g.add("Add", x, g.add("Gather", g.weight(256, HIDDEN, scale=1), "position_ids"))
     keys = g.add("Unsqueeze", g.add("Cast", "attention_mask", to=1), g.constant([1, 2]))
-    reach = g.add("Gather", g.add("Shape", "attention_mask"), g.constant(1))
+    reach, count = (
+        g.add("Gather", g.add("Shape", name), g.constant(1)) for name in ("attention_mask", "input_ids")
+    )
     line = g.add("Range", g.constant(0), reach, g.constant(1))
-    later = g.add("Greater", g.add("Unsqueeze", line, g.constant([0, 1])), g.add("Unsqueeze", "position_ids", g.constant([2])))
-    closed = g.add("Mul", g.add("Sub", keys, g.constant(1, np.float32)), g.constant(1e4, np.float32))
-    ahead = g.add("Mul", g.add("Cast", g.add("Unsqueeze", later, g.constant([1])), to=1), g.constant(-1e4, np.float32))
-    mask = g.add("Add", closed, ahead)
+    own = g.add("Range", g.add("Sub", reach, count), reach, g.constant(1))
+    later = g.add("Greater", line, g.add("Unsqueeze", own, g.constant([1])))
+    lowest = g.constant(-1e4, np.float32)
+    closed = g.add("Mul", g.add("Sub", g.constant(1, np.float32), keys), lowest)
+    mask = g.add("Add", closed, g.add("Mul", g.add("Cast", later, to=1), lowest))
 
     def heads(value: str, count: int) -> str:
-        return g.add("Transpose", g.add("Reshape", value, g.constant([0, -1, count, SIZE])), perm=[0, 2, 1, 3])
+        return g.add(
+            "Transpose", g.add("Reshape", value, g.constant([0, -1, count, SIZE])), perm=[0, 2, 1, 3]
+        )
 
     for layer in range(LAYERS):
         query = heads(g.add("MatMul", x, g.weight(HIDDEN, HIDDEN)), HEADS)
@@ -110,6 +115,7 @@ def joined(path: Path) -> None:
             wide = g.add("Tile", wide, g.constant([1, 1, HEADS // GROUPS, 1, 1]))
             held.append(g.add("Reshape", wide, g.constant([0, HEADS, -1, SIZE])))
         scores = g.add("MatMul", query, g.add("Transpose", held[0], perm=[0, 1, 3, 2]))
+        scores = g.add("Mul", scores, g.constant(SIZE**-0.5, np.float32))
         weights = g.add("Softmax", g.add("Add", scores, mask), axis=-1)
         seen = g.add("Transpose", g.add("MatMul", weights, held[1]), perm=[0, 2, 1, 3])
         seen = g.add("Reshape", seen, g.constant([0, -1, HIDDEN]))

@@ -11,8 +11,9 @@ from ranks.run.steps.runner import Steps
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
 from ranks.state.parts import part
+from ranks.state.rows import Row, merged
 from ranks.state.sequence import SequenceState, Slot
-from ranks.state.session import Known, Session
+from ranks.state.session import Host, Known
 
 if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
@@ -72,20 +73,23 @@ class Sequences:
         self.pairs = model.pairs
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
         self.filled = known_feeds.filled(self.fresh)
+        self._batch_axes = {
+            pair.input: state_pairs.batch_axis(model.specs[pair.input], self.fresh) for pair in self._held
+        }
         """The inputs that follow from a sequence's length, which a step need not give."""
 
-    def session(self, inputs: Sequence[TensorSpec], optional: Sequence[TensorSpec], step: Step) -> Session:
-        """A new session of a model in this process, whose whole inputs these are."""
+    def serve(self, inputs: Sequence[TensorSpec], optional: Sequence[TensorSpec], step: Step) -> Host:
+        """What sessions of a model in this process run on; these are its whole inputs."""
         if self._host is None:
             self._host = _Host(self, Known(inputs, optional, self.pairs, [s.name for s in self.filled]), step)
-        return Session(self._host)
+        return self._host
 
     @property
     def communication_seconds(self) -> float:
         """Seconds that this rank spent in collectives of steps so far."""
         return self._model.steps.communication_seconds
 
-    def change(self, change: str, number: int, **more: int) -> None:
+    def change(self, change: str, number: int, **more: Any) -> None:
         """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
         if change == "open":
             self.open(number)
@@ -93,6 +97,8 @@ class Sequences:
             self.fork(number, more["new"])
         elif change == "rewind":
             self.rewind(number, more["length"])
+        elif change == "merge":
+            self.merge(number, more["members"])
         else:
             self.close(number)
 
@@ -119,6 +125,20 @@ class Sequences:
         state = self._open[number]
         if state is not None:
             state.rewind(length)
+
+    def merge(self, number: int, members: Sequence[Sequence[int]]) -> None:
+        """A sequence for a batch, of copies of rows: of which sequence, which row, and its length."""
+        rows = []
+        for source, row, length in members:
+            state = self._open[source]
+            if state is None:
+                raise ShardrunError("A session joins a batch after its first step.")
+            rows.append(Row(state, row, length))
+        try:
+            self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
+        except MemoryError as error:
+            self._failed[number] = f"The batch could not be made: {error or 'there is no memory left'}."
+            self._open[number] = None
 
     def nbytes(self, number: int) -> int:
         """Bytes of a sequence's state on this rank."""
@@ -192,7 +212,7 @@ class _Host:
         self._sequences = sequences
         self.step = step
 
-    def change(self, change: str, number: int, **more: int) -> None:
+    def change(self, change: str, number: int, **more: Any) -> None:
         """As `ranks.state.session.Host.change`."""
         while self.known.forgotten:
             self._sequences.close(self.known.forgotten.pop())

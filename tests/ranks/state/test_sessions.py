@@ -13,6 +13,7 @@ from ranks import Model, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.run import executor
 from ranks.run.rank_model import RankModel
+from ranks.state.rows import Batch
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
 
@@ -112,7 +113,9 @@ def test_a_failed_step_changes_nothing(model: RankModel, path: Path, form: str) 
             with pytest.raises(ShardrunError, match=r"Input 'input_ids'"):
                 session.predict({first(form): array.astype(np.float32)})
             with pytest.raises(ShardrunError, match="is kept by the session"):
-                session.predict({first(form): array, "past_key_values.0.key": plain.state["past_key_values.0.key"]})
+                session.predict(
+                    {first(form): array, "past_key_values.0.key": plain.state["past_key_values.0.key"]}
+                )
 
 
 def test_caches_grow_in_place(tmp_path: Path) -> None:
@@ -190,3 +193,42 @@ def test_of_a_lite_model(path: Path, form: str) -> None:
     session = model.session()
     for array in state_models.steps(form, COUNTS[:4]):
         assert close(session.predict({first(form): array}), plain.step(array))
+
+
+@pytest.mark.parametrize("form", ["buffered", "joined"], scope="module")
+def test_sequences_of_different_lengths_in_one_batch(model: RankModel, path: Path, form: str) -> None:
+    """Rows join, leave and go on alone; each gets the answers that it gets alone."""
+    lengths, plains, sessions = (7, 2, 5), [], []
+    for number, count in enumerate(lengths):
+        ids = state_models.steps(form, [count], seed=number)[0]
+        plains.append(Plain(path))
+        sessions.append(model.session())
+        plains[-1].step(ids)
+        sessions[-1].predict({"input_ids": ids})
+    batch = Batch(model.session_host, sessions[:2])
+    rows = [0, 1]
+    random = np.random.default_rng(1)
+
+    def step() -> None:
+        ids = random.integers(0, state_models.VOCABULARY, len(rows))
+        found = batch.step(ids)["logits"]
+        assert found.shape == (len(rows), 1, state_models.VOCABULARY)
+        for place, row in enumerate(rows):
+            want = plains[row].step(ids[place : place + 1].reshape(1, 1))
+            assert np.abs(found[place] - want[0]).max() <= 1e-5 * max(1, np.abs(want).max())
+
+    for _ in range(4):
+        step()
+    batch.join(sessions[2:])
+    rows.append(2)
+    for _ in range(3):
+        step()
+    alone = batch.session(1)
+    batch.keep([2, 0])
+    rows = [2, 0]
+    for _ in range(3):
+        step()
+    ids = np.array([[3, 4]])
+    assert close(alone.predict({"input_ids": ids[:, :1]}), plains[1].step(ids[:, :1]))
+    batch.close()
+    assert batch.lengths == []
