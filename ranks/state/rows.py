@@ -1,8 +1,8 @@
 """Sequences of different lengths as rows of one batch, which steps read together.
 
-Each row keeps its own positions. Buffers that operators fill hold each row from the front, and the mask says how
-far. Caches that grow by joining hold each row at the end, behind padding that the mask hides; so every row grows
-by one with each step.
+Each row keeps its own positions. Buffers that operators fill hold each row from the front, and the mask says
+how far. Caches that grow by joining hold each row at the end, behind padding that the mask hides; so every
+row grows by one with each step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Batch:
         self._host, self._known = host, host.known
         if not self._known.batches:
             raise ShardrunError(
-                "The sequences of this model cannot be read on in one batch: it takes no mask and no positions "
+                "The sequences of this model cannot be read on in one batch: it takes no mask and positions "
                 "that would keep their lengths apart."
             )
         self.lengths: list[int] = []

@@ -23,8 +23,8 @@ class Host(Protocol):
         """One step of a sequence: the outputs that are no state, by name."""
 
     def change(self, change: str, number: int, **more: Any) -> None:
-        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or makes
-        it of rows (``members``: sequence, row and length) of others ("merge")."""
+        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or
+        makes it of rows (``members``: sequence, row and length) of others ("merge")."""
 
 
 class Known:
@@ -42,8 +42,8 @@ class Known:
         self.states = {pair.input: pair for pair in pairs}
         self.filled = frozenset(filled)
         self.batches = _batches(pairs, self.filled)
-        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"), each
-        at the end, behind padding ("pad"), or not at all ("")."""
+        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"),
+        each at the end, behind padding ("pad"), or not at all ("")."""
         self.replaced = [pair.input for pair in pairs if pair.kind == "replace"]
         wanted = [spec for spec in inputs if spec.name not in self.states]
         self.required = [spec for spec in wanted if spec.name not in filled]

@@ -55,7 +55,7 @@ def _caches() -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
 
 
 def buffered(path: Path) -> None:
-    """A decoder as ONNX Runtime GenAI's builder writes it: attention with past and present in one operator."""
+    """A decoder as ONNX Runtime GenAI's builder writes it: one operator has attention and its caches."""
     g = _Graph(3)
     total = g.add("Cast", g.add("Gather", g.add("Shape", "attention_mask"), g.constant(1)), to=6)
     count = g.add("ReduceSum", "attention_mask", g.constant([1]))
@@ -69,7 +69,8 @@ def buffered(path: Path) -> None:
         made = [f"present.{layer}.{what}" for what in ("key", "value")]
         attended = g.add(
             "GroupQueryAttention", packed, "", "", *past, lengths, total, cos, sin,
-            outputs=[f"a{layer}", *made], domain="com.microsoft", num_heads=HEADS, kv_num_heads=GROUPS, do_rotary=1,
+            outputs=[f"a{layer}", *made], domain="com.microsoft", num_heads=HEADS, kv_num_heads=GROUPS,
+            do_rotary=1,
         )  # fmt: skip
         x = g.add("Add", x, g.add("MatMul", attended, g.weight(HIDDEN, HIDDEN)))
         inner = g.add("Tanh", g.add("MatMul", x, g.weight(HIDDEN, 2 * HIDDEN)))
@@ -133,12 +134,13 @@ def joined(path: Path) -> None:
 
 
 def streaming(path: Path) -> None:
-    """A streaming detector of speech: a frame and a state go in, a probability and the next state come out."""
+    """A streaming detector of speech: a frame and a state in, a probability and the next state out."""
     g = _Graph(5)
     steps = g.add("Unsqueeze", g.add("MatMul", "input", g.weight(16, 24)), g.constant([0]))
     hidden, cell = (g.add("Gather", "state", g.constant([n]), axis=0) for n in range(2))
     g.add(
-        "LSTM", steps, g.weight(1, 4 * 24, 24), g.weight(1, 4 * 24, 24), g.weight(1, 8 * 24), "", hidden, cell,
+        "LSTM", steps, g.weight(1, 4 * 24, 24), g.weight(1, 4 * 24, 24), g.weight(1, 8 * 24), "", hidden,
+        cell,
         outputs=["y", "yh", "yc"], hidden_size=24,
     )  # fmt: skip
     g.add("Concat", "yh", "yc", outputs=["stateN"], axis=0)
