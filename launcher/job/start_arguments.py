@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
     from sharding.demands.options import SliceOptions
 
-_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
+_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", settings.JOB.name}
 
 
 def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | None:
@@ -83,13 +83,13 @@ def rank_environment(
     check_collectives(collectives)
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
         raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
-    variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
+    variables = {settings.CHOSEN.name: collectives, settings.TIMEOUT.name: f"{timeout:g}"}
     if threads is not None:
         if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
             raise ConfigError(
                 f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
             )
-        variables["SHARDRUN_THREADS"] = str(threads)
+        variables[settings.THREADS.name] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
     address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")

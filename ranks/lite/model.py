@@ -34,6 +34,7 @@ from ranks.lite.tensor import (
 from ranks.lite.update import checked, parse
 from ranks.models.imported import naming
 from ranks.weights.shared.request import Attach, Share
+from sharding.common.ciphers import MODES
 from sharding.onnx_files.given import GivenModel
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
         dec_num_parallel: int = 0,
     ) -> None:
         """Loads a model: an ONNX or MindIR file, a rank model, a slice folder, or this rank's of
         ``rank_{}_m.onnx``.
 
         The file's content decides its format; ``model_type`` says what the script expects. ``dec_key`` and
-        ``dec_mode`` (AES-GCM or AES-CBC) are of an encrypted MindIR file. ``context``
+        ``dec_mode`` are of an encrypted MindIR file. ``context``
         defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.lite.options.config` says; the
         dictionary wins.
 
@@ -130,7 +131,7 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
     ) -> None:
         """As `build_from_file`, of a model's bytes (ONNX or MindIR), an `onnx.ModelProto` or an
         `onnx_ir.Model`. It lies in a temporary file while this object uses it."""
