@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -361,17 +361,21 @@ class Model(OneProcess):
     def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
         """Deprecated: pick from `get_inputs`."""
         deprecated("get_input_by_tensor_name()", "get_inputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_inputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_input_by_tensor_name failed! The model has no input {tensor_name!r}.")
+        return _named(self.get_inputs(), "input", tensor_name)
 
     def get_output_by_tensor_name(self, tensor_name: str) -> TensorMeta:
         """Deprecated: pick from `get_outputs`."""
         deprecated("get_output_by_tensor_name()", "get_outputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_outputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_output_by_tensor_name failed! The model has no output {tensor_name!r}.")
+        return _named(self.get_outputs(), "output", tensor_name)
+
+
+_Tensor = TypeVar("_Tensor", Tensor, TensorMeta)
+
+
+def _named(tensors: Iterable[_Tensor], what: str, name: str) -> _Tensor:
+    """The one of this name among a model's ``what``s."""
+    check_isinstance("tensor_name", name, str)
+    for tensor in tensors:
+        if tensor.name == name:
+            return tensor
+    raise runtime_error(f"get_{what}_by_tensor_name failed! The model has no {what} {name!r}.")
