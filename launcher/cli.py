@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launcher.commands.options import Late
 from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -138,6 +139,14 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence; argparse itself puts the whole usage before it."""
 
     _given: Sequence[str] = ()
+
+    def format_help(self) -> str:
+        if isinstance(self.epilog, Late):
+            self.epilog = self.epilog.make()
+        for action in self._actions:
+            if isinstance(action.help, Late):
+                action.help = action.help.make()
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = sys.argv[1:] if args is None else args

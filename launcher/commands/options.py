@@ -20,6 +20,31 @@ PLANNED = (
 )
 
 
+class Late(str):
+    """A text of ``--help`` that is made when somebody wants to read it."""
+
+    def __new__(cls, make: Callable[[], str]) -> Late:
+        late = super().__new__(cls, "?")
+        late.make = make
+        return late
+
+    make: Callable[[], str]
+
+
+def _starters() -> str:
+    from launcher.starters.base import REGISTRY
+    from sharding.common.registry import PluginError
+
+    shown = []
+    for name in REGISTRY.names[len(REGISTRY.names.first) :]:
+        try:
+            meaning = REGISTRY[name].meaning
+        except PluginError:  # who chooses it is told
+            meaning = ""
+        shown.append(f"{name}: {meaning}" if meaning else name)
+    return "; ".join(shown)
+
+
 def add_groups(
     parser: argparse.ArgumentParser, *titles: str, but: str = "", output: str = "--output"
 ) -> None:
@@ -38,9 +63,10 @@ def add_option(
 ) -> None:
     """One option; ``help`` and ``flag`` are the command's own, where it has others."""
     option = OPTIONS[name]
-    parser.add_argument(
-        flag or option.flag, dest=name, default=ABSENT, help=help or option.help, **_taken(option)
-    )
+    text = help or option.help
+    if name == "launcher":
+        text = Late(lambda: option.help.format(_starters()))
+    parser.add_argument(flag or option.flag, dest=name, default=ABSENT, help=text, **_taken(option))
 
 
 def _taken(option: Option) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,15 +22,14 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import (
+    Start,
     check_collectives,
     check_count,
     count_ranks,
-    load_table,
     rank_environment,
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
-from ranks.common.settings import default_timeout
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS
@@ -296,23 +296,36 @@ def start(
     if target not in TARGETS:
         raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
     check_collectives(collectives, target)
-    timeout = default_timeout() if timeout is None else timeout
-    table = load_table(rank_table)
+    how = Start(
+        ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
+        target=target, timeout=timeout, allow_replicated=allow_replicated, options=options,
+        environment=environment, precision=precision,
+    )  # fmt: skip
+    _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:
-        reference = refer(path)
-        reference.check()
-        size = count_ranks(reference, ranks, table, options)
-        chosen = base.choose(launcher, table, collectives)
-        variables = rank_environment(collectives, threads, timeout, table, environment)
-        made = path
-        if reference.kind == "file":
-            made = _sliced(path, size, options, allow_replicated, timeout)
-        if made.is_dir():
-            warn_unsplit(made, path)
-        # Links stay links: the data of a model that is one may lie beside its name.
-        program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
-        job = Job(chosen, program, size, environment=variables, table=table, patience=timeout)
-        return Group(job, timeout, made, progress)
+        return _started(path, how, progress)
+
+
+def _started(path: Path, how: Start, progress: Progress | None) -> Group:
+    reference = refer(path)
+    reference.check()
+    size = count_ranks(reference, how)
+    ready = _ready(how, size)
+    made = _sliced(path, size, how) if reference.kind == "file" else path
+    if made.is_dir():
+        warn_unsplit(made, path)
+    asked = [how.precision.to_text()] if how.precision else []
+    # Links stay links: the data of a model that is one may lie beside its name.
+    return Group(ready(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, progress)
+
+
+def _ready(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
+    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
+    launcher = base.choose(how.launcher, how.table, how.collectives)
+    variables = rank_environment(how)
+    return functools.partial(
+        Job, launcher, world_size=size, environment=variables, table=how.table, patience=how.seconds
+    )
 
 
 @contextlib.contextmanager
@@ -324,9 +337,7 @@ def _as_path(model: Any) -> Iterator[Path]:
         yield path
 
 
-def _sliced(
-    path: Path, size: int, options: SliceOptions | None, allow_replicated: bool, timeout: float
-) -> Path:
+def _sliced(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 
@@ -338,9 +349,9 @@ def _sliced(
     return cache.sliced(
         path,
         size,
-        options=options,
-        allow_replicated=allow_replicated,
-        timeout=timeout,
+        options=how.options,
+        allow_replicated=how.allow_replicated,
+        timeout=how.seconds,
         before=lambda: declared_by(path),
     )
 
@@ -362,13 +373,13 @@ def run_program(
     Raises like `start`, `RankFailedError` when a rank ends with anything but success, and `OSError` where
     some of what the ranks printed could not be written.
     """
-    table = load_table(rank_table)
-    size = ranks if ranks is not None else table.world_size if table is not None else 1
-    check_count(size, table)
-    seconds = default_timeout() if timeout is None else timeout
-    variables = rank_environment(collectives, threads, seconds, table, environment)
-    chosen = base.choose(launcher, table, collectives)
-    job = Job(chosen, program, size, environment=variables, table=table, patience=seconds)
+    how = Start(
+        launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads, timeout=timeout,
+        environment=environment,
+    )  # fmt: skip
+    size = ranks if ranks is not None else how.table.world_size if how.table is not None else 1
+    check_count(size, how.table)
+    job = _ready(how, size)(program)
     try:
         job.wait()
     finally:

@@ -28,8 +28,9 @@ from launcher.job.values import (
     parse_mesh_text,
 )
 from ranks.common.settings import COLLECTIVES
-from ranks.precision.request import MODES, TARGETS
+from ranks.precision.request import MODES, TARGETS, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
+from sharding.common.ciphers import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
@@ -79,8 +80,7 @@ class Options:
     )  # fmt: skip
     launcher: str = _option(
         Choice(STARTERS), RANKS,
-        "local: processes of this machine; mpirun; external: this process is one rank that something "
-        "else started (default: auto)",
+        "{}; external: this process is one rank that something else started (default: auto)",
         default="auto",
     )  # fmt: skip
     target: str = _option(
@@ -185,8 +185,7 @@ class Options:
             "a precision mode of the target, such as enforce_fp32",
         ),
         TYPES,
-        "enforce_fp32 or preferred_fp16 (cpu, gpu); enforce_fp32, preferred_fp32, enforce_fp16, "
-        "enforce_origin or preferred_optimal (ascend); default: the model's own types",
+        f"{modes_in_words()}; default: the model's own types",
         "MODE",
     )  # fmt: skip
     execution_plan: Mapping[str, str] = _option(
@@ -204,7 +203,7 @@ class Options:
         File("the path of a file with a key"), ENCRYPTED, "the key of an encrypted model: the file's bytes",
         "FILE",
     )  # fmt: skip
-    dec_mode: str | None = _option(Choice(("AES-GCM", "AES-CBC")), ENCRYPTED, "default: AES-GCM")
+    dec_mode: str | None = _option(Choice(CIPHERS), ENCRYPTED, f"default: {CIPHERS[0]}")
 
     def with_flags(self: _Some, flags: Mapping[str, Any]) -> _Some:
         """The same with the flags that were given, which win."""

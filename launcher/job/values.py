@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,13 @@ class Kind:
         """The option's value where a job file says ``before``, and flags what is ``given``."""
         return given
 
+    def arguments(self, flag: str, value: Any) -> list[str]:
+        """What a command line says to give this value, in whatever folder."""
+        return [part for text in self._texts(value) for part in (flag, text)]
+
+    def _texts(self, value: Any) -> list[str]:
+        return [str(value)]
+
 
 class Whole(Kind):
     """A whole number from ``low`` to ``high``."""
@@ -95,6 +103,9 @@ class Switch(Kind):
     def __init__(self) -> None:
         super().__init__("true or false")
 
+    def arguments(self, flag: str, value: Any) -> list[str]:
+        return [flag] if value else []
+
     def fits(self, value: Any) -> bool:
         return isinstance(value, bool)
 
@@ -127,6 +138,9 @@ class File(Kind):
 
     def read(self, value: Any, where: str, folder: Path) -> Path:
         return folder / super().read(value, where, folder)
+
+    def _texts(self, value: Any) -> list[str]:
+        return [absolute(value)]
 
     parse = staticmethod(Path)
 
@@ -173,6 +187,9 @@ class Pairs(Kind):
     def merged(self, before: Any, given: Any) -> dict[str, Any]:
         return {**before, **self._parse_all(given)}
 
+    def _texts(self, value: Any) -> list[str]:
+        return [f"{name}={item}" for name, item in value.items()]
+
 
 class Files(Kind):
     """Texts as of ``--input``: ``FILE`` or ``NAME=FILE``; a job file may give a mapping instead."""
@@ -196,6 +213,19 @@ class Files(Kind):
 
     def merged(self, before: Any, given: Any) -> tuple[str, ...]:
         return tuple(given)
+
+    def _texts(self, value: Any) -> list[str]:
+        found = []
+        for text in value:
+            name, equals, file = text.rpartition("=")
+            whole = not equals or Path(text).exists()
+            found.append(absolute(text) if whole else f"{name}={absolute(file)}")
+        return found
+
+
+def absolute(path: str | Path) -> str:
+    """The path from the root; links stay as they are."""
+    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps "..", and resolve follows links
 
 
 def is_text(value: Any) -> bool:

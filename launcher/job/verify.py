@@ -218,6 +218,7 @@ def _answers(
 ) -> dict[str, NDArray[Any]]:
     import onnxruntime
 
+    from ranks.devices.providers import CPU
     from ranks.sessions.session import CHANGING
     from sharding.common import limits
     from sharding.onnx_files.external import target_of
@@ -230,7 +231,7 @@ def _answers(
     session = onnxruntime.InferenceSession(
         str(target_of(file)),
         options,
-        providers=["CPUExecutionProvider"],
+        providers=[CPU],
         disabled_optimizers=list(CHANGING),
     )
     names = [output.name for output in session.get_outputs()]

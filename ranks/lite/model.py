@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from ranks.lite.tensor import (
 from ranks.lite.update import checked, parse
 from ranks.models.imported import naming
 from ranks.weights.shared.request import Attach, Share
+from sharding.common.ciphers import MODES
 from sharding.onnx_files.given import GivenModel
 
 if TYPE_CHECKING:
@@ -87,14 +88,14 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
         dec_num_parallel: int = 0,
     ) -> None:
         """Loads a model: an ONNX or MindIR file, a rank model, a slice folder, or this rank's of
         ``rank_{}_m.onnx``.
 
         The file's content decides its format; ``model_type`` says what the script expects. ``dec_key`` and
-        ``dec_mode`` (AES-GCM or AES-CBC) are of an encrypted MindIR file. ``context``
+        ``dec_mode`` are of an encrypted MindIR file. ``context``
         defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.lite.options.config` says; the
         dictionary wins.
 
@@ -131,7 +132,7 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
     ) -> None:
         """As `build_from_file`, of a model's bytes (ONNX or MindIR), an `onnx.ModelProto` or an
         `onnx_ir.Model`. It lies in a temporary file while this object uses it."""
@@ -378,17 +379,21 @@ class Model(OneProcess):
     def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
         """Deprecated: pick from `get_inputs`."""
         deprecated("get_input_by_tensor_name()", "get_inputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_inputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_input_by_tensor_name failed! The model has no input {tensor_name!r}.")
+        return _named(self.get_inputs(), "input", tensor_name)
 
     def get_output_by_tensor_name(self, tensor_name: str) -> TensorMeta:
         """Deprecated: pick from `get_outputs`."""
         deprecated("get_output_by_tensor_name()", "get_outputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_outputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_output_by_tensor_name failed! The model has no output {tensor_name!r}.")
+        return _named(self.get_outputs(), "output", tensor_name)
+
+
+_Tensor = TypeVar("_Tensor", Tensor, TensorMeta)
+
+
+def _named(tensors: Iterable[_Tensor], what: str, name: str) -> _Tensor:
+    """The one of this name among a model's ``what``s."""
+    check_isinstance("tensor_name", name, str)
+    for tensor in tensors:
+        if tensor.name == name:
+            return tensor
+    raise runtime_error(f"get_{what}_by_tensor_name failed! The model has no {what} {name!r}.")

@@ -128,3 +128,16 @@ class GraphWriter:
             self.graph.register_initializer(made)
             self.constants[key] = made
         return self.constants[key]
+
+
+def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, left: str | None = None) -> None:
+    """The new value takes the old one's name and place, also among the graph's outputs; ``left`` is what the
+    old one is called then."""
+    name, kind, shape = old.name, old.type, old.shape
+    old.name = left
+    new.name, new.type, new.shape = name, kind, shape
+    for user, index in list(old.uses()):
+        user.replace_input_with(index, new)
+    for index, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[index] = new

@@ -12,6 +12,7 @@ import numpy as np
 from sharding.common.names import Names, all_names
 from sharding.graph.values import shape_of
 from sharding.onnx_files.tensors import locate
+from sharding.rewrite.graph_writer import take_place
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
@@ -169,14 +170,7 @@ class Pieces:
 
     def rename(self, old: ir.Value, new: ir.Value) -> None:
         """The new value takes the old one's name and place, also among the graph's outputs."""
-        name, kind, shape = old.name, old.type, old.shape
-        old.name = self._fresh(f"{name}/packed")
-        new.name, new.type, new.shape = name, kind, shape
-        for user, index in list(old.uses()):
-            user.replace_input_with(index, new)
-        for index, value in enumerate(self.graph.outputs):
-            if value is old:
-                self.graph.outputs[index] = new
+        take_place(self.graph, old, new, self._fresh(f"{old.name}/packed"))
 
     def _tidy(self, weights: list[ir.Value]) -> None:
         """Removes the whole product, what nothing reads any more, and its weights."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from sharding.common.ciphers import encryption_of
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
 from sharding.importers.mapped import mapped
-from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
+from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import MalformedError, fields
 
 _BYTES, _VARINT = 2, 0

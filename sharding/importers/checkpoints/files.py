@@ -6,12 +6,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.common.ciphers import encryption_of
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
 from sharding.importers.checkpoints.base import FORMATS, Checkpoint
-from sharding.importers.mindir.encryption import encryption_of
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
