@@ -37,9 +37,15 @@ def add_option(
     parser: argparse._ActionsContainer, name: str, help: str | None = None, flag: str | None = None
 ) -> None:
     """One option; ``help`` and ``flag`` are the command's own, where it has others."""
-    option = OPTIONS[name]
+    add_described(parser, OPTIONS[name], help, flag)
+
+
+def add_described(
+    parser: argparse._ActionsContainer, option: Option, help: str | None = None, flag: str | None = None
+) -> None:
+    """The flag of an option, of whichever table it is."""
     parser.add_argument(
-        flag or option.flag, dest=name, default=ABSENT, help=help or option.help, **_taken(option)
+        flag or option.flag, dest=option.name, default=ABSENT, help=help or option.help, **_taken(option)
     )
 
 
