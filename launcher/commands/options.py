@@ -66,7 +66,16 @@ def add_option(
     text = help or option.help
     if name == "launcher":
         text = Late(lambda: option.help.format(_starters()))
-    parser.add_argument(flag or option.flag, dest=name, default=ABSENT, help=text, **_taken(option))
+    add_described(parser, option, text, flag)
+
+
+def add_described(
+    parser: argparse._ActionsContainer, option: Option, help: str | None = None, flag: str | None = None
+) -> None:
+    """The flag of an option, of whichever table it is."""
+    parser.add_argument(
+        flag or option.flag, dest=option.name, default=ABSENT, help=help or option.help, **_taken(option)
+    )
 
 
 def _taken(option: Option) -> dict[str, Any]:

@@ -141,15 +141,21 @@ class Group:
 
         Raises `ShardrunError` for a model without state.
         """
-        from launcher.group.session import RanksHost
         from ranks.state.session import Session
+
+        return Session(self.session_host)
+
+    @property
+    def session_host(self) -> RanksHost:
+        """What sessions and batches of them run on. Raises `ShardrunError` for a model without state."""
+        from launcher.group.session import RanksHost
 
         self._check_open()
         if self._host is None:
             with self._lock:
                 asked = {"change": "describe"}
                 self._host = RanksHost(self, self._ask(wire.Kind.SESSION, asked, {}).fields)
-        return Session(self._host)
+        return self._host
 
     def change_session(self, fields: dict[str, Any]) -> None:
         """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +98,57 @@ class Seconds(Kind):
         return float(super().read(value, where, folder))
 
 
+class Number(Kind):
+    """A number from ``low`` to ``high``; without ``low`` itself where it is ``above`` it."""
+
+    def __init__(self, low: float, high: float, *, above: bool = False) -> None:
+        super().__init__(
+            f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
+        )
+        self.low, self.high, self._above = low, high, above
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text) if text.isascii() and "_" not in text else math.nan
+        except ValueError:
+            value = math.nan
+        if not self.fits(value):
+            raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
+        return value
+
+    def fits(self, value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and not (self._above and value == self.low)
+
+
+class Several(Kind):
+    """Values of the kind ``each``, of which a flag gives one."""
+
+    repeated = True
+
+    def __init__(self, each: Kind, expected: str) -> None:
+        super().__init__(expected)
+        self._each = each
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(self._each.fits, value))
+
+    def merged(self, before: Any, given: Any) -> tuple[Any, ...]:
+        return tuple(self._each.parse(text) for text in given)
+
+
+class Text(Kind):
+    """Any text that is not empty."""
+
+    def parse(self, text: str) -> str:
+        if not self.fits(text):
+            raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
+        return text
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
+
+
 class Switch(Kind):
     """On where its flag is given."""
 
@@ -183,6 +235,9 @@ class Pairs(Kind):
         if not isinstance(value, dict):
             raise _unfit(where, self.expected, value)
         return _read_mapping(value, where, folder, self._each)
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, Mapping) and all(map(self._each.fits, value.values()))
 
     def merged(self, before: Any, given: Any) -> dict[str, Any]:
         return {**before, **self._parse_all(given)}

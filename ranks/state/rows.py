@@ -88,9 +88,9 @@ class Batch:
 
     def join(self, sessions: Sequence[Session]) -> None:
         """Adds copies of sessions as the last rows; the sessions stay as they are."""
-        members = [(self._number or 0, row, length) for row, length in enumerate(self.lengths)]
+        members = [self.member(row) for row in range(len(self.lengths))]
         members += [(session.number, 0, session.length) for session in sessions]
-        self._regroup(members)
+        self.regroup(members)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Lets all other rows go; these are rows 0, 1, ... from here on."""
@@ -99,12 +99,16 @@ class Batch:
         if not rows:
             self.close()
             return
-        self._regroup([(self._number or 0, row, self.lengths[row]) for row in rows])
+        self.regroup([self.member(row) for row in rows])
+
+    def member(self, row: int) -> tuple[int, int, int]:
+        """Where a row lies: the batch's number, the row, its length."""
+        assert self._number is not None
+        return self._number, row, self.lengths[row]
 
     def session(self, row: int) -> Session:
         """A session with a copy of a row."""
-        member = (self._number or 0, row, self.lengths[row])
-        return Session(self._host, member=member)
+        return Session(self._host, member=self.member(row))
 
     def step(self, ids: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Each row reads one token; the outputs that are no state, by name, with a row each.
@@ -136,7 +140,8 @@ class Batch:
             self._host.change("close", self._number)
         self._number, self.lengths = None, []
 
-    def _regroup(self, members: Sequence[tuple[int, int, int]]) -> None:
+    def regroup(self, members: Sequence[tuple[int, int, int]]) -> None:
+        """Makes these the rows, in order: of sessions (number, 0, length) or of this batch (`member`)."""
         new, old = next(self._known.numbers), self._number
         self._host.change("merge", new, members=[list(member) for member in members])
         if old is not None:
