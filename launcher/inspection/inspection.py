@@ -281,8 +281,9 @@ def stage_graphs(plan: Plan) -> Iterator[RankGraph]:
 
     for stage in range(plan.pipeline.count):
         yield emit_rank(
-            plan.source, plan.steps, plan.choices, 0, plan.tensor_size, stages=plan.pipeline, stage=stage
-        )
+            plan.source, plan.steps, plan.choices, 0, plan.tensor_size, stages=plan.pipeline, stage=stage,
+            state=plan.placed,
+        )  # fmt: skip
 
 
 Held = tuple[Placement, str, Sequence[int], int]

@@ -16,6 +16,7 @@ from sharding.pipeline.stages import Crossing, Stages, one_stage
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
 from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
+from sharding.search.states import Placed
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement
 
@@ -71,11 +72,16 @@ def emit_rank(
     *,
     stages: Stages | None = None,
     stage: int = 0,
+    state: Placed | None = None,
 ) -> RankGraph:
     """Builds the graph of a stage's rank from the chosen option of each step: ``rank`` of ``world`` counts
-    the tensor group. The same collectives, in the same order, come out for every rank of the group."""
+    the tensor group. The same collectives, in the same order, come out for every rank of the group.
+
+    ``state``: the names of inputs and outputs that ranks take and give as they hold them. A stage has those
+    that it makes."""
     stages = stages or one_stage(graph)
-    emitter = RankEmitter(source, rank, world, stage)
+    state = state or {}
+    emitter = RankEmitter(source, rank, world, stage, state)
     for crossing in sorted(stages.crossings, key=lambda item: item.source):  # stable: then by producer
         if crossing.target == stage:
             emitter.receive(crossing)
@@ -84,6 +90,13 @@ def emit_rank(
     outputs = source.model.graph.outputs
     if stages.count > 1:
         places = stages.output_stages(graph, outputs)
+        elsewhere = {
+            pair.input
+            for pair in source.state
+            for value, place in zip(outputs, places, strict=True)
+            if value.name == pair.output and pair.input in state and place != stage
+        }
+        emitter.inputs = [value for value in emitter.inputs if value.name not in elsewhere]
         outputs = [value for value, place in zip(outputs, places, strict=True) if place == stage]
     return emitter.finish(outputs, sorted(stages.sent_by(stage), key=lambda item: item.target))
 
@@ -91,7 +104,9 @@ def emit_rank(
 class RankEmitter:
     """Implements `sharding.rules.base.Emitter` and `sharding.search.reshard.CollectiveEmitter`."""
 
-    def __init__(self, source: Source, rank: int, world: int, stage: int = 0) -> None:
+    def __init__(
+        self, source: Source, rank: int, world: int, stage: int = 0, state: Placed | None = None
+    ) -> None:
         import onnx_ir as ir
 
         self.ir = ir
@@ -108,13 +123,16 @@ class RankEmitter:
         self.weights: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.node: ir.Node | None = None
         self.moving: ir.Value | None = None
-        self.inputs = [self._whole_copy(value) for value in source.model.graph.inputs]
+        edges = (*source.model.graph.inputs, *source.model.graph.outputs)
+        self.state = {value: state[value.name or ""] for value in edges if state and value.name in state}
+        """State inputs and outputs, and the placement at which they have the model's name for them."""
+        self.inputs = [self._given(value) for value in source.model.graph.inputs]
 
-    def _whole_copy(self, value: ir.Value) -> ir.Value:
-        axes = shown_shape(value)
-        shape = None if axes is None else self.ir.Shape(axes)
+    def _given(self, value: ir.Value) -> ir.Value:
+        axes, placement = shown_shape(value), self.state.get(value, REPLICATED)
+        shape = None if axes is None else self.ir.Shape(local_shape(axes, placement, self.world))
         copy = self.ir.Value(name=value.name, type=value.type, shape=shape, doc_string=value.doc_string)
-        self.held[value] = {REPLICATED: copy}
+        self.held[value] = {placement: copy}
         return copy
 
     # What a rule's emit may call.
@@ -261,13 +279,14 @@ class RankEmitter:
         return parts[placement]
 
     def _adopt(self, value: ir.Value, placement: Placement, local: ir.Value) -> ir.Value:
-        """Names this rank's part of a value: a whole one as in the model, so that subgraphs find it."""
+        """Names this rank's part of a value: a whole one as in the model, so that subgraphs find it; of a
+        state, what is taken and given."""
         if not value.name:  # an optional output that is left out
             local.name = ""
             return local
         wanted = value.name
         named = local.name is not None or local.producer() is None
-        if placement == REPLICATED:
+        if placement == self.state.get(value, REPLICATED):
             if named and local.name != wanted and not self._renamed(local):
                 local = self.op("Identity", [local])[0]
             local.name = wanted
@@ -285,8 +304,9 @@ class RankEmitter:
         return producer is not None and producer.domain == DOMAIN and len(local.uses()) == 0
 
     def finish(self, returned: Sequence[ir.Value], sent: Sequence[Crossing] = ()) -> RankGraph:
-        """The finished graph: outputs whole, nodes that nothing needs removed, weights named."""
-        outputs = [self.get(value, REPLICATED) for value in returned]
+        """The finished graph: outputs whole, but for state, nodes that nothing needs removed, weights
+        named."""
+        outputs = [self.get(value, self.state.get(value, REPLICATED)) for value in returned]
         for crossing in sent:
             self.send(crossing)
         weights: list[HeldWeight] = []

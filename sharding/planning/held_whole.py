@@ -18,6 +18,7 @@ from sharding.rewrite.built_weights import MOVES
 from sharding.rules.elementwise import BROADCASTING, UNARY
 from sharding.search.problem import counted_weights
 from sharding.search.solve import solve
+from sharding.search.states import place, settle
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement, Split, is_finer
 
@@ -49,7 +50,7 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         nonlocal choices, whole, count
         if count is None:
             count = _collectives(source, graph, choices, world)
-        tried = solve(source, graph, world, whole=whole | names)
+        tried = settle(source, graph, solve(source, graph, world, whole=whole | names), world)
         fewer = _collectives(source, graph, tried, world)
         if count - fewer >= worth:
             whole, choices, count = whole | names, tried, fewer
@@ -77,7 +78,8 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
 
 
 def _collectives(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> int:
-    return len(emit_rank(source, graph, choices, 0, world).collectives)
+    held = place(source, graph, choices, world)
+    return len(emit_rank(source, graph, choices, 0, world, state=held).collectives)
 
 
 def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> frozenset[str]:

@@ -22,16 +22,19 @@ from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Stages, plan_stages
 from sharding.planning.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.planning.expected import expected_sizes
+from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.pins import demanded_options, demanded_stages, pin
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
 from sharding.search.reshard import COLLECTIVES, DOMAIN
 from sharding.search.solve import counted_weights, solve
+from sharding.search.states import Placed, place, settle
 from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
-from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes
+from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
+from sharding.slices.state import StatePair, placed
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Plan:
     """The axes that data groups and micro-batches cut; empty where nothing is cut."""
     reason: str = ""
     """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+    state: tuple[StatePair, ...] = ()
+    """The inputs that are fed what outputs gave in the step before, and how ranks hold both."""
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -92,6 +97,12 @@ class Plan:
             for name, placements in stage.items():
                 found.setdefault(name, {}).update(dict.fromkeys(placements))
         return {name: tuple(placements) for name, placements in found.items()}
+
+    @property
+    def placed(self) -> Placed:
+        """The names of state inputs and outputs, and how ranks hold them."""
+        found = {pair: parse_placement(pair.placement) or REPLICATED for pair in self.state}
+        return {name: where for pair, where in found.items() for name in (pair.input, pair.output)}
 
     def weight_stages(self, name: str) -> tuple[int, ...]:
         """The stages that hold a weight."""
@@ -227,6 +238,7 @@ def plan_model(
     source = read_model(model, key)
     _refuse_sliced(source)
     refuse_others_of(source.model.graph, source.path)
+    source = replace(source, state=found_state(source, options.state))
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
@@ -271,7 +283,7 @@ class Planner:
         if key not in self._solved:
             graph = steps(self.source, world)
             demands = pin(self.source, graph, options)
-            found = solve(self.source, graph, world, demands)
+            found = settle(self.source, graph, solve(self.source, graph, world, demands), world)
             asked = demands or options.steering is not None or options.plan is not None
             whole = world > 1 and not asked  # what was asked for stands, and all else is cut
             self._solved[key] = graph, hold_whole(self.source, graph, found, world) if whole else found
@@ -319,10 +331,13 @@ def _splits_something(plan: Plan) -> bool:
 
 def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh, stages: Stages) -> Plan:
     world = mesh.length("tensor")
+    source = replace(source, state=tuple(p for p in source.state if p.input not in stages.apart))
+    where = place(source, graph, choices, world)
+    state = tuple(placed(pair, where[pair.input]) for pair in source.state)
     stage_held: list[dict[str, tuple[Placement, ...]]] = []
     collectives: list[Collective] = []
     for stage in range(stages.count):
-        first = emit_rank(source, graph, choices, 0, world, stages=stages, stage=stage)
+        first = emit_rank(source, graph, choices, 0, world, stages=stages, stage=stage, state=where)
         held: dict[str, tuple[Placement, ...]] = {}
         for part in first.weights:
             held[part.source] = (*held.get(part.source, ()), part.placement)
@@ -331,26 +346,26 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     worth_splitting = counted_weights(source)
     whole: Counter[str] = Counter()
     for step, choice in zip(graph, choices, strict=True):
-        placed = zip(step.inputs, step.options[choice].inputs, strict=True)
+        held_at = zip(step.inputs, step.options[choice].inputs, strict=True)
         if any(
             value is not None
             and value.is_initializer()
             and value.name in worth_splitting
-            and where == REPLICATED
-            for value, where in placed
+            and there == REPLICATED
+            for value, there in held_at
         ):
             whole[step.node.op_type] += 1
     names = dict.fromkeys(
         name
         for held in stage_held
-        for name, where in held.items()
-        if name in worth_splitting and REPLICATED in where
+        for name, there in held.items()
+        if name in worth_splitting and REPLICATED in there
     )
     if world == 1:
         whole, names = Counter(), {}
     return Plan(
         source, mesh.size, graph, choices, tuple(stage_held), tuple(collectives), dict(whole), tuple(names),
-        mesh, stages,
+        mesh, stages, state=state,
     )  # fmt: skip
 
 

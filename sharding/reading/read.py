@@ -26,6 +26,7 @@ from sharding.rewrite.folded_weights import fold_weights
 from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
 from sharding.slices.manifest import FileEntry, sha256_of
+from sharding.slices.state import StatePair
 
 if TYPE_CHECKING:
     import onnx
@@ -48,6 +49,8 @@ class Source:
     """What open lengths count as where a plan is estimated."""
     made_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For weights that are not in the file: the file's names of those that they were folded from."""
+    state: tuple[StatePair, ...] = ()
+    """The inputs that are fed what outputs gave in the step before, where a plan looks for them."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:

@@ -40,6 +40,8 @@ Held = tuple[int, ...]
 WHOLE, SUM = 0, 1
 """The numbers of the placements replicated and partial."""
 WHOLE_ONLY: Held = (WHOLE,)
+ANYWHERE = -1
+"""Of an output, instead of a placement: it may stay where it is made, but for a sum."""
 
 
 def counted_weights(source: Source) -> set[str]:
@@ -75,8 +77,9 @@ class Value:
     """Computed from weights alone."""
     static: bool = False
     """A constant made of counted weights: to gather it at every inference would undo the cut."""
-    output: bool = False
-    """An output of the model that is no weight: needed whole."""
+    output: int | None = None
+    """For an output of the model that is no weight, the placement at which it is needed: whole, or, where the
+    next step takes it as its ranks hold it, `ANYWHERE`."""
     last_use: int = -1
     """The last step that uses it; the end, for a weight that is an output."""
 
@@ -122,6 +125,7 @@ class Problem:
     def _describe(self, source: Source, graph: Sequence[Step]) -> None:
         model_graph, end = source.model.graph, len(graph)
         counted, outputs = self.counted, set(model_graph.outputs)
+        stays = {pair.output for pair in source.state}
         last: dict[ir.Value, int] = {}
         for index, step in enumerate(graph):
             last.update((value, index) for value in step.inputs if value is not None)
@@ -133,7 +137,9 @@ class Problem:
             self.numbers[value] = len(self.values)
             is_counted = weight and value.name in counted
             size = source.weights[value.name or ""].nbytes if is_counted else source.sizes.bytes(value)
-            output = value in outputs and not weight
+            output = None
+            if value in outputs and not weight:
+                output = ANYWHERE if value.name in stays else WHOLE
             self.values.append(Value(size, weight, is_counted, constant, static, output, last.get(value, -1)))
 
         for value in model_graph.inputs:
@@ -164,6 +170,15 @@ class Problem:
             number = self._numbers[placement] = len(self._placements)
             self._placements.append(placement)
         return number
+
+    def end(self, number: int, held: Held | None) -> int:
+        """The cost of having an output as it is needed."""
+        wanted = self.values[number].output
+        if wanted is None or held is None:
+            return 0
+        if wanted == ANYWHERE:
+            wanted = WHOLE if SUM in held else held[0]
+        return self.bring(number, held, wanted)[0]
 
     def cuts(self, choices: Sequence[int]) -> bool:
         """Whether the chosen options cut a weight whose bytes count."""

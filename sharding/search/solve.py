@@ -247,8 +247,7 @@ class _Search:
             for number, where in now.items():
                 value = values[number]
                 if value.last_use <= index:
-                    if value.output and where is not None:
-                        cost += problem.bring(number, where, WHOLE)[0]
+                    cost += problem.end(number, where)
                     now[number] = None
                 elif not where or (where == WHOLE_ONLY and not value.weight):
                     now[number] = None

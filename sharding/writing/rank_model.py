@@ -12,6 +12,7 @@ from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
 from sharding.planning.plan import Plan
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
+from sharding.slices.state import METADATA, metadata_text
 from sharding.writing.layout import Layout, Part, Place, part_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def rank_model(plan: Plan, layout: Layout, rank: int) -> tuple[bytes, list[str]]
         plan.tensor_size,
         stages=plan.pipeline,
         stage=stage,
+        state=plan.placed,
     )
     places = layout.add_rank(rank, graph)
     for held in graph.weights:
@@ -112,10 +114,14 @@ def _metadata(plan: Plan, rank: int) -> dict[str, str]:
         "outputs": [[value.name, place] for value, place in zip(outputs, places, strict=True)],
         "batch": asdict(plan.batch),
     }
+    stage = plan.mesh.coordinates(rank)["pipeline"]
+    here = {value.name for value, place in zip(outputs, places, strict=True) if place == stage}
+    state = [pair for pair in plan.state if pair.output in here]
     return {
         "shardrun.rank": str(rank),
         "shardrun.world_size": str(plan.world_size),
         "shardrun.mesh": str(plan.mesh),
         "shardrun.micro_batches": str(plan.micro_batches),
         "shardrun.layout": json.dumps(layout, ensure_ascii=False),
+        **({METADATA: metadata_text(state)} if state else {}),
     }

@@ -148,6 +148,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         created_by=f"shardrun {version()}",
         reason=plan.reason,
         lengths=dict(plan.lengths),
+        state=plan.state,
     )
 
 

@@ -4,8 +4,10 @@ For tests of slicing alone: it shares no code with the ranks' executor, and ever
 ranks are at the same one with equal types and shapes.
 """
 
+import dataclasses
 import itertools
 import json
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +28,8 @@ Mail = dict[tuple[int, int, int], deque[np.ndarray[Any, Any]]]
 def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Arrays]:
     """The outputs by name, as each place of the tensor groups has them, given the whole inputs.
 
-    Data groups and micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
+    Each rank is fed its part of a state, and the parts that ranks return are put together. Data groups and
+    micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
     """
     manifest = read_manifest(folder)
     pieces = manifest.mesh.length("data") * manifest.micro_batches
@@ -57,18 +60,63 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
 def _run_piece(
     folder: Path, manifest: Manifest, group: int, feeds: Mapping[str, np.ndarray[Any, Any]]
 ) -> list[Arrays]:
-    mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), []
+    mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), list[list[Arrays]]()
+    world = mesh.length("tensor")
+    own = [
+        {
+            **feeds,
+            **{
+                pair.input: cut(feeds[pair.input], pair.placement, place, world)
+                for pair in manifest.state
+                if pair.input in feeds
+            },
+        }
+        for place in range(world)
+    ]
     for stage in range(mesh.length("pipeline")):
         ranks = [
             mesh.rank(data=group, pipeline=stage, tensor=place) for place in range(mesh.length("tensor"))
         ]
-        results.append(_run_stage(folder, manifest, ranks, stage, feeds, mail))
+        results.append(_run_stage(folder, manifest, ranks, stage, own, mail))
     assert not any(mail.values()), "something was sent that nobody received"
     names = [output.name for output in manifest.outputs]
-    return [
+    found = [
         {name: next(part[place][name] for part in results if name in part[place]) for name in names}
-        for place in range(mesh.length("tensor"))
+        for place in range(world)
     ]
+    for pair in manifest.state:
+        whole = joined([outputs[pair.output] for outputs in found], pair.placement)
+        for outputs in found:
+            outputs[pair.output] = whole if pair.placement != "replicated" else outputs[pair.output]
+    return found
+
+
+def cut(array: np.ndarray[Any, Any], placement: str, place: int, world: int) -> np.ndarray[Any, Any]:
+    """A rank's part of a value."""
+    if placement == "replicated":
+        return array
+    axis, blocks, copies = _split(placement)
+    parts = [
+        np.split(block, world // copies, axis)[place // copies] for block in np.split(array, blocks, axis)
+    ]
+    return np.concatenate(parts, axis)
+
+
+def joined(parts: list[np.ndarray[Any, Any]], placement: str) -> np.ndarray[Any, Any]:
+    """The whole of what ranks hold; copies must be equal."""
+    if placement == "replicated":
+        return parts[0]
+    axis, blocks, copies = _split(placement)
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(part, parts[number // copies * copies])
+    pieces = [np.split(part, blocks, axis) for part in parts[::copies]]
+    return np.concatenate([piece[block] for block in range(blocks) for piece in pieces], axis)
+
+
+def _split(placement: str) -> tuple[int, int, int]:
+    found = re.fullmatch(r"split:(\d+)(?:/(\d+))?(?:\*(\d+))?", placement)
+    assert found is not None
+    return int(found[1]), int(found[2] or 1), int(found[3] or 1)
 
 
 def _run_stage(
@@ -76,7 +124,7 @@ def _run_stage(
     manifest: Manifest,
     ranks: list[int],
     stage: int,
-    feeds: Mapping[str, np.ndarray[Any, Any]],
+    feeds: list[Arrays],
     mail: Mail,
 ) -> list[Arrays]:
     models = []
@@ -88,7 +136,9 @@ def _run_stage(
         layout = json.loads(properties["shardrun.layout"])
         own = [name for name, place in layout["outputs"] if place == stage]
         assert own == [output.name for output in models[-1].graph.output]
-    values: list[Arrays] = [dict(feeds) for _ in ranks]
+        _check_state(models[-1], manifest, properties, own)
+    taken = {item.name for item in models[0].graph.input}
+    values: list[Arrays] = [{name: own[name] for name in own if name in taken} for own in feeds]
     parts = [_parts(model) for model in models]
     assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
     _check_order(models[0])
@@ -102,6 +152,28 @@ def _run_stage(
         {output.name: held[output.name] for output in model.graph.output}
         for model, held in zip(models, values, strict=True)
     ]
+
+
+def _check_state(
+    model: onnx.ModelProto, manifest: Manifest, properties: Mapping[str, str], own: list[str]
+) -> None:
+    """A rank's file holds, says and takes the pairs whose outputs it gives, with the shapes of its parts."""
+    pairs = [pair for pair in manifest.state if pair.output in own]
+    assert json.loads(properties.get("shardrun.state", "[]")) == [dataclasses.asdict(pair) for pair in pairs]
+    inputs = {item.name: item for item in model.graph.input}
+    others = {pair.input for pair in manifest.state if pair not in pairs}
+    assert others.isdisjoint(inputs)
+    shapes = {entry.name: entry.shape for entry in (*manifest.inputs, *manifest.outputs)}
+    outputs = {item.name: item for item in model.graph.output}
+    for pair in pairs:
+        for name, listed in ((pair.input, inputs), (pair.output, outputs)):
+            axes = listed[name].type.tensor_type.shape.dim
+            held = [item.dim_value if item.HasField("dim_value") else item.dim_param or None for item in axes]
+            expected = list(shapes[name])
+            if pair.placement != "replicated":
+                axis, _, copies = _split(pair.placement)
+                expected[axis] = int(expected[axis] or 0) // (manifest.mesh.length("tensor") // copies)
+            assert held == expected, (name, held, expected)
 
 
 def _check_order(model: onnx.ModelProto) -> None:
