@@ -77,8 +77,8 @@ def emit_rank(
     """Builds the graph of a stage's rank from the chosen option of each step: ``rank`` of ``world`` counts
     the tensor group. The same collectives, in the same order, come out for every rank of the group.
 
-    ``state``: the names of inputs and outputs that ranks take and give as they hold them. A stage has those
-    that it makes."""
+    ``state``: the names of inputs and outputs that ranks take and give as they hold them. Every stage has
+    all inputs, and the outputs that it makes."""
     stages = stages or one_stage(graph)
     state = state or {}
     emitter = RankEmitter(source, rank, world, stage, state)
@@ -90,13 +90,6 @@ def emit_rank(
     outputs = source.model.graph.outputs
     if stages.count > 1:
         places = stages.output_stages(graph, outputs)
-        elsewhere = {
-            pair.input
-            for pair in source.state
-            for value, place in zip(outputs, places, strict=True)
-            if value.name == pair.output and pair.input in state and place != stage
-        }
-        emitter.inputs = [value for value in emitter.inputs if value.name not in elsewhere]
         outputs = [value for value, place in zip(outputs, places, strict=True) if place == stage]
     return emitter.finish(outputs, sorted(stages.sent_by(stage), key=lambda item: item.target))
 

@@ -114,14 +114,12 @@ def _metadata(plan: Plan, rank: int) -> dict[str, str]:
         "outputs": [[value.name, place] for value, place in zip(outputs, places, strict=True)],
         "batch": asdict(plan.batch),
     }
-    stage = plan.mesh.coordinates(rank)["pipeline"]
-    here = {value.name for value, place in zip(outputs, places, strict=True) if place == stage}
-    state = [pair for pair in plan.state if pair.output in here]
     return {
         "shardrun.rank": str(rank),
         "shardrun.world_size": str(plan.world_size),
         "shardrun.mesh": str(plan.mesh),
         "shardrun.micro_batches": str(plan.micro_batches),
         "shardrun.layout": json.dumps(layout, ensure_ascii=False),
-        **({METADATA: metadata_text(state)} if state else {}),
+        # All pairs in every file: a rank holds those whose outputs it gives.
+        **({METADATA: metadata_text(plan.state)} if plan.state else {}),
     }
