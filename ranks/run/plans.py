@@ -45,6 +45,10 @@ class Plan:
     """How many levels, from the first, run as planned; the others run with shapes unknown."""
     bound: list[Bindings] = field(default_factory=list)
     """The variable weights that the sessions read."""
+    loads: list[tuple[int, Callable[[Any], object]]] = field(default_factory=list)
+    """Which inputs are read, and what puts each where it is read."""
+    fetches: list[Call] = field(default_factory=list)
+    """What gives each output, where all levels run as planned."""
 
 
 class Plans:

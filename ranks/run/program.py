@@ -109,10 +109,8 @@ class Program:
             if key not in self._shapes or not self._planned_levels:
                 return self._first_run(key, feeds)
             plan = self._add_plan(key)
-        values = plan.values
-        for name, array in zip(self._cut.inputs, feeds, strict=True):
-            if name in self._read:
-                self._place(name).load(values[name], array)
+        for index, load in plan.loads:
+            load(feeds[index])
         level = 0
         seconds, computing = 0.0, self._exchanges.computing_seconds
         clock = time.perf_counter
@@ -133,9 +131,10 @@ class Program:
             level += 1
         self.communication_seconds += seconds - (self._exchanges.computing_seconds - computing)
         if level < len(self._sessions):
-            values = dict(values)
+            values = dict(plan.values)
             self._run_free(values, level, {})
-        return self._results(values)
+            return self._results(values)
+        return [fetch() for fetch in plan.fetches]
 
     def _bind_weights(self, weights: BoundWeights) -> None:
         """Binds a new version in every plan. Values of another shape end what was known of shapes."""
@@ -241,6 +240,13 @@ class Program:
         values = self._allocate(shapes, self._planned_levels)
         plan = self._plans.new(key, values)
         plan.levels = self._planned_levels
+        plan.loads = [
+            (index, partial(self._place(name).load, values[name]))
+            for index, name in enumerate(self._cut.inputs)
+            if name in self._read
+        ]
+        if plan.levels == len(self._sessions):
+            plan.fetches = [partial(self._place(name).fetch, values[name]) for name in self._cut.outputs]
         for level in range(plan.levels):
             session = self._sessions[level]
             run = self._planned_run(plan, session, level, shapes) if session is not None else None

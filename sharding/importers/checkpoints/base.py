@@ -66,15 +66,23 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """A format of another package, as an entry point of the group ``shardrun.checkpoints``."""
+    """One format: a module of `sharding.importers.checkpoints.formats` holds one, and has its name."""
 
     is_it: Callable[[Path, bytes], bool]
-    """Whether a file that is of none of our formats is of this one, by its path and its first bytes."""
-    read: Callable[[Path], Checkpoint]
-    """Opens it. Raises `ModelError`."""
+    """Whether a file that none before it has taken is of it, by its path and its first 70,000 bytes."""
+    read: Callable[..., Checkpoint]
+    """``read(path)`` opens it, ``read(path, key)`` where it is ``keyed``. Raises `ModelError`."""
+    order: int = 0
+    """Of ours, the one with the lowest is asked first; those of other packages come after ours."""
+    keyed: bool = False
+    """Whether a file of it may be encrypted."""
+    part: bool = True
+    """Whether an index may name files of it."""
 
 
-FORMATS: Registry[CheckpointFormat] = Registry(Names("", "shardrun.checkpoints"), CheckpointFormat)
+FORMATS: Registry[CheckpointFormat] = Registry(
+    Names("sharding/importers/checkpoints/formats", "shardrun.checkpoints"), CheckpointFormat
+)
 
 
 def check_entry(entry: Entry, what: str) -> Entry:

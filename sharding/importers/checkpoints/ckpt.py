@@ -37,11 +37,14 @@ _NO_TENSORS = frozenset({"str"})
 """Types of values that ``append_dict`` adds beside the weights."""
 
 
-def looks_like(head: bytes) -> bool:
+def looks_like(path: Path, head: bytes) -> bool:
     """Whether a file that begins so (some hundred bytes) is a `Checkpoint`: a value with a tag and a tensor.
 
-    A MindIR file begins with field 1 too, but there it is a short text that is no message.
+    Of an encrypted one the name says it. A MindIR file begins with field 1 too, but there it is a short text
+    that is no message.
     """
+    if encryption_of(head) is not None:
+        return path.suffix == ".ckpt"
     data = memoryview(head)
     try:
         number, wire, _, start, _ = next(fields(data, 0, 1 << 62))
