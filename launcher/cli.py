@@ -25,7 +25,19 @@ from launcher.common.exits import (
 )
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
-COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
+COMMANDS = (
+    "demo",
+    "slice",
+    "run",
+    "generate",
+    "inspect",
+    "convert",
+    "scripts",
+    "table",
+    "exec",
+    "eval",
+    "cache",
+)
 
 EPILOG = """\
 examples:

@@ -14,7 +14,7 @@ from launcher.generation.decoder import Decoder, Ids, Logits, Sequence
 from launcher.generation.options import GenerateOptions
 from launcher.generation.penalties import Penalties
 from launcher.generation.sample import Completion, Done, Limits, Reason, Shown
-from launcher.generation.text import Tokenizer
+from launcher.generation.text.tokenizer import Tokenizer
 
 
 @dataclass

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import ConfigError
+from ranks.common.tensors import TensorSpec
 from sharding.common.text import counted
 
 Ids = NDArray[np.int64]
@@ -60,7 +61,7 @@ class Decoder(Protocol):
         """Whether sequences can forget their last tokens. Recurrent state cannot."""
 
     @property
-    def encoder_inputs(self) -> Several[str]:
+    def encoder_inputs(self) -> Several[TensorSpec]:
         """The arrays that `sequence` takes, which an encoder reads first; nothing for a decoder alone. A text
         encoder takes ``input_ids`` (1, n), and ``attention_mask`` where it is given."""
 

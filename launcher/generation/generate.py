@@ -26,7 +26,7 @@ from launcher.generation.decoder import (
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Completion, Done, Event, Limits, Sample, make_samples
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
-from launcher.generation.text import Tokenizer
+from launcher.generation.text.tokenizer import Tokenizer
 from sharding.common.text import counted
 
 
@@ -48,8 +48,11 @@ class Generation:
     model's state back early.
     """
 
-    def __init__(self, events: Iterator[Event], options: GenerateOptions, prompt: Several[int]) -> None:
+    def __init__(
+        self, events: Iterator[Event], options: GenerateOptions, prompt: Several[int], *, has_text: bool
+    ) -> None:
         self._events = events
+        self.has_text = has_text
         self.options, self.prompt = options, list(prompt)
         self.completions: list[Completion] = []
         """The texts that have ended."""
@@ -63,6 +66,8 @@ class Generation:
         event = next(self._events)
         if isinstance(event, Done):
             self.completions.append(event.completion)
+            if event.completion.score is not None:  # of a search, whose tokens do not come one by one
+                self.tokens += len(event.completion.ids)
         else:
             self.tokens += 1
         return event
@@ -132,7 +137,7 @@ def generate(
     _check(decoder, settled, tokenizer, draft, ends)
     limits = Limits(ends, most)
     events = _events(decoder, read, given, settled, limits, tokenizer, draft)
-    return Generation(events, settled, ids.tolist())
+    return Generation(events, settled, ids.tolist(), has_text=tokenizer is not None)
 
 
 def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bool) -> Ids:
@@ -149,7 +154,7 @@ def _arranged(
     decoder: Decoder, ids: Ids, inputs: Arrays | None, manner: Manner
 ) -> tuple[Ids, dict[str, Any] | None]:
     """What the decoder reads, and what the encoder does."""
-    names = decoder.encoder_inputs
+    names = [spec.name for spec in decoder.encoder_inputs]
     if not names:
         if inputs:
             raise ConfigError(f"the model has no encoder, which could take {next(iter(inputs))!r}")

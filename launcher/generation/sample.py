@@ -10,8 +10,9 @@ from launcher.generation import sampling
 from launcher.generation.decoder import Ids
 from launcher.generation.options import GenerateOptions
 from launcher.generation.penalties import Penalties, Row
-from launcher.generation.stops import Stops
-from launcher.generation.text import Detokenizer, Tokenizer
+from launcher.generation.text.detokenizer import Detokenizer
+from launcher.generation.text.stops import Stops
+from launcher.generation.text.tokenizer import Tokenizer
 
 Reason = Literal["end", "stop", "length"]
 """Why a text ended: the model's own end or an id to stop at, a stop text, or as many tokens as may be."""

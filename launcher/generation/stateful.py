@@ -122,9 +122,9 @@ class StatefulDecoder:
         )
 
     @property
-    def encoder_inputs(self) -> Several[str]:
+    def encoder_inputs(self) -> Several[TensorSpec]:
         """The encoder's inputs."""
-        return [] if self.encoder is None else [spec.name for spec in self.encoder.inputs]
+        return [] if self.encoder is None else self.encoder.inputs
 
     def sequence(self, inputs: Arrays | None = None) -> Sequence:
         """A new sequence; the encoder runs here."""
