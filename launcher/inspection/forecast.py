@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection.inspection import of_plan, stage_graphs, tensor_bytes
+from launcher.inspection.inspection import of_plan, stage_graphs
+from sharding.graph.sizes import tensor_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -145,6 +145,7 @@ def _facts(x: Inspection) -> list[tuple[str, str]]:
         ("held by each rank", each + share),
         ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(talks.items())) or "none"),
         ("sent by each rank per inference", human_bytes(sent)),
+        *([("state", x.state.text())] if x.state else []),
     ]
 
 

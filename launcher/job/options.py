@@ -26,6 +26,7 @@ from launcher.job.values import (
     parse_bytes,
     parse_dims,
     parse_mesh_text,
+    parse_state,
 )
 from ranks.common.settings import COLLECTIVES
 from ranks.precision.request import MODES, TARGETS, modes_in_words
@@ -145,6 +146,17 @@ class Options:
         Switch(), SLICING,
         "do not follow the multi-device annotations (ONNX IR 11) that the model carries",
         default=False, slices="annotations",
+    )  # fmt: skip
+    state: Mapping[str, str] = described(
+        Pairs(
+            parse_state,
+            Written(str, "the name of an output"),
+            "a mapping of names of inputs to names of outputs",
+        ),
+        SLICING,
+        "an input that is fed in each step what this output gave in the one before, besides those that are "
+        "found; repeatable",
+        "INPUT=OUTPUT", default=dict, slices="state",
     )  # fmt: skip
     inputs: tuple[str, ...] = described(
         Files("a list of FILE.npz or NAME=FILE, or a mapping of input names to files"), DATA,

@@ -339,3 +339,16 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
             raise ConfigError(f"--dim {text}: {name!r} is given twice")
         dims[name] = int(size)
     return dims
+
+
+def parse_state(texts: Iterable[str]) -> dict[str, str]:
+    """Outputs by the input that each is the next value of, from ``INPUT=OUTPUT`` texts; raises
+    `ConfigError`."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        taken, equals, made = text.partition("=")
+        if not (equals and taken and made):
+            raise ConfigError(f"--state {text}: expected INPUT=OUTPUT, the names of an input and an output")
+        if pairs.setdefault(taken, made) != made:
+            raise ConfigError(f"--state {text}: {taken!r} is given twice, with two outputs")
+    return pairs

@@ -14,6 +14,7 @@ from sharding.demands.annotations import is_annotated
 from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError, SliceError
 from sharding.graph.fold import SMALL_ELEMENTS
+from sharding.graph.state_size import StateSize, joined_shape, state_size
 from sharding.graph.symbols import shown_shape
 from sharding.importers.mindir.encryption import Key
 from sharding.onnx_files.kinds import refuse_others_of
@@ -34,7 +35,7 @@ from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
-from sharding.slices.state import StatePair, placed
+from sharding.slices.state import StatePair, placed, to_json
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,23 @@ class Plan:
         """The names of state inputs and outputs, and how ranks hold them."""
         found = {pair: parse_placement(pair.placement) or REPLICATED for pair in self.state}
         return {name: where for pair, where in found.items() for name in (pair.input, pair.output)}
+
+    def state_size(self, dims: Mapping[str, int]) -> StateSize | None:
+        """What ranks keep from one step to the next; ``dims``: lengths that symbols stand for."""
+        graph = self.source.model.graph
+        inputs = {value.name: value for value in graph.inputs}
+        outputs = {value.name: value for value in graph.outputs}
+        places = dict(zip(outputs, self.pipeline.output_stages(self.steps, graph.outputs), strict=True))
+        kept = [
+            (
+                pair,
+                places[pair.output],
+                dtype_name(inputs[pair.input].dtype),
+                joined_shape(shown_shape(inputs[pair.input]), shown_shape(outputs[pair.output])),
+            )
+            for pair in self.state
+        ]
+        return state_size(kept, self.tensor_size, dims)
 
     def weight_stages(self, name: str) -> tuple[int, ...]:
         """The stages that hold a weight."""
@@ -204,6 +222,7 @@ class Plan:
                 }
                 for item in self.collectives
             ],
+            **({"state": to_json(self.state)} if self.state else {}),
             "whole": self.whole,
             "whole_weights": list(self.whole_weights),
             "warning": self.warning,

@@ -30,6 +30,7 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         *([("share of split weights", f"{100 * plan.split_share():.1f} %")] if plan.split_weights else []),
         ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
+        *([("state", size.text())] if (size := plan.state_size(plan.lengths)) else []),
         *reason_rows(plan.reason),
     ]
     if plan.lengths:
