@@ -121,6 +121,42 @@ def generate(
 
     Raises `ConfigError` at once for what does not fit the model; the iterator raises what the model raises.
     """
+    prepared = prepare(
+        decoder, prompt, options,
+        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special, **more,
+    )  # fmt: skip
+    events = _events(decoder, prepared, tokenizer, draft)
+    return Generation(events, prepared.options, prepared.prompt, has_text=tokenizer is not None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that fits its model."""
+
+    prompt: list[int]
+    """The token ids of the prompt."""
+    read: Ids
+    """What the decoder reads first."""
+    given: Arrays | None
+    """What the encoder is given, where there is one."""
+    options: GenerateOptions
+    """Settled: the seed and the number of new tokens are there."""
+    limits: Limits
+
+
+def prepare(
+    decoder: Decoder,
+    prompt: str | Several[int] | Ids | None,
+    options: GenerateOptions | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    manner: Manner | None = None,
+    inputs: Arrays | None = None,
+    draft: Decoder | None = None,
+    special: bool = True,
+    **more: Any,
+) -> Prepared:
+    """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
     manner = manner or Manner()
     asked = options_of(options, more)
     ids = _ids(decoder, prompt, tokenizer, special)
@@ -136,8 +172,7 @@ def generate(
     ends = frozenset([*(() if settled.ignore_eos else manner.ends), *settled.stop_ids])
     _check(decoder, settled, tokenizer, draft, ends)
     limits = Limits(ends, most)
-    events = _events(decoder, read, given, settled, limits, tokenizer, draft)
-    return Generation(events, settled, ids.tolist(), has_text=tokenizer is not None)
+    return Prepared(ids.tolist(), read, given, settled, limits)
 
 
 def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bool) -> Ids:
@@ -229,17 +264,12 @@ def _check(
             raise ConfigError("a draft model is for decoders alone, but the model has an encoder")
 
 
-def _events(  # noqa: PLR0917 - what `generate` found
-    decoder: Decoder,
-    prompt: Ids,
-    given: Arrays | None,
-    options: GenerateOptions,
-    limits: Limits,
-    tokenizer: Tokenizer | None,
-    draft: Decoder | None,
+def _events(
+    decoder: Decoder, prepared: Prepared, tokenizer: Tokenizer | None, draft: Decoder | None
 ) -> Iterator[Event]:
+    prompt, options, limits = prepared.read, prepared.options, prepared.limits
     with contextlib.ExitStack() as stack:
-        state = decoder.sequence(given)
+        state = decoder.sequence(prepared.given)
         stack.callback(state.close)
         logits = read_prompt(state, prompt, options.chunk)
         if (options.beams or 1) > 1:

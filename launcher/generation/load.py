@@ -13,8 +13,9 @@ from launcher.generation.folder import read_folder
 from launcher.generation.generate import Generation
 from launcher.generation.model import LanguageModel, assemble
 from launcher.generation.options import GENERATE, GenerateOptions
+from launcher.generation.resident import decoder_of
 from launcher.generation.sample import Event
-from launcher.generation.stateful import Program, StatefulDecoder, program_of
+from launcher.generation.stateful import Program, program_of
 from launcher.group.group import Group
 from launcher.group.group import start as start_group
 
@@ -70,7 +71,7 @@ def generate(
     if isinstance(model, LanguageModel):
         return model.generate(prompt, options, inputs=inputs, **more)
     if isinstance(model, Group):
-        model = StatefulDecoder(program_of(model))
+        model = decoder_of(program_of(model))
     if not isinstance(model, str | os.PathLike):
         return LanguageModel(model).generate(prompt, options, inputs=inputs, **more)
     own = {name: more.pop(name) for name in list(more) if name in GENERATE}

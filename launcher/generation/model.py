@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
-from launcher.generation.chat import ChatTemplate, find_template
 from launcher.generation.decoder import Arrays, Decoder, Ids
 from launcher.generation.folder import ModelFolder
 from launcher.generation.generate import Generation, Manner, generate
 from launcher.generation.options import GenerateOptions
+from launcher.generation.resident import decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder
+from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -89,7 +90,7 @@ def build(folder: ModelFolder, start: Open) -> StatefulDecoder:
     """The decoder of a folder."""
     later = None if folder.later is None else start(folder.later)
     encoder = None if folder.encoder is None else start(folder.encoder)
-    return StatefulDecoder(
+    return decoder_of(
         start(folder.decoder), later, encoder,
         names=folder.names, encoder_names=folder.encoder_names,
         vocabulary=folder.vocabulary, context=folder.context,

@@ -15,22 +15,31 @@ from ranks.state.session import Session
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
-    from launcher.group.group import Group
     from ranks.state.session import Host
 
 Member = tuple[int, int, int]
 
 
+def decoder_of(
+    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Any
+) -> StatefulDecoder:
+    """The decoder over these graphs, whose state stays on the ranks where they can keep it. The arguments are
+    those of `StatefulDecoder`."""
+    if (later or first).group is None:
+        return StatefulDecoder(first, later, encoder, **more)
+    return ResidentDecoder(first, later, encoder, **more)
+
+
 class ResidentDecoder(StatefulDecoder):
     """As `StatefulDecoder`, over ranks that keep the state of the graph of later steps.
 
-    ``group`` is what runs that graph. Sequences that are stepped together (`step_many`) lie in one batch
-    there.
+    Sequences that are stepped together (`step_many`) lie in one batch there.
     """
 
-    def __init__(self, group: Group, first: Program, *others: Program | None, **more: Any) -> None:
-        """The other arguments are those of `StatefulDecoder`."""
+    def __init__(self, first: Program, *others: Program | None, **more: Any) -> None:
         super().__init__(first, *others, **more)
+        group = self.later.group
+        assert group is not None
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
         self._batch: Batch | None = None

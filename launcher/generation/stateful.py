@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import ConfigError, ShardrunError
+from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.names import FILLED, Names, alike, find_states
 from ranks.common.tensors import TensorSpec
@@ -28,6 +28,8 @@ class Program:
     run: Run
     inputs: Several[TensorSpec]
     outputs: Several[TensorSpec]
+    group: Group | None = None
+    """The ranks that compute it, where sessions are possible: they keep the state."""
 
     def takes(self, name: str) -> TensorSpec | None:
         """The input of this name."""
@@ -36,7 +38,17 @@ class Program:
 
 def program_of(group: Group) -> Program:
     """The graph that a group of ranks computes."""
-    return Program(group.predict, [*group.inputs, *group.optional_inputs], group.outputs)
+    inputs = [*group.inputs, *group.optional_inputs]
+    return Program(group.predict, inputs, group.outputs, group if _has_state(group) else None)
+
+
+def _has_state(group: Group) -> bool:
+    try:
+        return bool(group.session_host.known.states)
+    except RankFailedError:
+        raise
+    except ShardrunError:  # recomputed, or carried along
+        return False
 
 
 class StatefulDecoder:

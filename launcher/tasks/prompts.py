@@ -131,7 +131,7 @@ class Prompts:
             if not whole:
                 raise ConfigError(f"{where}: ids: expected a list of token ids, found {quote(value)}")
             return Prompt(where, ids=value)
-        from launcher.generation.chat import check_messages
+        from launcher.generation.text.chat import check_messages
 
         try:
             check_messages(value)
