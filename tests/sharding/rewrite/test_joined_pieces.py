@@ -130,6 +130,8 @@ OTHERS = {
     "y = Concat<axis = 0>(a, b, c)",
     "other axes added": "a, b, c = Split<axis = 1>(x, fours) d = Unsqueeze(a, zero) e = Unsqueeze(b, zero) "
     "f = Unsqueeze(c, zero) y = Concat<axis = 2>(d, e, f)",
+    "an axis added and dropped": "a, b, c = Split<axis = 1>(x, fours) d = Unsqueeze(a, zero) "
+    "e = Squeeze(d, zero) f = Unsqueeze(b, zero) g = Squeeze(f, zero) y = Concat<axis = 0>(e, g)",
     "negative numbers": "a = Gather<axis = 1>(x, a0) b = Gather<axis = 1>(x, a11) y = Concat<axis = 0>(a, b)",
 }
 
