@@ -116,6 +116,8 @@ def _piece(value: ir.Value | None, index: int, count: int, known: Look) -> Piece
     shape = None if producer is None else shape_of(producer.inputs[0])
     if producer is None or producer.inputs[0] is None or not shape or value is None:
         return None
+    if producer.op_type not in _CUTS:  # one more Squeeze or Unsqueeze
+        return None
     axis_and_length = _CUTS[producer.op_type](producer, shape, (index, count), value, known)
     if axis_and_length is None:
         return None

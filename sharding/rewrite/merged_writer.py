@@ -94,12 +94,16 @@ class Writer(GraphWriter):
         self.apart[old] = self.described(made, old, shape)
 
     def _target(self, node: ir.Node, form: Form) -> ir.Value:
-        """A Reshape's target with two entries for one; entries that copy an axis are known lengths."""
+        """A Reshape's target with two entries for one; entries that copy an axis before it still do, or are
+        known lengths."""
         given, axis, whole = node.inputs[1], form.axis, shape_of(node.outputs[0]) or ()
         assert given is not None
         known = self.known(given)
         entries = self._entries(given, len(whole))
-        entries = [cast("Entry", whole[i]) if entry == 0 else entry for i, entry in enumerate(entries)]
+        entries = [
+            length if entry == 0 and isinstance(length, int) else entry
+            for entry, length in zip(entries, whole, strict=True)
+        ]
         outer, inner = form.outer, form.inner
         pair: list[Entry]
         own = None if known is None else known.tolist()[axis]

@@ -130,6 +130,39 @@ def test_products_as_equations(tmp_path: Path, batch: str, equations: str) -> No
     _expert(path, tmp_path, {"x": graphs.array(3, 5, WIDTH)})
 
 
+NORMALIZED = """g (float[batch, seq, 32] x) => (float[batch, seq, 32] y) {
+  sh = Shape(x)  b0 = Gather<axis = 0>(sh, zero)  computed = Concat<axis = 0>(b0, left)
+  q0 = MatMul(x, wq)  q1 = Reshape(q0, by_head)  q2 = NORM_OF_q1  q3 = Reshape(q2, JOINED)
+  k0 = MatMul(x, wk)  k1 = Reshape(k0, by_head)  k2 = NORM_OF_k1  k3 = Reshape(k2, JOINED)
+  v0 = MatMul(x, wv)  kv = Mul(k3, v0)  qkv = Mul(q3, kv)  y = MatMul(qkv, wo)
+}"""
+NORMS = {  # and the opset that has them
+    "LayerNormalization<axis = -1>(IN, scale, shift)": 18,
+    "RMSNormalization<axis = -1>(IN, scale)": 23,
+    "LpNormalization<axis = -1>(IN)": 18,
+}
+
+
+@pytest.mark.parametrize("by_head", [[0, -1, SIZE], [-1, SIZE]])
+@pytest.mark.parametrize("norm", NORMS)
+def test_normalization_of_each_head(tmp_path: Path, norm: str, by_head: list[int]) -> None:
+    """Heads merged with the length: [batch, length * heads, size], then [batch, length, heads * size]."""
+    text = NORMALIZED.replace("JOINED", "copied" if len(by_head) == 3 else "computed")
+    for name in "qk":
+        text = text.replace(f"NORM_OF_{name}1", norm.replace("IN", f"{name}1"))
+    numbers = {"by_head": by_head, "copied": [0, -1, WIDTH], "left": [-1, WIDTH], "zero": [0]}
+    weights = {"scale": graphs.array(SIZE) + 2, "shift": graphs.array(SIZE, seed=5)} | _weights()
+    constants = {name: np.asarray(value, np.int64) for name, value in numbers.items()}
+    path = graphs.save(tmp_path / "model.onnx", text, weights | constants, opset=NORMS[norm])
+    _expert(path, tmp_path, {"x": graphs.array(3, 5, WIDTH)})
+    if norm.startswith("RMS"):  # ONNX Runtime's own name for it, which onnx does not know
+        model = onnx.load(path)
+        for node in model.graph.node:
+            node.op_type = node.op_type.replace("RMSNorm", "SimplifiedLayerNorm")
+        onnx.save(model, path)
+        _expert(path, tmp_path / "own", {"x": graphs.array(3, 5, WIDTH)})
+
+
 PACKED = """
   x0 = MatMul(x, wx) x1 = Reshape(x0, thirds) x2 = Transpose<perm = [2, 0, 3, 1, 4]>(x1)
   x3 = Reshape(x2, all) qm = Gather<axis = 0>(x3, zeroth) km = Gather<axis = 0>(x3, first)
