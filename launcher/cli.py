@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from launcher.common.exits import (
     leave,
     prepare_streams,
     report,
-    stop,
 )
+from launcher.common.signals import ENDING
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
 COMMANDS = (
@@ -68,28 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     _configure_logging(args.verbose, args.debug)
-    previous = _terminate_like_interrupt()
-    try:
-        from ranks.common import settings
+    with ENDING.handled():
+        try:
+            from ranks.common import settings
 
-        settings.check()
-        code: int = args.module.run(args)
-        sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt) as error:
-        if args.debug:
-            import traceback
+            settings.check()
+            code: int = args.module.run(args)
+            sys.stdout.flush()
+            ENDING.done()
+            return code
+        except (Exception, KeyboardInterrupt) as error:
+            ENDING.heard()
+            if args.debug:
+                import traceback
 
-            traceback.print_exc()
-            if details := getattr(error, "details", ""):
-                print(f"The rank's own:\n{details}", file=sys.stderr)
-        code = report(error)
-        if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
-            leave(code)
-        return code
-    finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+                traceback.print_exc()
+                if details := getattr(error, "details", ""):
+                    print(f"The rank's own:\n{details}", file=sys.stderr)
+            code = report(error)
+            if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
+                leave(code)
+            return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -229,17 +227,6 @@ def _printable(layout: str) -> Any:
 def _name_kind(record: Any) -> bool:
     record.kind = record.levelname.lower()
     return True
-
-
-def _terminate_like_interrupt() -> Any:
-    """Makes SIGTERM raise `launcher.common.exits.Terminated`.
-
-    Returns the handler that was there, None outside the main thread.
-    """
-    try:
-        return signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        return None
 
 
 if __name__ == "__main__":

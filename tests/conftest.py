@@ -33,6 +33,7 @@ SLOW = (
     "end_to_end/test_mindir.py",
     "end_to_end/test_models.py",
     "end_to_end/test_run_sh.py",
+    "launcher/commands/test_signals.py",
     "launcher/inspection/test_annotated_and_read_only.py",
     "launcher/job/test_cache_limit.py",
     "launcher/tasks/test_convert.py",

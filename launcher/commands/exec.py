@@ -81,11 +81,10 @@ def _on_ranks(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace) -> int:
     """In this process, which may be one rank of a group that something else started."""
-    import contextlib
     import os
-    import signal
 
     from launcher.common.exits import report
+    from launcher.common.signals import ENDING
     from ranks.compat import format_error, run_script
     from ranks.errors import ShardrunError
 
@@ -94,10 +93,7 @@ def _here(args: argparse.Namespace) -> int:
     # starts inherits the variables, as if they had been set before `python SCRIPT`.
     names = {"collectives": CHOSEN.name, "threads": THREADS.name, "timeout": TIMEOUT.name}
     os.environ.update({names[option]: f"{given[option]}" for option in names if option in given})
-    with contextlib.suppress(ValueError):  # not the main thread
-        # As `python SCRIPT` has it. The script's children inherit it, and a handler in Python could miss the
-        # signal while one is forked, so that a multiprocessing.Pool never ends.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ENDING.hand_over()
     try:
         run_script(args.script, args.arguments, given.get("target"))
     except SystemExit as leaving:

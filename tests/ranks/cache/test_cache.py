@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ranks.cache import entries, locks
 from ranks.cache.cache import Cache
+from ranks.cache.folder import recall, remembered_hash
 from ranks.cache.intact import SEAL, Files
 from ranks.cache.limit import bound
 
@@ -82,6 +84,38 @@ def test_what_is_damaged_is_made_again(root: Path, harm: str, caplog: pytest.Log
         assert (place.parent / kept).read_text() == "not ours"
     else:
         assert not left
+
+
+@pytest.mark.parametrize("thing", ["folder", "pipe", "link", "closed"])
+def test_what_lies_in_the_place_of_a_lock(root: Path, thing: str) -> None:
+    make = Maker()
+    place = Cache(KIND, root).get_or_make(KEY, make)
+    lock = place.with_name(f"{KEY}.lock")
+    lock.unlink()
+    if thing == "folder":
+        lock.mkdir()
+        (lock / "notes.txt").write_text("mine")
+    elif thing == "pipe":
+        os.mkfifo(lock)
+    elif thing == "link":
+        lock.symlink_to(root / "nowhere" / "else")
+    else:
+        lock.touch(0o000)
+    (place / "m.onnx").unlink()
+    assert Cache(KIND, root).get_or_make(KEY, make) == place
+    assert make.calls == 2 and lock.is_file() and not lock.is_symlink()
+    assert [path.read_text() for path in place.parent.glob("*/notes.txt")] == ["mine"] * (thing == "folder")
+
+
+def test_a_folder_in_the_place_of_a_remembered_hash(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+    found = remembered_hash(file)
+    (memo,) = (root / "hashes").iterdir()
+    memo.unlink()
+    memo.mkdir()
+    assert remembered_hash(file) == found
+    assert memo.is_file() and recall(file, "file") == found
 
 
 def test_what_is_not_ours_in_a_damaged_folder_is_kept(root: Path) -> None:
