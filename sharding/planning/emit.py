@@ -10,9 +10,10 @@ import numpy as np
 
 from sharding.common.names import Names, all_names
 from sharding.graph.symbols import shown, shown_shape
-from sharding.graph.values import shape_of, subgraphs
+from sharding.graph.values import captured_names, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
+from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
 from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
@@ -301,7 +302,8 @@ class RankEmitter:
                     output.name = self._fresh(f"{node.name}/output")
         nodes = self._needed(outputs)
         used = {value for node in nodes for value in node.inputs} | set(outputs)
-        captured = {name for node in nodes for name in _captured_names(node)}
+        captured = {name for node in nodes for name in captured_names(node)}
+        nodes, outputs = regroup(nodes, outputs, self.inputs)
         return RankGraph(
             self.inputs,
             outputs,
@@ -325,7 +327,7 @@ class RankEmitter:
                 continue
             kept.append(node)
             wanted.update(value for value in node.inputs if value is not None)
-            names.update(_captured_names(node))
+            names.update(captured_names(node))
         return kept[::-1]
 
     def _add(
@@ -361,14 +363,3 @@ class RankEmitter:
 
 def _fixed(shape: Sequence[Dim]) -> bool:
     return all(isinstance(axis, int) for axis in shape)
-
-
-def _captured_names(node: ir.Node) -> set[str]:
-    """Names that a node's subgraphs mention: among them those of the outer values they use."""
-    names: set[str] = set()
-    for graph in subgraphs(node):
-        names.update(value.name or "" for value in graph.outputs)
-        for inner in graph:
-            names.update(value.name or "" for value in inner.inputs if value is not None)
-            names |= _captured_names(inner)
-    return names

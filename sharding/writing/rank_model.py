@@ -10,6 +10,7 @@ import numpy as np
 
 from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
 from sharding.planning.plan import Plan
+from sharding.rules.flow import FLOW
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
 from sharding.writing.layout import Layout, Part, Place, part_of
@@ -72,8 +73,8 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
     defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
     for value in defaults:
         value.const_value = plan.source.defaults[value.name or ""]
-    opsets = dict(source.opset_imports)
-    for node in rank_graph.nodes:
+    opsets = {domain: version for domain, version in source.opset_imports.items() if domain != FLOW}
+    for node in ir.traversal.RecursiveGraphIterator(rank_graph.nodes):
         if node.domain in {DOMAIN, OWN_DOMAIN}:
             opsets.setdefault(node.domain, 1)
     graph = ir.Graph(
