@@ -141,7 +141,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
     model = weights = fits = None
     if dims or variable or precision or model_file.may_have_collectives(file):
         from ranks.models.part import is_part, read_part
-        from ranks.sessions.cut import has_collectives
+        from ranks.sessions.nodes import has_collectives
 
         model, placed = model_file.read_placed(file)
         if placed != file:  # the manifest's hashes are of the links' names

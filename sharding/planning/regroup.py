@@ -69,7 +69,7 @@ class _Regrouper:
         self.ir = ir
         self.nodes, self.outputs = nodes, list(outputs)
         self.by_name = {value.name: value for node in nodes for value in node.outputs if value.name}
-        self.by_name.update((value.name, value) for value in inputs)
+        self.by_name.update({value.name: value for value in inputs if value.name})
         self.home: dict[ir.Value, Home] = dict.fromkeys(inputs, MAIN)
         """Of all that depends on the inputs; what is not in it is constant."""
         self.regions: dict[int, _Region] = {}
@@ -136,7 +136,7 @@ class _Regrouper:
         return region.number, max(0, _number(node, "branch"))
 
     def _place(self) -> None:
-        """Puts each node into its body; one of constants alone into the innermost that holds all its users."""
+        """Puts each node into its body; one of constants alone into the innermost with all its users."""
         wanted: dict[ir.Value, list[Home]] = {}
 
         def want(value: ir.Value | None, home: Home) -> None:
@@ -148,12 +148,14 @@ class _Regrouper:
         for node in reversed(self.nodes):
             if node.domain == FLOW:
                 region = self.regions[_region_of(node)]
-                for index, value in enumerate(node.inputs):
-                    inside = node.op_type == "Back" or (
-                        node.op_type in {"Leave", "Last", "Stack"} and index > 0
-                    ) or (node.op_type == "Ran" and index == 2)
+                for index, operand in enumerate(node.inputs):
+                    inside = (
+                        node.op_type == "Back"
+                        or (node.op_type in {"Leave", "Last", "Stack"} and index > 0)
+                        or (node.op_type == "Ran" and index == 2)
+                    )
                     branch = index - 1 if node.op_type == "Leave" else 0
-                    want(value, (region.number, branch) if inside else region.parent)
+                    want(operand, (region.number, branch) if inside else region.parent)
                 continue
             home = self.home.get(node.outputs[0]) if node.outputs else self._home_of(node)
             if home is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import SMALL_ELEMENTS
-from sharding.graph.values import captured, shape_of, subgraphs
+from sharding.graph.values import captured, subgraphs
 from sharding.onnx_files.tensors import locate
 from sharding.reading.control_flow import UniqueNames, let_go, replace_output
 from sharding.reading.declared import forget
@@ -91,9 +91,7 @@ class _Opener:
         self.graph = model.graph
         self.names = UniqueNames(model)
         model.opset_imports.setdefault(FLOW, 1)
-        numbers = [
-            node.attributes["region"].as_int() for node in model.graph if node.domain == FLOW
-        ]
+        numbers = [node.attributes["region"].as_int() for node in model.graph if node.domain == FLOW]
         self.next = max(numbers, default=-1) + 1
 
     def open_if(self, node: ir.Node) -> None:

@@ -74,9 +74,6 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
     for value in defaults:
         value.const_value = plan.source.defaults[value.name or ""]
     opsets = {domain: version for domain, version in source.opset_imports.items() if domain != FLOW}
-    for node in ir.traversal.RecursiveGraphIterator(rank_graph.nodes):
-        if node.domain in {DOMAIN, OWN_DOMAIN}:
-            opsets.setdefault(node.domain, 1)
     graph = ir.Graph(
         rank_graph.inputs,
         rank_graph.outputs,
@@ -87,6 +84,9 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
         doc_string=source.doc_string,
         metadata_props=dict(source.metadata_props),
     )
+    for node in graph.all_nodes():
+        if node.domain in {DOMAIN, OWN_DOMAIN}:
+            graph.opset_imports.setdefault(node.domain, 1)
     metadata = dict(model.metadata_props)
     metadata.update(_metadata(plan, rank))
     result = ir.Model(
