@@ -92,10 +92,10 @@ class _Question:
             }
             found = self._ask(body.node, results, given)
             after = [_shape(found.get(name)) for name in results]
-            joined = [joined(a, b) for a, b in zip(shapes, after, strict=False)]
-            if joined == shapes:
+            common = [joined(a, b) for a, b in zip(shapes, after, strict=False)]
+            if common == shapes:
                 break
-            shapes = joined
+            shapes = common
         types = {}
         for output, value, shape in zip(message.output, first, shapes, strict=False):
             if shape is not None:

@@ -18,6 +18,12 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto]:
     opened, for the first value does not say what later ones are."""
     import onnx
 
+    if node.op_type == "Carry" and "axes" in node.attributes and node.outputs[0].dtype is not None:
+        axes = [
+            int(axis) if axis.isdigit() else axis or None for axis in node.attributes["axes"].as_strings()
+        ]
+        kind = onnx.helper.make_tensor_type_proto(int(node.outputs[0].dtype), axes)
+        return {node.outputs[0].name or "": kind}
     source = {"Leave": 1, "Last": 1, "Stack": 1, "Enter": 0, "Element": 0}.get(node.op_type)
     if source is None or node.inputs[source] is None:
         return {}
@@ -28,12 +34,12 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto]:
         shape = joined(shape, shape_of(node.inputs[2]))
     elif node.op_type in {"Element", "Stack"} and shape is not None:
         axis = node.attributes["axis"].as_int()
-        axes = list(shape)
+        lengths = list(shape)
         if node.op_type == "Stack":
-            axes.insert(axis if axis >= 0 else axis + len(axes) + 1, None)
+            lengths.insert(axis if axis >= 0 else axis + len(lengths) + 1, None)
         else:
-            del axes[axis]
-        shape = axes
+            del lengths[axis]
+        shape = lengths
     output = node.outputs[0]
     if value.dtype is None or not output.name:
         return {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sharding.graph.values import captured_names
+from sharding.graph.values import captured, captured_names
 from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class _Regrouper:
                 region.markers.setdefault(node.op_type, []).append(node)
         self.order = {node: index for index, node in enumerate(nodes)}
         self.bodies: dict[Home, list[ir.Node]] = {}
-        self.needs: dict[ir.Node, list[ir.Value]] = {}
-        """Of finished control-flow nodes all that they read."""
+        self.finished: set[ir.Node] = set()
+        """Control-flow nodes that have their bodies."""
 
     def run(self) -> tuple[list[ir.Node], list[ir.Value]]:
         self._find_homes()
@@ -90,9 +90,9 @@ class _Regrouper:
         return self._sorted(self.bodies.get(MAIN, [])), self.outputs
 
     def _reads(self, node: ir.Node) -> list[ir.Value]:
-        if node in self.needs:
-            return self.needs[node]
-        hidden = (self.by_name.get(name) for name in captured_names(node))
+        hidden = [self.by_name.get(name) for name in captured_names(node)]
+        if node in self.finished:
+            hidden += captured(node)
         return [value for value in (*node.inputs, *hidden) if value is not None]
 
     def _depth(self, home: Home) -> int:
@@ -185,8 +185,10 @@ class _Regrouper:
     # Bodies.
 
     def _finish(self, region: _Region) -> None:
+        if region.of("Ran"):
+            self._finish_loop(region)
         leaves = region.of("Leave")
-        if not leaves:  # nothing of it is used
+        if not leaves:  # a loop, or nothing of it is used
             return
         branches = []
         for branch in (0, 1):
@@ -196,8 +198,46 @@ class _Regrouper:
             self.ir.AttrGraph(name, graph)
             for name, graph in zip(("then_branch", "else_branch"), branches, strict=True)
         ]
-        inner = [value for branch in (0, 1) for value in self._used_in((region.number, branch))]
-        self._add(region, "If", [leaves[0].inputs[0]], attributes, leaves, inner)
+        self._add(region, "If", [leaves[0].inputs[0]], attributes, leaves)
+
+    def _finish_loop(self, region: _Region) -> None:
+        (ran,) = region.of("Ran")
+        scan = bool(_number(ran, "scan"))
+        carries, elements, backs = region.of("Carry"), region.of("Element"), region.of("Back")
+        stacks = region.of("Stack")
+        formals = [self._formal(value) for marker in region.of("Turn") for value in marker.outputs]
+        if not scan and not formals:  # no turn asks for its number
+            formals = [self._told(region, "turn", "INT64"), self._told(region, "going", "BOOL")]
+        formals += [self._formal(marker.outputs[0]) for marker in (*carries, *elements)]
+        results = [back.inputs[0] for back in backs] + [stack.inputs[1] for stack in stacks]
+        body = self._body(region, 0, [*([] if scan else [ran.inputs[2]]), *results], formals)
+        first = [marker.inputs[0] for marker in (*carries, *elements)]
+        attributes = [self.ir.AttrGraph("body", body)]
+        if scan:
+            attributes.append(self.ir.AttrInt64("num_scan_inputs", len(elements)))
+            for what, markers in (("input", elements), ("output", stacks)):
+                for name, key in (("axes", "axis"), ("directions", "backward")):
+                    numbers = [_number(marker, key) for marker in markers]
+                    if any(numbers):
+                        attributes.append(self.ir.AttrInt64s(f"scan_{what}_{name}", numbers))
+        inputs = first if scan else [*ran.inputs[:2], *first]
+        lasts = {_number(marker, "index"): marker for marker in region.of("Last")}
+        left: list[ir.Node | None] = [lasts.get(_number(carry, "index")) for carry in carries]
+        self.order[ran] = max(self.order[marker] for marker in (ran, *stacks, *lasts.values()))
+        self._add(region, "Scan" if scan else "Loop", inputs, attributes, [*left, *stacks], ran)
+
+    def _formal(self, value: ir.Value) -> ir.Value:
+        """A marker's output as an input of the body."""
+        formal = self.ir.Value(name=value.name, type=value.type, shape=value.shape)
+        value.name = f"{value.name}/marker"
+        for user, index in list(value.uses()):
+            user.replace_input_with(index, formal)
+        return formal
+
+    def _told(self, region: _Region, what: str, kind: str) -> ir.Value:
+        """An input that no turn reads."""
+        dtype, name = self.ir.DataType[kind], region.of("Ran")[0].attributes["name"].as_string()
+        return self.ir.Value(name=f"{name}/{what}", type=self.ir.TensorType(dtype), shape=self.ir.Shape([]))
 
     def _body(
         self, region: _Region, branch: int, given: Sequence[Any], inputs: Sequence[ir.Value]
@@ -244,32 +284,34 @@ class _Regrouper:
                 user.replace_input_with(index, output)
         return node
 
-    def _used_in(self, home: Home) -> list[ir.Value]:
-        members = self.bodies.get(home, [])
-        made = {value for node in members for value in node.outputs}
-        return [value for node in members for value in self._reads(node) if value not in made]
-
     def _add(  # noqa: PLR0917 - what a node is made of
         self,
         region: _Region,
         op_type: str,
         inputs: Sequence[Any],
         attributes: Sequence[ir.Attr],
-        markers: Sequence[ir.Node],
-        inner: Sequence[ir.Value],
+        markers: Sequence[ir.Node | None],
+        like: ir.Node | None = None,
     ) -> None:
-        """The control-flow node, in the place of the markers by which its values left."""
-        name = markers[0].attributes["name"].as_string()
+        """The control-flow node, in the place of the markers by which its values left; None: nobody uses
+        that one."""
+        like = like or markers[0]
+        assert like is not None
+        name = like.attributes["name"].as_string()
         node = self.ir.Node("", op_type, inputs, attributes, num_outputs=len(markers), name=name)
-        for marker, output in zip(markers, node.outputs, strict=True):
+        for index, (marker, output) in enumerate(zip(markers, node.outputs, strict=True)):
+            if marker is None:
+                output.name = f"{name}/unused_{index}"
+                continue
             old = marker.outputs[0]
             output.name, output.type, output.shape = old.name, old.type, old.shape
             old.name = f"{old.name}/marker"
-            for user, index in list(old.uses()):
-                user.replace_input_with(index, output)
+            for user, place in list(old.uses()):
+                user.replace_input_with(place, output)
             self.outputs = [output if value is old else value for value in self.outputs]
-        self.needs[node] = [value for value in (*inputs, *inner) if value is not None]
-        self.order[node] = max(self.order[marker] for marker in markers)
+            self.by_name[output.name or ""] = output
+        self.finished.add(node)
+        self.order[node] = max(self.order[marker] for marker in (like, *markers) if marker is not None)
         self.bodies.setdefault(region.parent, []).append(node)
 
     def _sorted(self, members: Sequence[ir.Node]) -> list[ir.Node]:
