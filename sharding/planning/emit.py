@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
 from sharding.graph.symbols import shown, shown_shape
-from sharding.graph.values import captured_names, shape_of
+from sharding.graph.values import bodies, captured_names, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
 from sharding.planning.regroup import regroup
@@ -44,8 +44,12 @@ class Collective:
     dtype: str
     shape: tuple[Dim, ...]
     stage: int = 0
+    within: str = ""
+    """The bodies that it lies in, from the outermost in, as ``encoder/If (then)``."""
 
 
+BODY_NAMES = {"then_branch": "then", "else_branch": "else"}
+"""Attributes that hold branches, as people are told of them; any other body is that of a turn."""
 OWN_DOMAIN = "shardrun"
 """Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
 
@@ -102,7 +106,7 @@ class RankEmitter:
         self.names = Names(all_names(source.model))
         self.node_names = Names()
         self.nodes: list[ir.Node] = []
-        self.collectives: list[Collective] = []
+        self.collectives: dict[ir.Node, Collective] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self.arithmetic: dict[tuple[str, tuple[Any, ...], int], list[ir.Value]] = {}
         self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
@@ -174,7 +178,7 @@ class RankEmitter:
             value.name = self._fresh(f"{self.moving.name}/sent")
         output.name = self._fresh(f"{self.moving.name}/{op_type}")
         kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
-        self.collectives.append(Collective(op_type, name, kind, tuple(shape), self.stage))
+        self.collectives[self.nodes[-1]] = Collective(op_type, name, kind, tuple(shape), self.stage)
         return output
 
     # The graph.
@@ -201,7 +205,7 @@ class RankEmitter:
         peer, announce = crossing.target, int(not _fixed(shape))
         self.op("Send", [held], outputs=0, domain=OWN_DOMAIN, peer=peer, announce=announce)
         name, kind = value.name or "", dtype_name(value.dtype)
-        self.collectives.append(Collective("Send", name, kind, shape, self.stage))
+        self.collectives[self.nodes[-1]] = Collective("Send", name, kind, shape, self.stage)
 
     def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
         shape = shown_shape(crossing.value)
@@ -310,8 +314,17 @@ class RankEmitter:
             nodes,
             [held for held in weights if held.value in used or held.value.name in captured],
             [value for value in self.constants.values() if value in used],
-            self.collectives,
+            list(self._in_turn(nodes, "")),
         )
+
+    def _in_turn(self, nodes: Iterable[ir.Node], within: str) -> Iterator[Collective]:
+        """The collectives in the order of the finished nodes."""
+        for node in nodes:
+            if node in self.collectives:
+                yield replace(self.collectives[node], within=within)
+            for name, body in bodies(node):
+                place = f"{node.name} ({BODY_NAMES.get(name, 'turn')})"
+                yield from self._in_turn(body, f"{within}, {place}" if within else place)
 
     def _needed(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
         """Nodes that lead to an output or a collective: every rank must take part in each collective.
