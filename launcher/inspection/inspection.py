@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.inspection.layers import Used, by_layer, scope_of
 from sharding.graph.sizes import tensor_bytes
 from sharding.graph.state_size import Kept, StateSize, joined_shape, state_size
+from sharding.graph.values import in_turn
+from sharding.onnx_files.walk import nodes_in_turn
 from sharding.planning.unsplit import hardly_splits_slices
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
@@ -48,6 +50,8 @@ class Talk:
     shape: Shape
     bytes: int
     sent: int
+    within: str = ""
+    """The bodies of control flow that it lies in."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         talks = [c for c in manifest.collectives if c.stage == stage]
         graph = _read(_model_of(folder, manifest, stage)).graph
         stages.update((item.name, stage) for item in graph.output)
-        nodes = [used(node) for node in graph.node]
+        nodes = [used(node) for node in nodes_in_turn(graph)]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
     return Inspection(
         str(folder),
@@ -263,7 +267,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
                 [value.name or "" for value in node.outputs],
                 scope_of(node.name or "", node.metadata_props),
             )
-            for node in graph.nodes
+            for node in in_turn(graph.nodes)
         ]
         layers += _layers(nodes, held, graph.collectives, Place(stage, plan.tensor_size, dims))
     model = plan.source.model.graph
@@ -322,7 +326,7 @@ def _layers(
         for talk in (talks[number] for number in layer.collectives if number < len(talks)):
             size = tensor_bytes(talk.dtype, talk.shape, place.dims)
             sent = sent_bytes(talk.op, size, place.tensor)
-            own.append(Talk(talk.op, talk.tensor, talk.dtype, talk.shape, size, sent))
+            own.append(Talk(talk.op, talk.tensor, talk.dtype, talk.shape, size, sent, talk.within))
         if rows or own:
             result.append(Layer(layer.name, place.stage, tuple(rows), tuple(own)))
     return result

@@ -8,7 +8,7 @@ import onnx
 
 from ranks.common.tensors import ELEMENT_TYPES
 from ranks.precision.schemas import Signature, signature
-from ranks.sessions.cut import DEFAULT_ATTRIBUTES
+from ranks.sessions.nodes import DEFAULT_ATTRIBUTES
 from sharding.onnx_files.walk import graphs_in
 
 Types = dict[str, str]

@@ -17,10 +17,13 @@ from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
 from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.models import model_file
+from ranks.run.control_flow import Agreement, Driven
 from ranks.run.point_to_point import Mail
 from ranks.run.program import Program
 from ranks.run.steps.parts import Parts
-from ranks.sessions.cut import POINT_TO_POINT, Cut, cut
+from ranks.sessions.bodies import cut_with_bodies
+from ranks.sessions.cut import Control, Cut
+from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
 from ranks.state import parts
@@ -80,7 +83,7 @@ def assemble(
     config = at(config, world)
     memory = memory_for(world, config)
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
-    plan, group, mail = cut(loaded.model, weights=variable), world, None
+    plan, group, mail = cut_with_bodies(loaded.model, weights=variable), world, None
     exchange = _on_memory(world, memory) if world is not None else None
     if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
@@ -96,21 +99,8 @@ def assemble(
         if plan.point_to_point:
             peers = handshake.peers(part, world.rank, world.size)
             mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
-    builder, sessions = _sessions(plan, file, config, memory, group.size if group is not None else 1)
-    types = {name: builder.type_of(name) for name in _names(plan)}
-    elements = {name: _element(value) for name, value in types.items()}
-    for c in plan.mail:
-        if elements[c.input or c.output or ""] is None:
-            raise ModelError(
-                f"{c.op} of {c.input or c.output!r} in {file}: only tensors of numbers are sent."
-            )
-    bound = None
-    if weights is not None:
-        from ranks.weights.updated.bound import BoundWeights
-
-        bound = BoundWeights(weights)
-    made = Parts(plan, sessions, elements, memory, group, _small(plan, types), mail, bound)
-    program = Program(plan, sessions, elements, memory, group, small=made.small, mail=mail, weights=bound)
+    programs = _Programs(file, config, memory, group, mail, weights)
+    builder, program = programs.make(plan)
     inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
     outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
     for spec in inputs + outputs:
@@ -138,12 +128,14 @@ def assemble(
             [_described(name, builder.named(name)) for name in plan.outputs], exchange, memory
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
-    count = sum(map(len, plan.collectives))
-    used = sum(session is not None for session in sessions)
     stateful = None
     if pairs:
-        stateful = partial(_stateful, made, pairs, own, weights, runner, part)
-    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights, stateful)
+        assert programs.parts is not None
+        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
+    return Assembly(
+        runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
+        stateful,
+    )  # fmt: skip
 
 
 def _stateful(  # noqa: PLR0917 - what `assemble` was given and made
@@ -178,7 +170,7 @@ def _agreed(  # noqa: PLR0917 - what `assemble` was given
     """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
     if handshake.agree(plan, world, memory, part, fits) is None:
         return plan
-    plan = cut(plan.model, keep_order=True, weights=plan.weights)
+    plan = cut_with_bodies(plan.model, keep_order=True, weights=plan.weights)
     why = handshake.agree(plan, world, memory, part, final=True)
     if why is not None:
         raise ModelError(f"{file}: {why}")
@@ -195,28 +187,84 @@ def whole_shapes(
     return {**known, **(dims or {})}
 
 
-def _sessions(
-    plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
-) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
-    config = replace(
-        config,
-        folder=file.parent,
-        many=len(plan.segments) > 1,
-        memory_options=memory.provider_options(),
-        entries={**memory.session_entries(), **config.entries},
-    )
-    builder = SegmentBuilder(plan, size)
-    sessions: list[ort.InferenceSession | None] = []
-    for index, segment in enumerate(plan.segments):
-        session = None
-        if segment.outputs:
-            what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
-            part = builder.model(segment)
-            chosen = automatic.for_segment(config, part)
-            session = _session(model_file.serialized(part, file), chosen, what)
-        builder.learn(session.get_outputs() if session else (), plan.collectives[index])
-        sessions.append(session)
-    return builder, sessions
+@dataclass
+class _Programs:
+    """Makes the program of a cut, and those of the bodies in it."""
+
+    file: Path
+    config: SessionConfig
+    memory: Memory
+    group: Communicator | None
+    mail: Mail | None
+    weights: VariableWeights | None
+    segments: int = 0
+    """Sessions made so far."""
+    parts: Parts | None = None
+    """What the program that was made last is made of."""
+
+    def make(self, plan: Cut) -> tuple[SegmentBuilder, Program]:
+        """The program, and what knows the types of its values."""
+        many = len(plan.segments) > 1 or self.segments > 0
+        config = replace(
+            self.config,
+            folder=self.file.parent,
+            many=many,
+            memory_options=self.memory.provider_options(),
+            entries={**self.memory.session_entries(), **self.config.entries},
+        )
+        builder = SegmentBuilder(plan, self.group.size if self.group is not None else 1)
+        sessions: list[ort.InferenceSession | None] = []
+        driven: list[Driven] = []
+        for index, segment in enumerate(plan.segments):
+            session = None
+            if segment.outputs:
+                what = f"segment {self.segments} of {self.file}" if many else str(self.file)
+                part = builder.model(segment)
+                chosen = automatic.for_segment(config, part)
+                session = _session(model_file.serialized(part, self.file), chosen, what)
+                self.segments += 1
+            builder.learn(session.get_outputs() if session else (), plan.collectives[index])
+            sessions.append(session)
+            driven += [self._driven(control, builder) for control in plan.controls[index]]
+        types = {name: builder.type_of(name) for name in _names(plan)}
+        elements = {name: _element(value) for name, value in types.items()}
+        for c in plan.mail:
+            if elements[c.input or c.output or ""] is None:
+                raise ModelError(
+                    f"{c.op} of {c.input or c.output!r} in {self.file}: only tensors of numbers are sent."
+                )
+        bound = None
+        if self.weights is not None:
+            from ranks.weights.updated.bound import BoundWeights
+
+            bound = BoundWeights(self.weights)
+        small = _small(plan, types)
+        program = Program(
+            plan, sessions, elements, self.memory, self.group,
+            small=small, mail=self.mail, weights=bound, driven=driven,
+        )  # fmt: skip
+        # The last is that of the whole rank model: bodies are made before what they are in.
+        self.parts = Parts(
+            plan, sessions, elements, self.memory, self.group, small, self.mail, bound, program.drive
+        )
+        return builder, program
+
+    def _driven(self, control: Control, outside: SegmentBuilder) -> Driven:
+        """Control flow with the programs of its bodies; ``outside`` learns the types of what it gives."""
+        builders, programs = [], []
+        for body in control.bodies:
+            for value in body.model.graph.input:
+                if not value.HasField("type"):
+                    value.type.CopyFrom(outside.type_of(value.name))
+            builder, program = self.make(body)
+            builders.append(builder)
+            programs.append(program)
+        given = [
+            [builder.type_of(name) for name in body.outputs]
+            for body, builder in zip(control.bodies, builders, strict=True)
+        ]
+        stacked = outside.learn_given(control, given)
+        return Driven(control, programs, Agreement(self.group, self.memory), stacked)
 
 
 def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
@@ -241,6 +289,8 @@ def _names(plan: Cut) -> set[str]:
     for segment in plan.segments:
         names.update(segment.inputs, segment.outputs)
     names.update(n for level in plan.collectives for c in level for n in (c.input, c.output) if n)
+    for control in (control for level in plan.controls for control in level):
+        names.update(name for name in (*control.reads, *control.outputs) if name not in plan.weights)
     return names
 
 
@@ -281,7 +331,7 @@ def _check_group(plan: Cut, world: Communicator, part: Part | None, file: Path) 
     if part is not None:
         size, length = part.mesh.length("tensor"), part.mesh.length("pipeline")
         here = part.place["pipeline"]
-    for c in (c for level in plan.collectives for c in level):
+    for c in plan.everywhere():
         name = c.input or c.output
         found = c.attributes.get("group_size")
         if found is not None and found != size:

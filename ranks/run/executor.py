@@ -144,7 +144,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
     model = weights = fits = None
     if dims or variable or precision or model_file.may_have_collectives(file):
         from ranks.models.part import is_part, read_part
-        from ranks.sessions.cut import has_collectives
+        from ranks.sessions.nodes import has_collectives
 
         model, placed = model_file.read_placed(file)
         if placed != file:  # the manifest's hashes are of the links' names
@@ -244,7 +244,7 @@ def _plain_stateful(
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
     fed = [spec.name for spec in interface.inputs]
     whole = Segment([], [*fed, *variable], results)
-    plan = Cut(model, [whole], [[]], fed, results, variable)
+    plan = Cut(model, [whole], [[]], [[]], fed, results, variable)
     elements = {
         argument.name: element_number(argument.type)
         for argument in (*session.get_inputs(), *session.get_outputs())

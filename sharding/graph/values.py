@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sharding.rules.base import Dim
@@ -30,17 +30,31 @@ def plain_attribute(attribute: ir.Attr) -> Any:
     return list(value) if isinstance(value, list | tuple) else value
 
 
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs in a node's attributes."""
+def bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The graphs in a node's attributes, with the attributes' names."""
     import onnx_ir as ir
 
-    for attribute in node.attributes.values():
+    for name, attribute in node.attributes.items():
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
+            yield name, attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+            yield from ((name, graph) for graph in attribute.as_graphs())
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes."""
+    for _, graph in bodies(node):
+        yield graph
+
+
+def in_turn(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes in order, each followed by those of the graphs in it."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from in_turn(graph)
 
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
@@ -86,3 +100,14 @@ def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProto
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
     return constant
+
+
+def captured_names(node: ir.Node) -> set[str]:
+    """Names that a node's subgraphs mention: among them those of the outer values they use."""
+    names: set[str] = set()
+    for graph in subgraphs(node):
+        names.update(value.name or "" for value in graph.outputs)
+        for inner in graph:
+            names.update(value.name or "" for value in inner.inputs if value is not None)
+            names |= captured_names(inner)
+    return names

@@ -17,6 +17,7 @@ from sharding.errors import SliceError
 from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of, subgraphs
 from sharding.pipeline.balance import Costs, balanced
+from sharding.rules.flow import FLOW
 from sharding.search.cost import (
     BYTES_PER_SECOND,
     COLLECTIVE_SECONDS,
@@ -231,6 +232,7 @@ class _Cutter:
     def _may_repeat(self, step: Step) -> bool:
         functions = self.source.model.functions
         opaque = any(True for _ in subgraphs(step.node)) or step.node.op_identifier() in functions
+        opaque = opaque or step.node.domain == FLOW
         return not opaque and not draws(step.node, functions)
 
     def _cheap(self, step: Step, cone: frozenset[int]) -> bool:
@@ -298,6 +300,8 @@ class _Cutter:
         for start, end in self._spans().values():
             if start < end:
                 costs.crosses(start, end, None)
+        for start, end in self._bodies(place):
+            costs.crosses(start, end, None)  # a stage runs control flow as a whole
         return costs
 
     def _spans(self) -> dict[str, tuple[int, int]]:
@@ -313,6 +317,15 @@ class _Cutter:
                 if value.name in of_output and value.is_graph_output():
                     found.setdefault(of_output[value.name], []).append(number)
         return {name: (min(numbers), max(numbers)) for name, numbers in found.items()}
+
+    def _bodies(self, place: Mapping[int, int]) -> list[tuple[int, int]]:
+        """For each opened control-flow node its first and last place among the main steps."""
+        found: dict[int, list[int]] = {}
+        for index, number in place.items():
+            node = self.graph[index].node
+            if node.domain == FLOW:
+                found.setdefault(node.attributes["region"].as_int(), []).append(number)
+        return [(min(numbers), max(numbers)) for numbers in found.values()]
 
     # The result.
 

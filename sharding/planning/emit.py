@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
 from sharding.graph.symbols import shown, shown_shape
-from sharding.graph.values import shape_of, subgraphs
+from sharding.graph.values import bodies, captured_names, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
+from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
 from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
@@ -44,8 +45,12 @@ class Collective:
     dtype: str
     shape: tuple[Dim, ...]
     stage: int = 0
+    within: str = ""
+    """The bodies that it lies in, from the outermost in, as ``encoder/If (then)``."""
 
 
+BODY_NAMES = {"then_branch": "then", "else_branch": "else"}
+"""Attributes that hold branches, as people are told of them; any other body is that of a turn."""
 OWN_DOMAIN = "shardrun"
 """Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
 
@@ -109,7 +114,7 @@ class RankEmitter:
         self.names = Names(all_names(source.model))
         self.node_names = Names()
         self.nodes: list[ir.Node] = []
-        self.collectives: list[Collective] = []
+        self.collectives: dict[ir.Node, Collective] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self.arithmetic: dict[tuple[str, tuple[Any, ...], int], list[ir.Value]] = {}
         self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
@@ -184,7 +189,7 @@ class RankEmitter:
             value.name = self._fresh(f"{self.moving.name}/sent")
         output.name = self._fresh(f"{self.moving.name}/{op_type}")
         kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
-        self.collectives.append(Collective(op_type, name, kind, tuple(shape), self.stage))
+        self.collectives[self.nodes[-1]] = Collective(op_type, name, kind, tuple(shape), self.stage)
         return output
 
     # The graph.
@@ -211,7 +216,7 @@ class RankEmitter:
         peer, announce = crossing.target, int(not _fixed(shape))
         self.op("Send", [held], outputs=0, domain=OWN_DOMAIN, peer=peer, announce=announce)
         name, kind = value.name or "", dtype_name(value.dtype)
-        self.collectives.append(Collective("Send", name, kind, shape, self.stage))
+        self.collectives[self.nodes[-1]] = Collective("Send", name, kind, shape, self.stage)
 
     def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
         shape = shown_shape(crossing.value)
@@ -314,15 +319,25 @@ class RankEmitter:
                     output.name = self._fresh(f"{node.name}/output")
         nodes = self._needed(outputs)
         used = {value for node in nodes for value in node.inputs} | set(outputs)
-        captured = {name for node in nodes for name in _captured_names(node)}
+        captured = {name for node in nodes for name in captured_names(node)}
+        nodes, outputs = regroup(nodes, outputs, self.inputs)
         return RankGraph(
             self.inputs,
             outputs,
             nodes,
             [held for held in weights if held.value in used or held.value.name in captured],
             [value for value in self.constants.values() if value in used],
-            self.collectives,
+            list(self._in_turn(nodes, "")),
         )
+
+    def _in_turn(self, nodes: Iterable[ir.Node], within: str) -> Iterator[Collective]:
+        """The collectives in the order of the finished nodes."""
+        for node in nodes:
+            if node in self.collectives:
+                yield replace(self.collectives[node], within=within)
+            for name, body in bodies(node):
+                place = f"{node.name} ({BODY_NAMES.get(name, 'turn')})"
+                yield from self._in_turn(body, f"{within}, {place}" if within else place)
 
     def _needed(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
         """Nodes that lead to an output or a collective: every rank must take part in each collective.
@@ -338,7 +353,7 @@ class RankEmitter:
                 continue
             kept.append(node)
             wanted.update(value for value in node.inputs if value is not None)
-            names.update(_captured_names(node))
+            names.update(captured_names(node))
         return kept[::-1]
 
     def _add(
@@ -374,14 +389,3 @@ class RankEmitter:
 
 def _fixed(shape: Sequence[Dim]) -> bool:
     return all(isinstance(axis, int) for axis in shape)
-
-
-def _captured_names(node: ir.Node) -> set[str]:
-    """Names that a node's subgraphs mention: among them those of the outer values they use."""
-    names: set[str] = set()
-    for graph in subgraphs(node):
-        names.update(value.name or "" for value in graph.outputs)
-        for inner in graph:
-            names.update(value.name or "" for value in inner.inputs if value is not None)
-            names |= _captured_names(inner)
-    return names

@@ -219,6 +219,7 @@ class Plan:
                     "dtype": item.dtype,
                     "shape": list(item.shape),
                     "stage": item.stage,
+                    **({"within": item.within} if item.within else {}),
                 }
                 for item in self.collectives
             ],

@@ -19,6 +19,7 @@ from sharding.onnx_files.functions import inline_functions
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 from sharding.onnx_files.tensors import WeightTensor, locate
 from sharding.onnx_files.validity import check, check_nodes, first_cause
+from sharding.reading.bodies import open_bodies
 from sharding.reading.control_flow import fold_branches, lift_weights
 from sharding.reading.declared import confirm, forget
 from sharding.reading.shapes import infer, part_merged_axes
@@ -74,8 +75,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         infer(model, path)
         if confirm(model, path, declared):
             infer(model, path)
-        if not fold_branches(model):  # what a branch held may now be known better
-            break
+        if not fold_branches(model) and not open_bodies(model, path):
+            break  # else what a body held may now be known better
     part_merged_axes(model)
     made_of = fold_weights(model, path)
     made_of |= recurrent_weights_to_initializers(model, path)

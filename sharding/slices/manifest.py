@@ -74,6 +74,8 @@ class CollectiveEntry:
     dtype: str
     shape: Shape
     stage: int = 0
+    within: str = ""
+    """The bodies of control flow that it lies in; the file leaves it out for others."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,9 @@ class Manifest:
         for entry in body["weights"].values():
             if not entry["made_of"]:
                 del entry["made_of"]
+        for entry in body["collectives"]:
+            if not entry["within"]:
+                del entry["within"]
         order = (
             "source",
             "world_size",
@@ -362,7 +367,8 @@ def _shape(item: Field) -> Shape:
 
 def _collective(item: Field) -> CollectiveEntry:
     shape, stage = _shape(item["shape"]), item["stage"].integer(0)
-    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage)
+    within = item.text("within") if "within" in item.mapping() else ""
+    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage, within)
 
 
 def _tensor(item: Field) -> TensorEntry:

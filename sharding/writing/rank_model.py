@@ -10,6 +10,7 @@ import numpy as np
 
 from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
 from sharding.planning.plan import Plan
+from sharding.rules.flow import FLOW
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
 from sharding.slices.state import METADATA, metadata_text
@@ -74,10 +75,7 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
     defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
     for value in defaults:
         value.const_value = plan.source.defaults[value.name or ""]
-    opsets = dict(source.opset_imports)
-    for node in rank_graph.nodes:
-        if node.domain in {DOMAIN, OWN_DOMAIN}:
-            opsets.setdefault(node.domain, 1)
+    opsets = {domain: version for domain, version in source.opset_imports.items() if domain != FLOW}
     graph = ir.Graph(
         rank_graph.inputs,
         rank_graph.outputs,
@@ -88,6 +86,9 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
         doc_string=source.doc_string,
         metadata_props=dict(source.metadata_props),
     )
+    for node in graph.all_nodes():
+        if node.domain in {DOMAIN, OWN_DOMAIN}:
+            graph.opset_imports.setdefault(node.domain, 1)
     metadata = dict(model.metadata_props)
     metadata.update(_metadata(plan, rank))
     result = ir.Model(

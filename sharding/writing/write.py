@@ -134,7 +134,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         ranks=tuple(entries),
         weights=weights,
         collectives=tuple(
-            manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage)
+            manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage, item.within)
             for item in plan.collectives
         ),
         inputs=tensor_entries(fed),

@@ -35,6 +35,8 @@ class Parts:
     small: frozenset[str] = frozenset()
     mail: Mail | None = None
     weights: BoundWeights | None = None
+    drive: Callable[[int, Values], None] | None = None
+    """Runs the control flow of a level (`Program.drive`)."""
 
     @cached_property
     def host(self) -> Memory:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ranks.errors import ModelError
 from ranks.run.plans import MAX_PLANS, Plans
 from ranks.run.point_to_point import ReshapedError
 from ranks.run.steps.plan import Level, Plan, Planner, Shapes
 from ranks.sessions.cut import Collective
-from ranks.sessions.session import reason
+from ranks.sessions.session import run_error
 from ranks.state import feeds as known_feeds
 
 if TYPE_CHECKING:
@@ -55,7 +54,8 @@ class Steps:
         self._plans: OrderedDict[Key, Plan] = OrderedDict()
         self._seen: OrderedDict[Key, dict[int, Shapes]] = OrderedDict()
         self._left: dict[Key, int] = {}
-        self._plannable = all(number is not None for number in parts.elements.values())
+        # Which way control flow goes decides shapes.
+        self._plannable = not any(cut.controls) and None not in parts.elements.values()
         self.communication_seconds = 0.0
 
     def run(self, state: SequenceState, feeds: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Steps:
                 try:
                     session.run_with_iobinding(binding, *self._free(session))
                 except Exception as error:
-                    raise ModelError(f"ONNX Runtime could not run the model: {reason(error)}") from None
+                    raise run_error(error) from None
                 for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
                     pair = self._outputs.get(name)
                     if pair is None or not pair.buffer:
@@ -166,6 +166,8 @@ class Steps:
             for c in self._parts.cut.collectives[level]:
                 self._exchange_free(c, values)
             self.communication_seconds += time.perf_counter() - began
+            if self._parts.drive is not None:
+                self._parts.drive(level, values)
             for name in (*self._parts.life.produced[level], *self._parts.life.received[level]):
                 self._note(name, values, noted)
             for name in (*self._parts.life.dead_before_exchange[level], *self._parts.life.dead_after[level]):

@@ -58,7 +58,7 @@ EXTRA: dict[str, Set[str]] = {
 """The kinds of options that must have been run, besides split->split."""
 
 
-ONLY_OTHERWISE = ("Shape", "Size", "PackedAttention", "PackedMultiHeadAttention")
+ONLY_OTHERWISE = ("Back", "Shape", "Size", "PackedAttention", "PackedMultiHeadAttention")
 """Operators without options of the kind split->split."""
 
 
