@@ -12,7 +12,7 @@ from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
 from sharding.planning.plan import Plan
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
-from sharding.slices.state import METADATA, metadata_text
+from sharding.slices.state import LOGITS_FROM, METADATA, metadata_text
 from sharding.writing.layout import Layout, Part, Place, part_of
 
 if TYPE_CHECKING:
@@ -71,9 +71,10 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
 
     model = plan.source.model
     source = model.graph
-    defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
+    given = {**plan.source.defaults, LOGITS_FROM: ir.tensor(np.zeros(1, np.int64), name=LOGITS_FROM)}
+    defaults = [value for value in rank_graph.inputs if value.name in given]
     for value in defaults:
-        value.const_value = plan.source.defaults[value.name or ""]
+        value.const_value = given[value.name or ""]
     opsets = dict(source.opset_imports)
     for node in rank_graph.nodes:
         if node.domain in {DOMAIN, OWN_DOMAIN}:
