@@ -76,6 +76,17 @@ def _collect_outer(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, 
     found.update((value, None) for value in graph.outputs if value not in inside)
 
 
+def captured_names(node: ir.Node) -> set[str]:
+    """Names that a node's subgraphs mention: among them those of the outer values they use."""
+    names: set[str] = set()
+    for graph in subgraphs(node):
+        names.update(value.name or "" for value in graph.outputs)
+        for inner in graph:
+            names.update(value.name or "" for value in inner.inputs if value is not None)
+            names |= captured_names(inner)
+    return names
+
+
 def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     """A constant of the same name, which every node that used ``value`` uses from now on."""
     import onnx_ir as ir

@@ -13,6 +13,7 @@ from sharding.graph.symbols import shown, shown_shape
 from sharding.graph.values import bodies, captured_names, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
+from sharding.planning.head import AXIS, find_head
 from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
@@ -20,6 +21,7 @@ from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
 from sharding.search.states import Placed
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement
+from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -108,7 +110,7 @@ class RankEmitter:
         import onnx_ir as ir
 
         self.ir = ir
-        self.rank, self.world, self.stage = rank, world, stage
+        self.rank, self.world, self.stage, self.head = rank, world, stage, find_head(source)
         self.source = source
         self.version = source.model.opset_imports.get("", 1)
         self.names = Names(all_names(source.model))
@@ -163,7 +165,7 @@ class RankEmitter:
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
-            tensor = self.ir.tensor(array, name=self._fresh("shardrun/constant"))
+            tensor = self.ir.tensor(array, name=self.names.fresh("shardrun/constant"))
             self.constants[key] = self.ir.Value(
                 name=tensor.name,
                 type=self.ir.TensorType(tensor.dtype),
@@ -184,10 +186,10 @@ class RankEmitter:
             assert isinstance(length, int)
             produced[axis] = length * self.world
         for item, axes in ((value, shape), (output, produced)):
-            item.type, item.shape = self.moving.type, self.ir.Shape(axes)
+            item.type, item.shape = self.moving.type, self.ir.Shape(self._axes(self.moving, axes) or ())
         if value.name is None:
-            value.name = self._fresh(f"{self.moving.name}/sent")
-        output.name = self._fresh(f"{self.moving.name}/{op_type}")
+            value.name = self.names.fresh(f"{self.moving.name}/sent")
+        output.name = self.names.fresh(f"{self.moving.name}/{op_type}")
         kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
         self.collectives[self.nodes[-1]] = Collective(op_type, name, kind, tuple(shape), self.stage)
         return output
@@ -219,7 +221,7 @@ class RankEmitter:
         self.collectives[self.nodes[-1]] = Collective("Send", name, kind, shape, self.stage)
 
     def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
-        shape = shown_shape(crossing.value)
+        shape = self._axes(crossing.value, shown_shape(crossing.value))
         assert shape is not None, "only values of known rank cross"
         return local_shape(shape, crossing.placement, self.world)
 
@@ -230,9 +232,23 @@ class RankEmitter:
             None if value is None else self.get(value, placement)
             for value, placement in zip(step.inputs, option.inputs, strict=True)
         ][: len(node.inputs)]
+        if self.head is not None and node is self.head.node:
+            inputs[0] = self._from_position(inputs[0])
         produced = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
         for value, placement, local in zip(node.outputs, option.outputs, produced, strict=True):
             self.held[value] = {placement: self._adopt(value, placement, local)}
+
+    def _from_position(self, hidden: ir.Value | None) -> ir.Value:
+        """Hidden states from the first position on of which logits are wanted."""
+        kind = self.ir.TensorType(self.ir.DataType.INT64)
+        start = self.ir.Value(name=LOGITS_FROM, type=kind, shape=self.ir.Shape([1]))
+        self.inputs.append(start)
+        end, axes = (self.constant(np.asarray([number])) for number in (np.iinfo(np.int64).max, AXIS))
+        cut: ir.Value = self._add(("", "Slice"), [hidden, start, end, axes], [], 1)[0]
+        return cut
+
+    def _axes(self, value: ir.Value, axes: Sequence[Dim] | None) -> Sequence[Dim] | None:
+        return axes if self.head is None else self.head.shape(value, axes)
 
     def get(self, value: ir.Value, placement: Placement) -> ir.Value:
         """This rank's part of a value at a placement, resharded once and then reused."""
@@ -289,8 +305,8 @@ class RankEmitter:
                 local = self.op("Identity", [local])[0]
             local.name = wanted
         elif not named:
-            local.name = self._fresh(f"{wanted}/{placement}")
-        shape = shown_shape(value)
+            local.name = self.names.fresh(f"{wanted}/{placement}")
+        shape = self._axes(value, shown_shape(value))
         if local.producer() is not None:
             local.type = value.type
             local.shape = None if shape is None else self.ir.Shape(local_shape(shape, placement, self.world))
@@ -311,12 +327,12 @@ class RankEmitter:
         for value in self.source.model.graph.initializers.values():
             parts = sorted(self.weights.get(value, {}).items(), key=lambda item: item[0] != REPLICATED)
             for number, (placement, part) in enumerate(parts):
-                part.name = self._fresh(f"{value.name}/{placement}") if number else value.name
+                part.name = self.names.fresh(f"{value.name}/{placement}") if number else value.name
                 weights.append(HeldWeight(part, value.name or "", placement))
         for node in self.nodes:
             for output in node.outputs:
                 if output.name is None:
-                    output.name = self._fresh(f"{node.name}/output")
+                    output.name = self.names.fresh(f"{node.name}/output")
         nodes = self._needed(outputs)
         used = {value for node in nodes for value in node.inputs} | set(outputs)
         captured = {name for node in nodes for name in captured_names(node)}
@@ -382,9 +398,6 @@ class RankEmitter:
         }
         empty = [self.ir.AttrInt64s(name, []) for name in attributes if name not in plain]
         return [*self.ir.convenience.convert_attributes(plain), *empty]
-
-    def _fresh(self, wanted: str) -> str:
-        return self.names.fresh(wanted)
 
 
 def _fixed(shape: Sequence[Dim]) -> bool:

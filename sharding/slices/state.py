@@ -159,12 +159,7 @@ class _Finder:
         what = f"the input {taken!r} has the shape {_written(before)}, the output {made!r} {_written(after)}"
         if len(before) != len(after):
             return what
-        differ = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if _surely_differ(a, b)]
-        item = self.carried[made]
-        grows = item is not None and item.grows and item.input == taken
-        if not differ or (grows and len(differ) == 1 and _is_longer(before, after, differ[0])):
-            return ""
-        return what
+        return what if any(map(_surely_differ, before, after)) else ""
 
     def _add(self, taken: str, made: str, kind: str) -> bool:
         before, after = self.inputs[taken][1], self.outputs[made][1]
@@ -196,18 +191,9 @@ def _surely_differ(a: int | str | None, b: int | str | None) -> bool:
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
-def _is_longer(before: Shape, after: Shape, axis: int) -> bool:
-    a, b = before[axis], after[axis]
-    return isinstance(a, int) and isinstance(b, int) and a < b
-
-
 def _growing(before: Shape, after: Shape) -> int | None:
     """The axis that is longer afterwards; None where several may be."""
-    axes = range(len(before))
-    longer = [axis for axis in axes if _is_longer(before, after, axis)]
-    if longer:
-        return longer[0] if len(longer) == 1 else None
-    open_ = [axis for axis in axes if before[axis] != after[axis] or before[axis] is None]
+    open_ = [axis for axis in range(len(before)) if before[axis] != after[axis] or before[axis] is None]
     open_ = [axis for axis in open_ if not isinstance(before[axis], int) and not isinstance(after[axis], int)]
     behind = [axis for axis in open_ if axis > 0]  # the first may be a batch under two names
     if len(behind) == 1:

@@ -13,7 +13,7 @@ from sharding.planning.plan import Plan
 from sharding.rules.flow import FLOW
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
-from sharding.slices.state import METADATA, metadata_text
+from sharding.slices.state import LOGITS_FROM, METADATA, metadata_text
 from sharding.writing.layout import Layout, Part, Place, part_of
 
 if TYPE_CHECKING:
@@ -72,9 +72,10 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
 
     model = plan.source.model
     source = model.graph
-    defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
+    given = {**plan.source.defaults, LOGITS_FROM: ir.tensor(np.zeros(1, np.int64), name=LOGITS_FROM)}
+    defaults = [value for value in rank_graph.inputs if value.name in given]
     for value in defaults:
-        value.const_value = plan.source.defaults[value.name or ""]
+        value.const_value = given[value.name or ""]
     opsets = {domain: version for domain, version in source.opset_imports.items() if domain != FLOW}
     graph = ir.Graph(
         rank_graph.inputs,

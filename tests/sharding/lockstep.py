@@ -333,7 +333,7 @@ def _inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def _run_segment(model: onnx.ModelProto, nodes: list[onnx.NodeProto], values: Arrays, folder: Path) -> None:
-    initializers = {item.name: item for item in model.graph.initializer}
+    initializers = {item.name: item for item in model.graph.initializer if item.name not in values}
     produced = [name for node in nodes for name in node.output if name]
     mentioned = {name for node in nodes for name in _reads(node)} - set(produced)
     wanted = {item.name for item in model.graph.output}
