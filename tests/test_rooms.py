@@ -22,7 +22,14 @@ FLOORS = (
     *("ranks.weights.updated", "ranks.weights.device", "ranks.weights.shared", "ranks.weights"),
     *("ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
-    *("launcher.group", "launcher.generation.text", "launcher.generation", "launcher.tasks", "launcher.commands", "launcher"),
+    *(
+        "launcher.group",
+        "launcher.generation.text",
+        "launcher.generation",
+        "launcher.tasks",
+        "launcher.commands",
+        "launcher",
+    ),
 )
 """From the lowest up: a room imports from itself and from those before it. A package's errors, which users
 import, are in its common room."""
