@@ -25,7 +25,6 @@ class Beam:
     """The sum of its log-probabilities."""
     ids: list[int]
     penalties: Penalties
-    shown: Shown
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class _Finished:
     score: float
     ids: list[int]
     reason: Reason
-    shown: Shown
 
 
 @dataclass
@@ -63,6 +61,7 @@ class Search:
         vocabulary = totals.shape[1]
         flat = totals.reshape(-1)
         best = sampling.top(flat, max(2, 1 + len(self.limits.ends)) * self.width)
+        ended: list[_Finished] = []
         going: list[Beam] = []
         parents: list[int] = []
         for rank, place in enumerate(best):
@@ -70,44 +69,37 @@ class Search:
             score = float(flat[place])
             if not np.isfinite(score):
                 continue
-            reason, shown = self._ended(parent, token)
+            ids = [*self.beams[parent].ids, token]
+            reason = self._ended(ids)
             if reason is not None:
                 if rank < self.width:
-                    self._finish(_Finished(score, [*self.beams[parent].ids, token], reason, shown))
+                    ended.append(self._weighed(score, ids, reason))
             elif len(going) < self.width:
-                beam = self.beams[parent]
-                penalties = beam.penalties.copy()
+                penalties = self.beams[parent].penalties.copy()
                 penalties.read(token)
-                going.append(Beam(score, [*beam.ids, token], penalties, shown))
+                going.append(Beam(score, ids, penalties))
                 parents.append(parent)
         self.beams = going
+        # All that end in one step are compared; where they come too late, none is.
+        if not (len(self.finished) >= self.width and self.options.early_stopping == "true"):
+            self.finished = sorted([*self.finished, *ended], key=lambda item: -item.score)[: self.width]
         self.over = self._is_over()
         return parents
 
-    def _ended(self, parent: int, token: int) -> tuple[Reason | None, Shown]:
-        beam = self.beams[parent]
-        if token in self.limits.ends:
-            return "end", beam.shown
-        shown = beam.shown
+    def _ended(self, ids: list[int]) -> Reason | None:
+        if ids[-1] in self.limits.ends:
+            return "end"
         if self.options.stop:
             shown = Shown(self.tokenizer, self.options.stop)
-            for earlier in (*beam.ids, token):
-                shown.add(earlier)
+            for token in ids:
+                shown.add(token)
+            shown.end()
             if shown.stopped:
-                return "stop", shown
-        return ("length" if len(beam.ids) + 1 >= self.limits.most else None), shown
+                return "stop"
+        return "length" if len(ids) >= self.limits.most else None
 
-    def _finish(self, found: _Finished) -> None:
-        full = len(self.finished) >= self.width
-        if full and self.options.early_stopping == "true":
-            return
-        self.finished.append(self._weighed(found))
-        self.finished.sort(key=lambda item: -item.score)
-        del self.finished[self.width :]
-
-    def _weighed(self, found: _Finished) -> _Finished:
-        score = found.score / len(found.ids) ** self._power
-        return _Finished(score, found.ids, found.reason, found.shown)
+    def _weighed(self, score: float, ids: list[int], reason: Reason) -> _Finished:
+        return _Finished(score / len(ids) ** self._power, ids, reason)
 
     @property
     def _power(self) -> float:
@@ -139,7 +131,7 @@ def search(  # noqa: PLR0917 - what `generate` has
 ) -> list[Done]:
     """The best texts of a search that begins with a prompt's sequence, which it closes, and logits."""
     penalties = Penalties(options, decoder.vocabulary, prompt, sorted(limits.ends))
-    found = Search(options, limits, tokenizer, [Beam(0.0, [], penalties, Shown(tokenizer, options.stop))])
+    found = Search(options, limits, tokenizer, [Beam(0.0, [], penalties)])
     sequences = [sequence]
     rows = [logits]
     try:

@@ -79,7 +79,7 @@ def defaults_of(said: Mapping[str, Any], where: Path) -> dict[str, Any]:
         found[key] = value
     early = said.get("early_stopping")
     if early is not None:
-        if early not in {True, False, "never"}:
+        if early not in (True, False, "never"):
             raise ConfigError(
                 f'{where}: early_stopping: expected true, false or "never", found {quote(early)}'
             )

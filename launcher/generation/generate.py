@@ -235,6 +235,11 @@ def _check(
     """Raises `ConfigError` for options that this model cannot follow."""
     if options.stop and tokenizer is None:
         raise ConfigError("stop: a stop text is looked for in text, but there is no tokenizer; give stop_ids")
+    if options.logit_bias and max(options.logit_bias) >= decoder.vocabulary:
+        raise ConfigError(
+            f"logit_bias: there is no token {max(options.logit_bias)}: the model's vocabulary has the ids 0 "
+            f"to {decoder.vocabulary - 1}"
+        )
     for token in ends:
         if not 0 <= token < decoder.vocabulary:
             raise ConfigError(

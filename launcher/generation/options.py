@@ -169,8 +169,8 @@ class GenerateOptions:
         return self.samples > 1 or any(item is not None for item in (self.top_k, self.top_p, self.min_p))
 
     def filled(self, defaults: Mapping[str, Any]) -> GenerateOptions:
-        """The same, where what is not given is what a model's folder says (see
-        `launcher.generation.defaults`); its ``do_sample`` decides if nothing else does."""
+        """The same, where what is not given is what a model's folder says; its ``do_sample``
+        decides if nothing else does."""
         known = {item.name for item in fields(self)}
         more = {
             name: value

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import ConfigError
 from launcher.generation.decoder import Ids
 from launcher.generation.options import GenerateOptions
 
@@ -27,11 +26,6 @@ class Penalties:
         self._ngram = options.no_repeat_ngram or 0
         self._ends = np.array(ends, np.int64)
         bias = options.logit_bias
-        if bias and max(bias) >= vocabulary:
-            raise ConfigError(
-                f"logit_bias: there is no token {max(bias)}: the model's vocabulary has the ids 0 to "
-                f"{vocabulary - 1}"
-            )
         self._bias = (np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
         self._counts: NDArray[np.float32] | None = None
         self._seen: NDArray[np.bool_] | None = None

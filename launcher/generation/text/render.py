@@ -8,7 +8,7 @@ import resource
 import sys
 from typing import Any
 
-SECONDS = 5
+SECONDS = 2
 """Of processor time."""
 MEMORY = 1 << 30
 """Bytes of address space beyond what the process has when it begins."""
