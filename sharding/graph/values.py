@@ -111,14 +111,3 @@ def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProto
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
     return constant
-
-
-def captured_names(node: ir.Node) -> set[str]:
-    """Names that a node's subgraphs mention: among them those of the outer values they use."""
-    names: set[str] = set()
-    for graph in subgraphs(node):
-        names.update(value.name or "" for value in graph.outputs)
-        for inner in graph:
-            names.update(value.name or "" for value in inner.inputs if value is not None)
-            names |= captured_names(inner)
-    return names

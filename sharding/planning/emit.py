@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.symbols import shown, shown_shape
+from sharding.graph.symbols import all_known, shown, shown_shape
 from sharding.graph.values import bodies, captured_names, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
@@ -207,7 +207,7 @@ class RankEmitter:
             peer=crossing.source,
             dtype=int(value.dtype),
             shape=[axis if isinstance(axis, int) else -1 for axis in shape],
-            announce=int(not _fixed(shape)),
+            announce=int(not all_known(shape)),
         )[0]
         self.held[value] = {crossing.placement: self._adopt(value, crossing.placement, received)}
 
@@ -215,7 +215,7 @@ class RankEmitter:
         """Sends this rank's part of a value to the rank at the same place of a later stage's group."""
         value, shape = crossing.value, self._sent_shape(crossing)
         held = self.get(value, crossing.placement)
-        peer, announce = crossing.target, int(not _fixed(shape))
+        peer, announce = crossing.target, int(not all_known(shape))
         self.op("Send", [held], outputs=0, domain=OWN_DOMAIN, peer=peer, announce=announce)
         name, kind = value.name or "", dtype_name(value.dtype)
         self.collectives[self.nodes[-1]] = Collective("Send", name, kind, shape, self.stage)
@@ -398,7 +398,3 @@ class RankEmitter:
         }
         empty = [self.ir.AttrInt64s(name, []) for name in attributes if name not in plain]
         return [*self.ir.convenience.convert_attributes(plain), *empty]
-
-
-def _fixed(shape: Sequence[Dim]) -> bool:
-    return all(isinstance(axis, int) for axis in shape)

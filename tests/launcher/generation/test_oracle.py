@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from launcher.generation.chat import ChatTemplate
+
 from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sampling import candidates
