@@ -317,6 +317,10 @@ def _splits_something(plan: Plan) -> bool:
     return any(isinstance(where, Split) for name in plan.split_weights for where in plan.weights[name])
 
 
+LOOKING_UP = frozenset({"GroupQueryAttention", "RotaryEmbedding"})
+"""Operators that look up positions in tables, which each rank needs whole to turn its own heads."""
+
+
 def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh, stages: Stages) -> Plan:
     world = mesh.length("tensor")
     stage_held: list[dict[str, tuple[Placement, ...]]] = []
@@ -331,7 +335,10 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     worth_splitting = counted_weights(source)
     whole: Counter[str] = Counter()
     for step, choice in zip(graph, choices, strict=True):
-        placed = zip(step.inputs, step.options[choice].inputs, strict=True)
+        option = step.options[choice]
+        placed = zip(step.inputs, option.inputs, strict=True)
+        if option.divides_work and step.node.op_type in LOOKING_UP:
+            continue
         if any(
             value is not None
             and value.is_initializer()
