@@ -31,8 +31,13 @@ NARROW = 2
 """At least so many times as many rows as columns."""
 SHARE = 3
 """Together the narrow ones are at most one part in so many of all."""
-KEEPING = MOVES | {"Cast"}
+KEEPING = MOVES | {
+    *("Cast", "LayerNormalization", "LpNormalization", "RMSNormalization", "RotaryEmbedding"),
+    "SimplifiedLayerNormalization",
+}
 """Operators between one head and where it is kept."""
+CACHES = {"Attention": (1, 2), "GroupQueryAttention": (1, 2)}
+"""Operators that give keys and values back with those of before, and these inputs of them."""
 PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
 """Operators whose second input is a weight matrix."""
 PLAIN = MOVES | {*UNARY, *BROADCASTING, "Add", "Cast", "Div", "Expand", "Mul", "Neg", "Sub", "Where"}
@@ -142,7 +147,8 @@ def _given_back(value: ir.Value) -> bool:
             biased = node.op_type == "Add" and all(
                 item is None or item.is_initializer() for i, item in enumerate(node.inputs) if i != index
             )
-            still = plain and (biased or node.op_type in KEEPING) and not node.domain
+            kept = node.op_type in KEEPING or index in CACHES.get(node.op_type, ())
+            still = plain and (biased or kept)
             waiting += [(item, still) for item in fresh]
     return False
 

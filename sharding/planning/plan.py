@@ -349,6 +349,10 @@ def _splits_something(plan: Plan) -> bool:
     return any(isinstance(where, Split) for name in plan.split_weights for where in plan.weights[name])
 
 
+LOOKING_UP = frozenset({"GroupQueryAttention", "RotaryEmbedding"})
+"""Operators that look up positions in tables, which each rank needs whole to turn its own heads."""
+
+
 def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh, stages: Stages) -> Plan:
     world = mesh.length("tensor")
     source = replace(source, state=tuple(p for p in source.state if p.input not in stages.apart))
@@ -366,7 +370,10 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     worth_splitting = counted_weights(source)
     whole: Counter[str] = Counter()
     for step, choice in zip(graph, choices, strict=True):
-        held_at = zip(step.inputs, step.options[choice].inputs, strict=True)
+        option = step.options[choice]
+        held_at = zip(step.inputs, option.inputs, strict=True)
+        if option.divides_work and step.node.op_type in LOOKING_UP:
+            continue
         if any(
             value is not None
             and value.is_initializer()
