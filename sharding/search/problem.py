@@ -80,6 +80,8 @@ class Value:
     output: int | None = None
     """For an output of the model that is no weight, the placement at which it is needed: whole, or, where the
     next step takes it as its ranks hold it, `ANYWHERE`."""
+    free: bool = False
+    """A state's input: ranks may hold any part of it at no cost."""
     last_use: int = -1
     """The last step that uses it; the end, for a weight that is an output."""
 
@@ -105,7 +107,7 @@ class Problem:
         self.counted = counted_weights(source).difference(whole)
         self._numbers: dict[Placement, int] = {REPLICATED: WHOLE, PARTIAL: SUM}
         self._placements: list[Placement] = [REPLICATED, PARTIAL]
-        self._brought: dict[tuple[tuple[int, bool], Held, int], tuple[int, Held]] = {}
+        self._brought: dict[tuple[tuple[int, bool, bool], Held, int], tuple[int, Held]] = {}
         self._used: dict[tuple[int, int], int] = {}
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[Value] = []
@@ -126,6 +128,7 @@ class Problem:
         model_graph, end = source.model.graph, len(graph)
         counted, outputs = self.counted, set(model_graph.outputs)
         stays = {pair.output for pair in source.state}
+        given = {pair.input for pair in source.state}
         last: dict[ir.Value, int] = {}
         for index, step in enumerate(graph):
             last.update((value, index) for value in step.inputs if value is not None)
@@ -140,7 +143,9 @@ class Problem:
             output = None
             if value in outputs and not weight:
                 output = ANYWHERE if value.name in stays else WHOLE
-            self.values.append(Value(size, weight, is_counted, constant, static, output, last.get(value, -1)))
+            free = not weight and value.is_graph_input() and value.name in given
+            use = last.get(value, -1)
+            self.values.append(Value(size, weight, is_counted, constant, static, output, free, use))
 
         for value in model_graph.inputs:
             add(value)
@@ -196,7 +201,7 @@ class Problem:
         held = held or WHOLE_ONLY
         if wanted in held:
             return 0, held
-        key = ((value.size, value.static), held, wanted)
+        key = ((value.size, value.static, value.free), held, wanted)
         found = self._brought.get(key)
         if found is None:
             found = self._brought[key] = self._move(value, held, wanted)
@@ -222,7 +227,7 @@ class Problem:
             (reshard_seconds(self._placements[number], target, value.size, self.world), number)
             for number in held
         )
-        cost = picoseconds(seconds)
+        cost = 0 if value.free and source == WHOLE else picoseconds(seconds)
         if source == WHOLE or seconds <= NODE_SECONDS:  # a local slice, free again at the next use
             return cost, held
         if value.static:
