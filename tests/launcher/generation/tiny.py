@@ -1,4 +1,4 @@
-"""A small decoder with key/value caches as an ONNX file, a folder around it, and the tokens of ONNX Runtime."""
+"""A small decoder with key/value caches as an ONNX file, a folder around it, and ONNX Runtime's tokens."""
 
 from __future__ import annotations
 
