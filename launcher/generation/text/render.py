@@ -28,7 +28,7 @@ def _environment() -> Any:
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
     class Generated(Extension):
         """``{% generation %}``: marks what training counts; of no meaning here."""
@@ -51,9 +51,12 @@ def _environment() -> Any:
 
         return datetime.now().strftime(layout)
 
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generated, loopcontrols]
-    )
+    class Closed(ImmutableSandboxedEnvironment):
+        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+            # jinja2 itself refuses only what is then done with it, and prints nothing in its place.
+            raise SecurityError(f"it may not read the attribute {attribute!r} of {type(obj).__name__}")
+
+    made = Closed(trim_blocks=True, lstrip_blocks=True, extensions=[Generated, loopcontrols])
     made.filters["tojson"] = to_json
     made.globals.update(raise_exception=refuse, strftime_now=now)
     return made
