@@ -35,7 +35,7 @@ from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
-from sharding.slices.state import StatePair, placed, to_json
+from sharding.slices.state import StatePair, placed
 
 
 @dataclass(frozen=True)
@@ -183,51 +183,9 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
-        return {
-            "source": self.source.file.file,
-            "world_size": self.world_size,
-            "strategy": self.strategy,
-            "mesh": dict(self.mesh.axes),
-            "micro_batches": self.micro_batches,
-            "lengths": dict(self.lengths),
-            "batch": {"inputs": dict(self.batch.inputs), "outputs": dict(self.batch.outputs)},
-            "reason": self.reason,
-            "stages": [
-                {
-                    "nodes": [self.steps[index].node.name or "" for index in members],
-                    "weight_bytes": self.stage_weight_bytes(stage),
-                    "seconds": self.pipeline.seconds[stage],
-                }
-                for stage, members in enumerate(self.pipeline.members)
-            ],
-            "rank_weight_bytes": self.rank_weight_bytes(),
-            "split_share": self.split_share(),
-            "weights": {
-                name: {
-                    "placement": [str(placement) for placement in held],
-                    "dtype": self.source.weights[name].dtype,
-                    "shape": list(self.source.weights[name].shape),
-                    "bytes": self.source.weights[name].nbytes,
-                    "stages": list(self.weight_stages(name)),
-                }
-                for name, held in self.weights.items()
-            },
-            "collectives": [
-                {
-                    "op": item.op,
-                    "tensor": item.tensor,
-                    "dtype": item.dtype,
-                    "shape": list(item.shape),
-                    "stage": item.stage,
-                    **({"within": item.within} if item.within else {}),
-                }
-                for item in self.collectives
-            ],
-            **({"state": to_json(self.state)} if self.state else {}),
-            "whole": self.whole,
-            "whole_weights": list(self.whole_weights),
-            "warning": self.warning,
-        }
+        from sharding.planning.plan_json import to_json
+
+        return to_json(self)
 
 
 def plan_model(

@@ -11,6 +11,7 @@ import numpy as np
 from sharding.common.names import Names
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
+from sharding.rules.common import zero_is_zero
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -88,6 +89,10 @@ class GraphWriter:
             made = self.op("Unsqueeze", [value, self.constant([axis])])
         shape = list(shape_of(value) or ())
         return self.described(made, value, [*shape[:axis], 1, *shape[axis:]])
+
+    def reshaped(self, value: ir.Value, entries: Sequence[Entry]) -> ir.Value:
+        """A Reshape to these lengths; of them one may be -1 where none is 0."""
+        return self.op("Reshape", [value, self.vector(entries)], **zero_is_zero(self.opset))
 
     def described(self, made: ir.Value, old: ir.Value, shape: Iterable[Dim] | None) -> ir.Value:
         made.type = old.type

@@ -25,8 +25,6 @@ Look = Callable[["ir.Value"], "Known | None"]
 Shape = tuple[Dim, ...]
 OPSET = 13
 """The first where the axes of Squeeze, Unsqueeze and Split are given alike."""
-ALLOW_ZERO = 14
-"""The first opset in which a 0 in the shape of Reshape can mean 0."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +233,4 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
 def _reshape(
     writer: GraphWriter, value: ir.Value, entries: list[Entry], lengths: list[Dim], old: ir.Value
 ) -> ir.Value:
-    allowed = {"allowzero": 1} if writer.opset >= ALLOW_ZERO else {}
-    made = writer.op("Reshape", [value, writer.vector(entries)], **allowed)
-    return writer.described(made, old, lengths)
+    return writer.described(writer.reshaped(value, entries), old, lengths)

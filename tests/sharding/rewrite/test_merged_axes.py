@@ -100,6 +100,33 @@ def test_products_of_three_axes(tmp_path: Path, batch: str, merge: str) -> None:
     _expert(path, tmp_path, {"x": graphs.array(rows, 5, WIDTH)})
 
 
+EMPTY_BATCH, EMPTY_SEQUENCE, BOTH_EMPTY = (0, 5, WIDTH), (2, 0, WIDTH), (0, 0, WIDTH)
+EMPTY = {
+    # With an axis of length 0, no other length can be worked out.
+    "left over": (EMPTY_BATCH, EMPTY_SEQUENCE),
+    "computed": (EMPTY_BATCH, EMPTY_SEQUENCE, BOTH_EMPTY),
+    "both": (EMPTY_BATCH, EMPTY_SEQUENCE),
+}
+
+
+@pytest.mark.parametrize("merge", EMPTY)
+def test_empty_batches_and_sequences(tmp_path: Path, merge: str) -> None:
+    """Where a 0 is a length of 0 in the model, and copies none, it is so in the slices."""
+    path = _attention(tmp_path / "model.onnx", "batch", merge, SOFTMAX)
+    model = onnx.load(path)
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in {"merge", "apart"}:
+            node.attribute.append(onnx.helper.make_attribute("allowzero", 1))
+    onnx.save(model, path)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    for shape in EMPTY[merge]:
+        feeds = {"x": np.zeros(shape, np.float32)}
+        assert lockstep.reference(path, feeds)["y"].shape == shape
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 5, WIDTH)}, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("opset", [11, 13])
 def test_older_operators(tmp_path: Path, opset: int) -> None:
     scores = "a = Add(s, alibi) p = Softmax<axis = 2>(a)"
