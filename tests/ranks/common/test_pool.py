@@ -15,6 +15,7 @@ import pytest
 
 from ranks.common.pool import Pool
 from ranks.errors import QueueFullError, ShardrunError
+from tests.ranks.forked import works_in_child
 
 SECONDS = 30
 
@@ -245,31 +246,15 @@ def test_a_child_forked_while_all_is_in_use() -> None:
     until(lambda: len(pool.free) == 2 and bool(pool._queue._helpers))  # one sleeps
     clients = [Client(pool, number) for number in range(3)]
     until(lambda: pool.waiting == 1 and len(work.begun) == 5)
-    held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with pool._queue.lock:
-            held.set()
-            done.wait(SECONDS)
+    def serves() -> bool:
+        work._passes = threading.Semaphore(0)
+        theirs = [Client(pool, number) for number in range(3)]
+        until(lambda: pool.waiting == 1 and len(work.begun) == 7)
+        work.let(3)
+        return sorted(client.join()[1] for client in theirs) == [0, 1, 2]
 
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(SECONDS)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(SECONDS)
-        code = 1
-        try:
-            work._passes = threading.Semaphore(0)
-            theirs = [Client(pool, number) for number in range(3)]
-            until(lambda: pool.waiting == 1 and len(work.begun) == 7)
-            work.let(3)
-            code = 0 if sorted(client.join()[1] for client in theirs) == [0, 1, 2] else 2
-        finally:
-            os._exit(code)
-    done.set()
-    holder.join()
-    assert os.waitpid(child, 0)[1] == 0
+    assert works_in_child(serves, pool._queue.lock)
     work.let(3)
     assert sorted(client.join()[1] for client in clients) == [0, 1, 2]
     pool.close()
