@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,17 +14,7 @@ import pytest
 
 from ranks.common.pool import Pool
 from ranks.errors import QueueFullError, ShardrunError
-from tests.ranks.forked import works_in_child
-
-SECONDS = 30
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does; fails the test where it does not."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+from tests.ranks.threads import SECONDS, until, works_in_child
 
 
 class Work:

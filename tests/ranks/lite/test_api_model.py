@@ -30,7 +30,7 @@ from ranks import (
 )
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from tests.ranks import api_models
-from tests.ranks.forked import works_in_child
+from tests.ranks.threads import works_in_child
 
 pytestmark = pytest.mark.usefixtures("single")
 

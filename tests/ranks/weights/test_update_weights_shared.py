@@ -25,7 +25,7 @@ from ranks.weights.shared import client
 from ranks.weights.updated.memory import MOST_FILES
 from ranks.weights.updated.variable import VariableWeights
 from tests.ranks.common.test_pool import until
-from tests.ranks.forked import works_in_child
+from tests.ranks.threads import works_in_child
 from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
 
 pytestmark = [

@@ -1,15 +1,24 @@
-"""What a forked child can do while threads of its parent hold locks, which nobody gives back in the child."""
+"""Threads that a test waits for, and children forked while threads of their parent hold locks."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 SECONDS = 30
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does; fails the test where it does not."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def works_in_child(check: Callable[[], object], *locks: AbstractContextManager[Any]) -> bool:
