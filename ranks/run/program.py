@@ -278,11 +278,8 @@ class Program:
         values = buffers.allocate(shapes, self._planned_levels)
         plan = self._plans.new(key, values)
         plan.levels = self._planned_levels
-        plan.loads = [
-            (index, partial(self._place(name).load, values[name]))
-            for index, name in enumerate(self._cut.inputs)
-            if name in self._read
-        ]
+        read = [(index, name) for index, name in enumerate(self._cut.inputs) if name in self._read]
+        plan.loads = [(index, partial(self._place(name).load, values[name])) for index, name in read]
         if plan.levels == len(self._sessions):
             plan.fetches = [partial(self._place(name).fetch, values[name]) for name in self._cut.outputs]
         for level in range(plan.levels):
@@ -312,11 +309,8 @@ class Program:
             if name in away
         ]
         group = self._communicator
-        waiting = [
-            c
-            for c in self._cut.collectives[level]
-            if c.op in POINT_TO_POINT or (group is not None and group.awaits)
-        ]
+        all_wait = group is not None and group.awaits
+        waiting = [c for c in self._cut.collectives[level] if all_wait or c.op in POINT_TO_POINT]
         moved = {n for c in waiting for n in (c.input, c.output) if n}
         waits = any(nbytes(shapes[name], self._elements[name] or 0) for name in moved)
         awaited = waits and not any(name in away for name in segment.outputs)

@@ -211,7 +211,8 @@ class Writer(GraphWriter):
                 (length if isinstance(length, int) else whole[i]) if entry == 0 else entry
                 for i, (entry, length) in enumerate(zip(entries, shape, strict=True))
             ]
-            user.attributes.update(self.ir.convenience.convert_attributes(zero_is_zero(self.opset)))
+            for attribute in self.ir.convenience.convert_attributes(zero_is_zero(self.opset)):
+                user.attributes.add(attribute)
         user.replace_input_with(0, new)
         user.replace_input_with(1, self.vector(entries))
         return True

@@ -147,6 +147,11 @@ def first_rank_only(e: Emitter, values: Values, index: int) -> list[Value]:
     return kept
 
 
+def bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
+    """The node as it is, its optional input ``index`` on the first rank only."""
+    return e.copy(first_rank_only(e, values, index))
+
+
 def shape_like(node: NodeView, index: int = 0) -> Shape | None:
     """The shape of output ``index``, None where its rank is unknown."""
     return node.output_shapes[index] if index < len(node.output_shapes) else None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sharding.common.registry import Names, Registry
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 
 Array = np.ndarray[Any, Any]
@@ -100,6 +101,11 @@ def check_entry(entry: Entry, what: str) -> Entry:
     if any(len(part) % entry.dtype.itemsize for part in entry.parts):
         raise ModelError(f"{what} is cut into parts that do not hold whole elements.")
     return entry
+
+
+def shown_name(name: str) -> str:
+    """A name in a file, for people: quoted, on one line, and not endless."""
+    return repr(shortened(one_line(name), 100))
 
 
 def bytes_of(array: Array) -> memoryview:

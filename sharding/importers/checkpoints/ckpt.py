@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from sharding.common.ciphers import encryption_of
-from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, shown_name, special_dtype
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import MalformedError, fields
@@ -101,7 +100,9 @@ def _value(data: memoryview, start: int, end: int, path: Path, found: dict[str, 
         elif number == 2 and wire == _BYTES:
             tensor = _tensor(data, first, stop, path)
         elif number == 3:
-            raise ModelError(f"{path} holds the map parameter {_shown(tag)} (a hash table): not supported.")
+            raise ModelError(
+                f"{path} holds the map parameter {shown_name(tag)} (a hash table): not supported."
+            )
     if not tag or tensor is None:
         raise ModelError(f"{path} is not a MindSpore checkpoint: a value in it has no name or no tensor.")
     if tensor[0] not in _NO_TENSORS:
@@ -144,7 +145,7 @@ def _text(data: memoryview, path: Path) -> str:
 
 
 def _entry(name: str, values: list[tuple[str, tuple[int, ...], memoryview]], path: Path) -> Entry:
-    what = f"{path}: the parameter {_shown(name)}"
+    what = f"{path}: the parameter {shown_name(name)}"
     kind, shape, _ = values[0]
     if any(value[:2] != (kind, shape) for value in values):
         raise ModelError(f"{what} is there several times, with different types or shapes.")
@@ -153,12 +154,8 @@ def _entry(name: str, values: list[tuple[str, tuple[int, ...], memoryview]], pat
     elif kind in _TYPES:
         dtype = np.dtype(_TYPES[kind])
     else:
-        raise ModelError(f"{what} has the type {_shown(kind)}; expected {', '.join(_TYPES)} or BFloat16.")
+        raise ModelError(f"{what} has the type {shown_name(kind)}; expected {', '.join(_TYPES)} or BFloat16.")
     parts = tuple(value[2] for value in values)
     if shape == (0,) and sum(map(len, parts)) == dtype.itemsize:
         shape = ()  # how MindSpore writes the shape of a scalar
     return check_entry(Entry(name, dtype, shape, parts), what)
-
-
-def _shown(name: str) -> str:
-    return repr(shortened(one_line(name), 100))
