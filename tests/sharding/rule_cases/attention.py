@@ -208,11 +208,11 @@ def _group_query() -> list[Case]:
             _ms(op, [*token, *past, *lengths, None, None, None, f32(batch, heads, 1, 7)], counts, 3),
             _ms(op, [*token, *past, *lengths, None, None, None, f32(1, 1, 1, 7), f32(heads)], counts, 3),
         ]
-        packed = [np.concatenate(token, axis=2), None, None]
+        together = [np.concatenate(token, axis=2), None, None]
         smooth = {**counts, "do_rotary": 1, "smooth_softmax": 1, "local_window_size": 3, "softcap": 2.0}
         cases += [
-            _ms(op, [*packed, *past, *lengths, *caches], smooth, 3),
-            _ms(op, [*packed, *past, *lengths, *caches, None, None, f32(heads)], one, 3),
+            _ms(op, [*together, *past, *lengths, *caches], smooth, 3),
+            _ms(op, [*together, *past, *lengths, *caches, None, None, f32(heads)], one, 3),
         ]
         eight, four = ({"kv_cache_bit_width": bits, "do_rotary": 1, **counts} for bits in (8, 4))
         bytes_ = [u8(batch, pairs, 6, size) for _ in past]
