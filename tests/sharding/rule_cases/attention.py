@@ -56,6 +56,9 @@ def _standard() -> list[Case]:
             Case("Attention", [*long, f32(12, 7)], opset=opset),
             Case("Attention", [*long, f32(1, 2, 1, 7) * np.ones((1, 2, 12, 7), np.float32)], opset=opset),
             Case("Attention", [f32(1, 12, WIDTH), f32(1, 7, WIDTH), f32(1, 7, WIDTH)], merged, opset),
+            # Groups of ranks share a key/value head, or all ranks the only one.
+            Case("Attention", [q4, k4[:, :2], v4[:, :2]], opset=opset),
+            Case("Attention", [q3, k3[:, :, :SIZE], v3[:, :, :6]], {**merged, "kv_num_heads": 1}, opset),
             # As many queries as could be cut, were they not causal, or the last ones of what a cache holds.
             Case("Attention", [even, even, even], {"is_causal": 1}, opset),
             Case("Attention", [f32(1, 12, WIDTH)] * 3, {**merged, "is_causal": 1}, opset),
