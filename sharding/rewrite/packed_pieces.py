@@ -36,6 +36,7 @@ class Weight:
 class Product:
     node: ir.Node
     columns: int
+    rows: int
     weights: list[Weight]
 
 
