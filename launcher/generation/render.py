@@ -27,8 +27,9 @@ def _limit() -> None:
 def _environment() -> Any:
     import jinja2
     from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generated(Extension):
         """``{% generation %}``: marks what training counts; of no meaning here."""
