@@ -76,8 +76,8 @@ class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank; ``communication_seconds`` is what rank 0 spent in collectives so
-    far.
+    ``stats`` has one `RankStats` per rank; ``run_seconds`` is what rank 0 spent in running the model so far,
+    ``communication_seconds`` what of it in collectives.
     """
 
     def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
@@ -88,7 +88,7 @@ class Group:
         self._noted = False
         self._host: RanksHost | None = None
         self._answers = job.answers
-        self.communication_seconds = 0.0
+        self.communication_seconds = self.run_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
@@ -179,6 +179,7 @@ class Group:
     def _asked(self, tensors: dict[str, Array], fields: dict[str, Any]) -> dict[str, Array]:
         result = self._ask(wire.Kind.PREDICT, fields, tensors)
         self.communication_seconds = result.fields["stats"]["communication_seconds"]
+        self.run_seconds += result.fields["seconds"]
         return result.tensors
 
     def _ask(self, kind: wire.Kind, more: dict[str, Any], tensors: dict[str, Array]) -> wire.Message:

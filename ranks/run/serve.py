@@ -58,6 +58,7 @@ def serve(
 def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
     request, session = message.fields.get("request"), message.fields.get("session")
     feeds = spreader.spread(message if rank == 0 else None).tensors
+    began = time.perf_counter()
     try:
         if session is not None:
             tensors = model.step(session, feeds)
@@ -65,7 +66,8 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
             outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
         if rank == 0:
-            fields = {"request": request, "stats": dataclasses.asdict(model.stats)}
+            seconds = time.perf_counter() - began
+            fields = {"request": request, "stats": dataclasses.asdict(model.stats), "seconds": seconds}
             control.send(Kind.RESULT, fields, tensors)
     except CollectiveError:
         raise

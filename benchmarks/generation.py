@@ -1,0 +1,328 @@
+"""Greedy generation on ranks against ONNX Runtime GenAI, transformers and vLLM on the same weights.
+
+    python benchmarks/generation.py FOLDER [--prompt 128] [--new 128] [--rounds 5] [--ranks 2]
+        [--genai PYTHON] [--transformers PYTHON --weights FOLDER] [--vllm PYTHON --weights FOLDER]
+        [--texts 8] [--json FILE]
+
+FOLDER is one of ONNX Runtime GenAI's model builder, WEIGHTS the transformers folder it was built from; both
+are made by `scripts/generation_peers.sh`, which also makes an environment for each peer: the PYTHONs here. A
+peer without its PYTHON is left out.
+
+Every contestant is a process of its own, started once and asked in turn, so that what else the machine does
+hits all alike; those not asked wait for a line and burn nothing. Printed are medians over all rounds: the
+prompt up to its first token, and each further token (with its 90th percentile). The ranks have one thread
+and one core each. `--texts N` also generates N texts at once, through the engine, and compares their tokens a
+second with those of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+Answer = dict[str, Any]
+GO = "go"
+
+GENAI = """
+import json, os, sys, tempfile, time
+import numpy as np
+import onnxruntime_genai as og
+folder, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
+config = json.load(open(folder + "/genai_config.json"))
+config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+copy = tempfile.mkdtemp()
+for name in os.listdir(folder):
+    if name != "genai_config.json":
+        os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(copy, name))
+json.dump(config, open(copy + "/genai_config.json", "w"))
+model = og.Model(copy)
+ids = np.arange(5, 5 + prompt, dtype=np.int32) % 900
+def run():
+    params = og.GeneratorParams(model)
+    params.set_search_options(max_length=prompt + new, min_length=prompt + new, do_sample=False)
+    generator, steps, start = og.Generator(model, params), [], time.perf_counter()
+    generator.append_tokens(ids[None])
+    generator.generate_next_token()
+    first = time.perf_counter() - start
+    while not generator.is_done():
+        start = time.perf_counter()
+        generator.generate_next_token()
+        steps.append(time.perf_counter() - start)
+    return {"prompt": first, "steps": steps, "ids": [int(k) for k in generator.get_sequence(0)[prompt:]]}
+"""
+
+TRANSFORMERS = """
+import json, sys, time
+import torch
+from transformers import AutoModelForCausalLM
+folder, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
+torch.set_num_threads(threads)
+model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+ids = (torch.arange(5, 5 + prompt) % 900)[None]
+def run():
+    with torch.inference_mode():
+        start, steps, found = time.perf_counter(), [], []
+        out = model(ids, use_cache=True)
+        token = out.logits[:, -1:].argmax(-1)
+        first = time.perf_counter() - start
+        found.append(int(token))
+        for _ in range(new - 1):
+            start = time.perf_counter()
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            token = out.logits[:, -1:].argmax(-1)
+            steps.append(time.perf_counter() - start)
+            found.append(int(token))
+    return {"prompt": first, "steps": steps, "ids": found}
+"""
+
+VLLM = """
+import os, sys, time
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+import torch
+from vllm import LLM, SamplingParams
+folder, ranks, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
+model = LLM(folder, dtype="float32", tensor_parallel_size=ranks, enforce_eager=True,
+            max_model_len=prompt + new, enable_prefix_caching=False, disable_log_stats=True)
+ids = [k % 900 for k in range(5, 5 + prompt)]
+def once(count):
+    start = time.perf_counter()
+    asked = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    out = model.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
+    return time.perf_counter() - start, list(out[0].outputs[0].token_ids)
+def run():
+    first, _ = once(1)
+    whole, found = once(new)
+    return {"prompt": first, "steps": [(whole - first) / (new - 1)], "ids": found}
+"""
+
+LOOP = """
+import json, os, sys
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+run()
+print("ready", file=out, flush=True)
+for line in sys.stdin:
+    print(json.dumps(run()), file=out, flush=True)
+"""
+
+
+@dataclass
+class Contestant:
+    """A process that generates when it is told."""
+
+    name: str
+    process: subprocess.Popen[str]
+    prompts: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    more: dict[str, list[float]] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The next line; `SystemExit` where the process has ended."""
+        assert self.process.stdout is not None
+        text = self.process.stdout.readline()
+        if not text:
+            raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}: see its lines above.")
+        return text
+
+    def ask(self) -> None:
+        """One generation."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(GO + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.line())
+        self.prompts.append(answer["prompt"])
+        self.steps += answer["steps"]
+        self.ids = answer["ids"]
+        for name, value in answer.get("more", {}).items():
+            self.more.setdefault(name, []).append(value)
+
+
+def own(folder: Path, ranks: int, prompt: int, new: int, texts: int) -> Callable[[], Answer]:
+    """This project's ranks: one thread each, on a core of its own."""
+    import numpy as np
+
+    from launcher.generation.engine import Engine, EngineLimits
+    from launcher.generation.load import load_language_model
+
+    model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", allow_replicated=True)
+    group = model.decoder.later.group  # type: ignore[attr-defined]
+    cores = sorted(os.sched_getaffinity(0))
+    for stats in group.stats if len(cores) >= ranks else ():
+        for thread in Path(f"/proc/{stats.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cores[stats.rank]})
+    ids = np.arange(5, 5 + prompt) % 900
+    many = [np.roll(ids, shift) for shift in range(texts)]
+
+    def run() -> Answer:
+        sequence = model.decoder.sequence()
+        start = time.perf_counter()
+        row = sequence.step(ids)
+        token = int(row[0].argmax())
+        first, steps, found = time.perf_counter() - start, [], [token]
+        talked, computed = group.communication_seconds, group.run_seconds
+        for _ in range(new - 1):
+            start = time.perf_counter()
+            token = int(sequence.step(np.array([token]))[0].argmax())
+            steps.append(time.perf_counter() - start)
+            found.append(token)
+        sequence.close()
+        talked, computed = group.communication_seconds - talked, group.run_seconds - computed
+        more = {
+            "collectives": talked / (new - 1),
+            "segments": (computed - talked) / (new - 1),
+            "python and transport": (sum(steps) - computed) / (new - 1),
+        }
+        if texts:
+            limits = EngineLimits(sequences=texts, prefixes=0)
+            with Engine(model.decoder, limits=limits) as engine:
+                start = time.perf_counter()
+                streams = [
+                    engine.submit(one, max_new_tokens=new, temperature=0, ignore_eos=True) for one in many
+                ]
+                for stream in streams:
+                    stream.finish()
+                more["together"] = texts * new / (time.perf_counter() - start)
+                start = time.perf_counter()
+                engine.submit(ids, max_new_tokens=new, temperature=0, ignore_eos=True).finish()
+                more["alone"] = new / (time.perf_counter() - start)
+        return {"prompt": first, "steps": steps, "ids": found, "more": more}
+
+    return run
+
+
+def _serve(run: Callable[[], Answer]) -> None:
+    """Answers each line with one generation; what libraries print goes elsewhere."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    run()
+    print("ready", file=out, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(run()), file=out, flush=True)
+
+
+@contextlib.contextmanager
+def started(name: str, command: list[str], cores: set[int] | None = None) -> Iterator[Contestant]:
+    """A contestant, ready; ended at the end."""
+
+    def bind() -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=bind,  # noqa: PLW1509
+    )
+    found = Contestant(name, process)
+    try:
+        while found.line().strip() != "ready":
+            pass
+        yield found
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | None]]:
+    """What starts each contestant, and on which cores."""
+    lengths = [str(args.prompt), str(args.new)]
+    mine = [sys.executable, __file__, str(args.folder), "--own", "--ranks", str(args.ranks)]
+    mine += ["--prompt", lengths[0], "--new", lengths[1], "--texts", str(args.texts)]
+    cores = sorted(os.sched_getaffinity(0))
+    found: dict[str, tuple[list[str], set[int] | None]] = {f"shardrun, {args.ranks} ranks": (mine, None)}
+    for threads in (1, 2) if args.genai else ():
+        command = [args.genai, "-c", GENAI + LOOP, str(args.folder), str(threads), *lengths]
+        found[f"GenAI, {threads} thread{'s' * (threads > 1)}"] = command, set(cores[:threads])
+    if args.transformers:
+        command = [args.transformers, "-c", TRANSFORMERS + LOOP, str(args.weights), "2", *lengths]
+        found["transformers, 2 threads"] = command, set(cores[:2])
+    if args.vllm:
+        command = [args.vllm, "-c", VLLM + LOOP, str(args.weights), str(args.ranks), *lengths]
+        found[f"vLLM, {args.ranks} ranks"] = command, None
+    return found
+
+
+def _row(one: Contestant) -> list[str]:
+    median = statistics.median(one.steps)
+    late = sorted(one.steps)[int(0.9 * (len(one.steps) - 1))]
+    return [
+        one.name, f"{1e3 * statistics.median(one.prompts):.1f}", f"{1e3 * median:.2f}", f"{1e3 * late:.2f}",
+        f"{1 / median:.1f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=0)
+    parser.add_argument("--genai")
+    parser.add_argument("--transformers")
+    parser.add_argument("--vllm")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.own:
+        _serve(own(args.folder, args.ranks, args.prompt, args.new, args.texts))
+        return
+    if (args.transformers or args.vllm) and args.weights is None:
+        parser.error("transformers and vLLM need --weights: the folder that FOLDER was built from")
+    with contextlib.ExitStack() as stack:
+        all_ = [stack.enter_context(started(name, *how)) for name, how in commands(args).items()]
+        for _ in range(args.rounds):
+            for one in all_:
+                one.ask()
+    print(f"{args.folder.name}: prompt {args.prompt}, {args.new} new tokens, {args.rounds} rounds; medians")
+    heads = ["", "prompt, ms", "token, ms", "90 %, ms", "tokens/s"]
+    rows = [heads, *map(_row, all_)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
+    for row in rows:
+        print(
+            "  ".join(
+                cell.ljust(width) if k == 0 else cell.rjust(width)
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )
+    mine = all_[0]
+    for name, values in mine.more.items():
+        value = statistics.median(values)
+        shown = f"{value:.1f} tokens/s" if name in {"together", "alone"} else f"{1e3 * value:.3f} ms a token"
+        print(f"  {mine.name}, {name}: {shown}")
+    for other in all_[1:]:
+        same = sum(a == b for a, b in zip(mine.ids, other.ids, strict=False))
+        print(f"  tokens equal to {other.name}: {same} of {len(mine.ids)}")
+    if args.json:
+        figures = {
+            one.name: {"prompts": one.prompts, "steps": one.steps, "more": one.more, "ids": one.ids}
+            for one in all_
+        }
+        args.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
