@@ -147,7 +147,10 @@ def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bo
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ConfigError("the prompt is text, but there is no tokenizer: give token ids")
+            raise ConfigError(
+                "the prompt is text, but there is no tokenizer: give token ids, or a folder with a "
+                "tokenizer.json (which `pip install 'shardrun[text]'` brings the package for)"
+            )
         prompt = tokenizer.ids(prompt, special=special)
     return check_ids(prompt, decoder)
 
