@@ -3,8 +3,8 @@
     python scripts/language_models.py llama FOLDER [--size tiny|160m|0.5b] [--seed 0]
 
 It needs no model hub. Any architecture of transformers' causal language models whose configuration takes the
-usual names will do. The folder is what ONNX Runtime GenAI's model builder, optimum and vLLM read. Needs torch,
-transformers and tokenizers.
+usual names will do. The folder is what ONNX Runtime GenAI's model builder, optimum and vLLM read. Needs
+torch, transformers and tokenizers.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ _OPTIONS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram",
     "num_beams": "beams", "length_penalty": "length_penalty", "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
+    "min_new_tokens": "min_new_tokens", "suppress_tokens": "suppressed",
+    "begin_suppress_tokens": "suppressed_first", "forced_bos_token_id": "forced_first",
+    "forced_eos_token_id": "forced_last",
 }  # fmt: skip
 """Key of a file -> the option it is the default of."""
 _LENGTHS = ("max_length", "min_length")
@@ -65,6 +67,8 @@ def defaults_of(said: Mapping[str, Any], where: Path) -> dict[str, Any]:
         value = said.get(key)
         if value is None:
             continue
+        if GENERATE[name].kind.repeated:
+            value = ids_of(value, where, key)
         if not GENERATE[name].kind.fits(value):
             raise ConfigError(
                 f"{where}: {key}: expected {GENERATE[name].kind.expected}, found {quote(value)}"

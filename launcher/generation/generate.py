@@ -164,7 +164,10 @@ def prepare(
     ids = _ids(decoder, prompt, tokenizer, special and not (encoded and "input_ids" not in encoded))
     read, given = _arranged(decoder, ids, inputs, manner)
     room = check_room(len(read), decoder)
-    settled = asked.filled(_lengths(manner.defaults or {}, len(read)))
+    defaults = _lengths(manner.defaults or {}, len(read))
+    if asked.ignore_eos:
+        defaults.pop("forced_last", None)
+    settled = asked.filled(defaults)
     most = settled.max_new_tokens or NEW_TOKENS
     most = most if room is None else min(most, room)
     seed = secrets.randbits(63) if settled.seed is None else settled.seed
@@ -182,7 +185,10 @@ def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bo
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ConfigError("the prompt is text, but there is no tokenizer: give token ids")
+            raise ConfigError(
+                "the prompt is text, but there is no tokenizer: give token ids, or a folder with a "
+                "tokenizer.json (which `pip install 'shardrun[text]'` brings the package for)"
+            )
         prompt = tokenizer.ids(prompt, special=special)
     return check_ids(prompt, decoder)
 
@@ -242,6 +248,13 @@ def _check(
             f"logit_bias: there is no token {max(options.logit_bias)}: the model's vocabulary has the ids 0 "
             f"to {decoder.vocabulary - 1}"
         )
+    forced = (options.suppressed, options.suppressed_first, options.forced_first, options.forced_last)
+    for token in (item for ids in forced for item in ids or ()):
+        if token >= decoder.vocabulary:
+            raise ConfigError(
+                f"the token {token} shall be suppressed or forced, but the model's vocabulary has the ids 0 "
+                f"to {decoder.vocabulary - 1}"
+            )
     for token in ends:
         if not 0 <= token < decoder.vocabulary:
             raise ConfigError(

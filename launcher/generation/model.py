@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from launcher.generation.options import GenerateOptions
 from launcher.generation.resident import decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder
 from launcher.generation.text.chat import ChatTemplate, find_template
-from launcher.generation.text.tokenizer import Tokenizer
+from launcher.generation.text.tokenizer import Tokenizer, available
 
 Messages = Sequence[Mapping[str, Any]]
+_TRANSCRIPT = "<|startoftranscript|>"
+"""With which a decoder of Whisper begins; GenAI's configuration does not say it."""
 Open = Callable[[Path], Program]
 """Starts what computes a model file."""
 
@@ -83,7 +85,8 @@ def assemble(
         decoder = build(folder, lambda path: stack.enter_context(start(path)))
         if texts.tokenizer is not None:
             texts.tokenizer.check(decoder.vocabulary, folder.decoder)
-        return LanguageModel(decoder, folder.manner, texts.tokenizer, texts.template, _stack=stack.pop_all())
+        manner = _settled(folder, texts.tokenizer)
+        return LanguageModel(decoder, manner, texts.tokenizer, texts.template, _stack=stack.pop_all())
 
 
 def build(folder: ModelFolder, start: Open) -> StatefulDecoder:
@@ -106,8 +109,25 @@ class Texts:
 
 
 def read_texts(folder: ModelFolder) -> Texts:
-    """The tokenizer and chat template of a folder, read before anything is started."""
-    tokenizer = None if folder.tokenizer is None else Tokenizer(folder.tokenizer)
-    if tokenizer is not None and folder.vocabulary is not None:
-        tokenizer.check(folder.vocabulary, folder.path)
+    """The tokenizer and chat template of a folder, read before anything is started. Without the package of
+    tokenizers there is none: token ids need none."""
+    tokenizer = None
+    if folder.tokenizer is not None and available():
+        tokenizer = Tokenizer(folder.tokenizer)
+        if folder.vocabulary is not None:
+            tokenizer.check(folder.vocabulary, folder.path)
     return Texts(tokenizer, find_template(folder.path, folder.special))
+
+
+def _settled(folder: ModelFolder, tokenizer: Tokenizer | None) -> Manner:
+    """How texts begin and end, also where only the tokenizer knows."""
+    manner = folder.manner
+    if tokenizer is None:
+        return manner
+    end = tokenizer.id_of(folder.special.get("eos_token", ""))
+    if not manner.ends and end is not None:
+        manner = replace(manner, ends=(end,))
+    start = tokenizer.id_of(_TRANSCRIPT)
+    if not manner.start and folder.encoder is not None and start is not None:
+        manner = replace(manner, start=(start,))
+    return manner

@@ -98,14 +98,41 @@ def find_states(names: Names, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     ids = next((spec for spec in inputs if spec.name == names.of("input_ids")), None)
     batch = ids.shape[0] if ids is not None and ids.shape else None
     found = []
+    presents = {spec.name: names.next_of(spec.name, by_name) for spec in inputs}
+    taken = {names.of(what) for what in STANDARD} | set(presents.values())
+    presents |= _in_order(
+        [spec for spec in inputs if presents[spec.name] is None and spec.name not in taken],
+        [spec for spec in outputs if spec.name not in taken],
+        ids.shape[-1] if ids is not None and ids.shape else None,
+    )
     for spec in inputs:
-        present = names.next_of(spec.name, by_name)
+        present = presents[spec.name]
         cross = bool(_CROSS.search(spec.name))
         if present is None and not (cross and _PAST.search(spec.name)):
             continue
         shape, axis = _empty(spec, batch, names)
         found.append(State(spec.name, present or "", cross, spec.dtype, shape, axis))
     return found
+
+
+def _in_order(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], tokens: Any
+) -> dict[str, str | None]:
+    """The outputs that follow inputs whose names say nothing: as many as these, each like its input, and no
+    input with an axis of the ``tokens`` that a step reads."""
+
+    def alike(given: TensorSpec, result: TensorSpec) -> bool:
+        fixed = all(
+            ours == theirs or not (isinstance(ours, int) and isinstance(theirs, int))
+            for ours, theirs in zip(given.shape, result.shape, strict=False)
+        )
+        read = isinstance(tokens, str) and tokens in given.shape
+        return given.dtype == result.dtype and len(given.shape) == len(result.shape) and fixed and not read
+
+    if len(inputs) != len(outputs) or any(_CROSS.search(spec.name) for spec in inputs):
+        return {}
+    pairs = list(zip(inputs, outputs, strict=True))
+    return {given.name: result.name for given, result in pairs} if all(alike(*pair) for pair in pairs) else {}
 
 
 def _empty(spec: TensorSpec, batch: Any, names: Names) -> tuple[tuple[int, ...], int | None]:

@@ -101,6 +101,22 @@ class GenerateOptions:
         Several(_ID, "a list of token ids"), STOPPING, "end with this token; repeatable", "ID", "--stop-id",
         default=tuple,
     )  # fmt: skip
+    suppressed: tuple[int, ...] | None = described(
+        Several(_ID, "a list of token ids"), CHOICE, "never this token; repeatable", "ID", "--suppress-id"
+    )
+    suppressed_first: tuple[int, ...] | None = described(
+        Several(_ID, "a list of token ids"), CHOICE, "not as the first token; repeatable", "ID",
+        "--suppress-first-id",
+    )  # fmt: skip
+    forced_first: tuple[int, ...] | None = described(
+        Several(_ID, "a list of token ids"), CHOICE,
+        "the first token that follows a decoder's start is this one (default: as the folder says)", "ID",
+        "--forced-first-id",
+    )  # fmt: skip
+    forced_last: tuple[int, ...] | None = described(
+        Several(_ID, "a list of token ids"), CHOICE,
+        "the last token that may come is this one (default: as the folder says)", "ID", "--forced-last-id",
+    )  # fmt: skip
     ignore_eos: bool = described(
         Switch(), STOPPING, "go on where the model would end the text", default=False
     )

@@ -25,6 +25,16 @@ class Penalties:
         self._shortest = options.min_new_tokens or 0
         self._ngram = options.no_repeat_ngram or 0
         self._ends = np.array(ends, np.int64)
+        self._never, self._not_first, self._first, self._last = (
+            np.array(given or (), np.int64)
+            for given in (
+                options.suppressed,
+                options.suppressed_first,
+                options.forced_first if len(prompt) == 1 else (),
+                options.forced_last,
+            )
+        )
+        self._most = options.max_new_tokens
         bias = options.logit_bias
         self._bias = (np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
         self._counts: NDArray[np.float32] | None = None
@@ -44,7 +54,12 @@ class Penalties:
     def nothing(self) -> bool:
         """Whether `apply` would change nothing, now and later."""
         idle = self._counts is None and self._seen is None and not self._ngram and not len(self._bias[0])
-        return idle and (self._read >= self._shortest or not len(self._ends))
+        forced = (
+            len(self._never)
+            or len(self._last)
+            or (not self._read and len(self._not_first) + len(self._first))
+        )
+        return idle and not forced and (self._read >= self._shortest or not len(self._ends))
 
     def apply(self, row: Row) -> Row:
         """The logits (vocabulary,) with all changes; the given ones stay as they are."""
@@ -65,6 +80,14 @@ class Penalties:
             row[list(self._followers.get(last, ()))] = -np.inf
         if self._read < self._shortest:
             row[self._ends] = -np.inf
+        first = not self._read
+        for ids, now in ((self._first, first), (self._last, self._read + 1 == self._most)):
+            if now and len(ids):
+                row[:] = -np.inf
+                row[ids] = 0
+        row[self._never] = -np.inf
+        if first:
+            row[self._not_first] = -np.inf
         return row
 
     def read(self, token: int) -> None:

@@ -45,6 +45,8 @@ class ChatTemplate:
         check_messages(messages)
         variables = {
             **self.special,
+            "tools": None,
+            "documents": None,
             "messages": [dict(item) for item in messages],
             "add_generation_prompt": continued,
             **more,

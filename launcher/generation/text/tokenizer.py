@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from launcher.errors import ConfigError
 from sharding.common.text import one_line, shortened
 
 MAX_TOKENIZER_BYTES = 256 << 20
+
+
+def available() -> bool:
+    """Whether the package ``tokenizers`` is installed."""
+    return importlib.util.find_spec("tokenizers") is not None
 
 
 class Tokenizer:
@@ -64,6 +70,12 @@ def _load(path: Path) -> Any:
         ) from None
     text = read_text(path, "tokenizer", ConfigError, MAX_TOKENIZER_BYTES)
     try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the package raises nothing more special
+        made = tokenizers.Tokenizer.from_str(text)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # the package raises nothing more special, and panics are no `Exception`
         raise ConfigError(f"{path}: this is no tokenizer: {shortened(one_line(str(error)), 200)}") from None
+    # What a file says of these is for batches: a prompt is neither cut nor filled up.
+    made.no_truncation()
+    made.no_padding()
+    return made

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +17,7 @@ import pytest
 
 from tests.launcher import cli_tools
 from tests.launcher.generation import tiny
+from tests.launcher.processes import Runner, marked, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +160,32 @@ def test_a_reader_that_leaves(place: Path) -> None:
     command = f"{sys.executable} -m launcher.cli generate model --ids 5,6 --max-new-tokens 90 --ignore-eos --samples 3"
     done = cli_tools.run(["bash", "-c", f"set -o pipefail; {command} | head -c 3"], place)
     assert len(done.stdout) >= 1 and "Traceback" not in done.stderr and "error" not in done.stderr
+
+
+STREAM = """
+import sys
+from launcher.cli import main
+sys.exit(main(["generate", sys.argv[1], "--ranks", "2", "--launcher", "local", "--prompts", sys.argv[2],
+               "--max-new-tokens", "20", "--ignore-eos"]))
+"""
+
+
+@pytest.mark.parametrize("cause", ["interrupted", "killed"])
+def test_an_end_in_the_middle(place: Path, tmp_path: Path, run_script: Runner, cause: str) -> None:
+    """Ctrl-C, or a rank that is lost, while a text comes: the first cause, an exit code, and nothing left."""
+    prompts = tmp_path / "prompts"
+    prompts.write_text('{"ids": [7]}\n' * 2000)
+    arguments = (str(place / "model" / "model.onnx"), str(prompts))
+    script = run_script(STREAM, *arguments, SHARDRUN_CACHE=str(place / "cache"))
+    assert wait_until(lambda: len(script._lines) >= 2, 120), script._errors
+    if cause == "interrupted":
+        script.signal_group(signal.SIGINT)
+    else:
+        ranks = [pid for pid, line in marked(script.mark).items() if "spawn_main" in line]
+        os.kill(max(ranks), signal.SIGKILL)
+    code, _, errors = script.end(30)
+    if cause == "interrupted":
+        assert code == 130 and errors.strip().endswith("shardrun: interrupted")
+    else:
+        assert code == 1 and re.search(r"shardrun: error: rank \d on host .* was killed by SIGKILL", errors)
+    assert "Traceback" not in errors

@@ -38,6 +38,8 @@ def cases() -> list[dict[str, Any]]:
         {"repetition_penalty": 1.4},
         {"no_repeat_ngram_size": 2},
         {"min_new_tokens": 9},
+        {"suppress_tokens": list(range(10, 30)), "begin_suppress_tokens": [1, 2, 3]},
+        {"forced_eos_token_id": 39},
         {"repetition_penalty": 0.7, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
     ]
     beams = [
@@ -48,7 +50,14 @@ def cases() -> list[dict[str, Any]]:
     ]
     mixed = [
         {"num_beams": 4, "num_return_sequences": 2, **more}
-        for more in ({"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 8})
+        for more in (
+            {"repetition_penalty": 1.3},
+            {"no_repeat_ngram_size": 2},
+            {"min_new_tokens": 8},
+            {"forced_eos_token_id": 39},
+            {"suppress_tokens": list(range(5, 30))},
+            {"begin_suppress_tokens": [1, 5]},
+        )
     ]
     return [
         {"max_new_tokens": 14, "eos_token_id": ends, **options}

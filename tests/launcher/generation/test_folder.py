@@ -178,6 +178,9 @@ LOGITS = {"logits": (FLOAT, ("b", "s", 9))}
     [
         ({"x": (FLOAT, (1, 3))}, {"y": (FLOAT, (1, 3))}, "the model is no language model: expected an output"),
         ({"x": (FLOAT, (1, 3))}, LOGITS, "the model is no decoder of tokens: expected an input 'input_ids'"),
+        ({**IDS, "a": (FLOAT, (1, 3))}, {**LOGITS, "b": (FLOAT, (1, 4))}, "the model's input 'a' is none that"),
+        ({**IDS, "a": (FLOAT, (1, 3))}, {**LOGITS, "b": (INT, (1, 3))}, "the model's input 'a' is none that"),
+        ({**IDS, "a": (FLOAT, ("b", "s", 4))}, {**LOGITS, "b": (FLOAT, ("b", "s", 4))}, "the model's input 'a' is"),
         ({**IDS, "pixels": (FLOAT, (1, 3))}, LOGITS, "the model's input 'pixels' is none that generation knows"),
         (IDS, {"logits": (FLOAT, ("b", "s", "v"))}, "nothing says how many tokens there are"),
         ({**IDS, "past.0": (FLOAT, ("b", "h", "p", "d"))}, {**LOGITS, "present.0": (FLOAT, ("b",))}, "past.0 has the"),
@@ -199,6 +202,8 @@ def test_graphs_that_are_no_decoders(inputs: Any, outputs: Any, message: str) ->
         ("past.0.key", "present.0.key", ("b", 4, 8, "past"), Names(), (1, 4, 8, 0), 3),
         ("past_conv.0", "present_conv.0", ("b", 16, 3), Names(), (1, 16, 3), None),
         ("state", "new_state", (2, 1, 128), Names(pairs={"state": "new_state"}), (2, 1, 128), None),
+        ("h", "h_after", (2, 1, 128), Names(), (2, 1, 128), None),
+        ("cached_keys", "keys", ("b", 2, "kept", 8), Names(), (1, 2, 0, 8), 2),
         ("k_%d", "k_out_%d", ("b", 2, "n", 8), Names(pairs={"k_%d": "k_out_%d"}), (1, 2, 0, 8), 2),
     ],
 )  # fmt: skip

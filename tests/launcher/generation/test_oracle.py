@@ -16,7 +16,8 @@ from tests.launcher.generation import record
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
 
 RECORDED = json.loads(record.FILE.read_text())
-NAMES = {"num_beams": "beams", "num_return_sequences": "returned", "no_repeat_ngram_size": "no_repeat_ngram"}
+NAMES = {"num_beams": "beams", "num_return_sequences": "returned", "no_repeat_ngram_size": "no_repeat_ngram",
+         "suppress_tokens": "suppressed", "begin_suppress_tokens": "suppressed_first"}  # fmt: skip
 
 
 def named(case: dict[str, Any]) -> str:
@@ -31,6 +32,8 @@ def test_all_cases_are_recorded() -> None:
 @pytest.mark.parametrize("case", RECORDED["texts"], ids=named)
 def test_greedy_and_beams(case: dict[str, Any]) -> None:
     options = {NAMES.get(name, name): value for name, value in case["options"].items()}
+    if "forced_eos_token_id" in options:
+        options["forced_last"] = [options.pop("forced_eos_token_id")]
     decoder = TableDecoder()
     manner = Manner(ends=tuple(options.pop("eos_token_id")))
     found = generate(decoder, record.PROMPT, manner=manner, **options).finish()

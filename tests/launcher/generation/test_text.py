@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers as tk
 
 from launcher.errors import ConfigError
+from launcher.generation.folder import read_folder
+from launcher.generation.model import read_texts
 from launcher.generation.text.detokenizer import Detokenizer
 from launcher.generation.text.stops import Stops
 from launcher.generation.text.tokenizer import Tokenizer
@@ -137,3 +142,26 @@ def test_a_tokenizer_of_another_model(tokenizer: Tokenizer) -> None:
     tokenizer.check(tokenizer.size, "model")
     with pytest.raises(ConfigError, match=f"ids up to {tokenizer.size - 1}, but .* ends at 99"):
         tokenizer.check(100, "model")
+
+
+def test_prompts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
+    """Whatever the file says of batches."""
+    path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
+    plain = Tokenizer(path).ids("The quick brown fox")
+    made = tk.Tokenizer.from_file(str(path))
+    made.enable_truncation(2)
+    made.enable_padding(length=50)
+    made.save(str(path))
+    assert made.encode("The quick brown fox").ids != plain
+    assert Tokenizer(path).ids("The quick brown fox") == plain
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are refused; the same model takes token ids."""
+    path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"is read by the package tokenizers.*pip install"):
+        Tokenizer(path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "model.onnx").touch()
+    assert read_texts(read_folder(tmp_path)).tokenizer is None
