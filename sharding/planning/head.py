@@ -70,28 +70,27 @@ def find_head(source: Source) -> Head | None:
     shape = shape_of(value)
     if shape is None or len(shape) != 3 or shape[AXIS] is None or shape[AXIS] == 1:
         return None
-    length = shape[AXIS]
     values: set[ir.Value] = set()
     while value is not None:
         node, shape = value.producer(), shape_of(value)
         inner = value is not logits[0]
-        if node is None or shape is None or len(shape) != 3 or shape[AXIS] != length:
+        if node is None or shape is None or len(shape) != 3 or shape[AXIS] == 1:
             return None
         if inner and (value.is_graph_output() or len(value.uses()) != 1):
             return None
         values.add(value)
         if (node.domain, node.op_type) in _PRODUCTS:
-            return Head(node, frozenset(values)) if _is_product(node, length) else None
-        value = _before(node, length)
+            return Head(node, frozenset(values)) if _is_product(node) else None
+        value = _before(node)
     return None
 
 
-def _is_product(node: ir.Node, length: Dim) -> bool:
+def _is_product(node: ir.Node) -> bool:
     """Whether a node multiplies hidden states with a matrix, position by position."""
     hidden = shape_of(node.inputs[0])
     weight = _WEIGHT.get(node.op_type, 1)
     matrix = shape_of(node.inputs[weight]) if weight < len(node.inputs) else None
-    if hidden is None or len(hidden) != 3 or hidden[AXIS] != length or node.inputs[0] in node.inputs[1:]:
+    if hidden is None or len(hidden) != 3 or hidden[AXIS] == 1 or node.inputs[0] in node.inputs[1:]:
         return False
     if node.op_type in {
         "MatMul",
@@ -111,7 +110,7 @@ def _is_product(node: ir.Node, length: Dim) -> bool:
     )
 
 
-def _before(node: ir.Node, length: Dim) -> ir.Value | None:
+def _before(node: ir.Node) -> ir.Value | None:
     """The input that a node changes element by element, the same way for all positions; None for others."""
     if node.domain or not node.inputs or node.inputs[0] is None:
         return None
@@ -124,7 +123,7 @@ def _before(node: ir.Node, length: Dim) -> ir.Value | None:
         return None
     for main, other in (node.inputs, node.inputs[::-1]):
         shape = shape_of(main)
-        if shape is not None and len(shape) == 3 and shape[AXIS] == length and _is_for_all(other):
+        if shape is not None and len(shape) == 3 and shape[AXIS] != 1 and _is_for_all(other):
             return main
     return None
 

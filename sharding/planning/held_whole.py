@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
-from sharding.planning.emit import emit_rank
+from sharding.planning.kept_state import count_collectives, solve_with_state
 from sharding.rewrite.built_weights import MOVES
 from sharding.rules.elementwise import BROADCASTING, UNARY
 from sharding.search.problem import counted_weights
-from sharding.search.solve import solve
-from sharding.search.states import place, settle
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement, Split, is_finer
 
@@ -54,9 +52,9 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         """Holds these weights whole if that saves so many collectives; whether it does."""
         nonlocal choices, whole, count
         if count is None:
-            count = _collectives(source, graph, choices, world)
-        tried = settle(source, graph, solve(source, graph, world, whole=whole | names), world)
-        fewer = _collectives(source, graph, tried, world)
+            count = count_collectives(source, graph, choices, world)
+        tried = solve_with_state(source, graph, world, whole=whole | names)
+        fewer = count_collectives(source, graph, tried, world)
         if count - fewer >= worth:
             whole, choices, count = whole | names, tried, fewer
             return True
@@ -80,11 +78,6 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
             if rejected != names:
                 better(rejected, (len(rejected) + 1) // 2)
     return choices
-
-
-def _collectives(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> int:
-    held = place(source, graph, choices, world)
-    return len(emit_rank(source, graph, choices, 0, world, state=held).collectives)
 
 
 def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> frozenset[str]:

@@ -25,12 +25,13 @@ from sharding.planning.emit import OWN_DOMAIN, Collective, emit_rank
 from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
+from sharding.planning.kept_state import solve_with_state
 from sharding.planning.pins import demanded_options, demanded_stages, pin
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
 from sharding.search.reshard import COLLECTIVES, DOMAIN
-from sharding.search.solve import counted_weights, solve
-from sharding.search.states import Placed, place, settle
+from sharding.search.solve import counted_weights
+from sharding.search.states import Placed, place
 from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
@@ -261,7 +262,7 @@ class Planner:
         if key not in self._solved:
             graph = steps(self.source, world)
             demands = pin(self.source, graph, options)
-            found = settle(self.source, graph, solve(self.source, graph, world, demands), world)
+            found = solve_with_state(self.source, graph, world, demands)
             asked = demands or options.steering is not None or options.plan is not None
             whole = world > 1 and not asked  # what was asked for stands, and all else is cut
             self._solved[key] = graph, hold_whole(self.source, graph, found, world) if whole else found

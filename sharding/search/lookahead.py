@@ -31,6 +31,8 @@ class Lookahead:
         """For each value, the placements in which it may be held."""
         problem = self.problem
         found: list[dict[int, None]] = [{} if value.weight else {WHOLE: None} for value in problem.values]
+        for begun, places in problem.begun.items():
+            found[begun] |= dict.fromkeys(places, None)
         for inputs, outputs, choices in zip(problem.inputs, problem.outputs, problem.choices, strict=True):
             for choice in choices:
                 for number, placement in zip(inputs, choice.inputs, strict=True):

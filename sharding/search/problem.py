@@ -7,7 +7,7 @@ bytes of weights held times `BYTE`, plus picoseconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,12 @@ class Problem:
     """The values, steps and costs of one graph on ``world`` ranks."""
 
     def __init__(
-        self, source: Source, graph: Sequence[Step], world: int, whole: Collection[str] = ()
+        self,
+        source: Source,
+        graph: Sequence[Step],
+        world: int,
+        whole: Collection[str] = (),
+        held: Mapping[str, Placement] | None = None,
     ) -> None:
         self.world = world
         self.counted = counted_weights(source).difference(whole)
@@ -112,7 +117,13 @@ class Problem:
         self._used: dict[tuple[int, int], int] = {}
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[Value] = []
-        self._describe(source, graph)
+        self._describe(source, graph, held or {})
+        self.begun: dict[int, Held] = {
+            self.numbers[value]: (self._number(held[value.name or ""]),)
+            for value in source.model.graph.inputs
+            if held and value.name in held
+        }
+        """Where inputs are held at first that are not whole."""
         self.inputs = [
             tuple(None if value is None else self.numbers[value] for value in step.inputs) for step in graph
         ]
@@ -126,7 +137,7 @@ class Problem:
             self.numbers[value] for value in source.model.graph.outputs if value.is_initializer()
         ]
 
-    def _describe(self, source: Source, graph: Sequence[Step]) -> None:
+    def _describe(self, source: Source, graph: Sequence[Step], held: Mapping[str, Placement]) -> None:
         model_graph, end = source.model.graph, len(graph)
         counted, outputs = self.counted, set(model_graph.outputs)
         stays = {pair.output for pair in source.state}
@@ -145,6 +156,8 @@ class Problem:
             output = None
             if value in outputs and not weight:
                 output = ANYWHERE if value.name in stays else WHOLE
+                if (value.name or "") in held:
+                    output = self._number(held[value.name or ""])
             free = not weight and value.is_graph_input() and value.name in given
             use = last.get(value, -1)
             self.values.append(Value(size, weight, is_counted, constant, static, output, free, use))

@@ -49,16 +49,18 @@ def solve(
     fixed: Mapping[ir.Value, Placement] | None = None,
     *,
     whole: Collection[str] = (),
+    held: Mapping[str, Placement] | None = None,
 ) -> list[int]:
     """The number of the chosen option for each step.
 
     ``fixed``: values that must be brought to a placement as soon as they are produced; the options of the
     steps that produce them are replaced accordingly (see `sharding.search.fixed`). ``whole``: weights that
-    need not be cut.
+    need not be cut. ``held``: how ranks hold state inputs and outputs; left out, inputs are free and outputs
+    stay where they are made.
     """
     if fixed:
         fix(graph, fixed, world, source.path, source.sizes)
-    problem = Problem(source, graph, world, whole)
+    problem = Problem(source, graph, world, whole, held)
     try:
         return _settled(problem, graph, _best(problem)).choices
     except _NoWayError as error:
@@ -155,7 +157,7 @@ class _Outcome:
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.lookahead = problem, Lookahead(problem)
-        self.settled: dict[int, Held] = {}
+        self.settled: dict[int, Held] = dict(problem.begun)
         """What all states hold alike and no longer list."""
 
     def run(self) -> _Found:

@@ -29,6 +29,12 @@ def place(source: Source, graph: Sequence[Step], choices: Sequence[int], world: 
     return _Placer(source, graph, choices, world).run()
 
 
+def wishes(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> dict[str, Placement]:
+    """The placements of all state inputs and outputs with which a further search may need fewer exchanges;
+    empty where these choices need none for state."""
+    return _Placer(source, graph, choices, world).wishes() if source.state and world > 1 else {}
+
+
 def settle(source: Source, graph: Sequence[Step], choices: list[int], world: int) -> list[int]:
     """The choices, but where a step can as well take a state as it is held, it does: the shape of a part
     tells that of the whole."""
@@ -88,6 +94,30 @@ class _Placer:
         for pair in self.source.state:
             found[pair.input] = found[pair.output] = self._best(pair)
         return found
+
+    def wishes(self) -> dict[str, Placement]:
+        """The placements at which pairs would need no exchange if all that uses them agreed; empty where none
+        needs one now."""
+        found = self.run()
+        changed = False
+        for pair in self.source.state:
+            where = found[pair.input]
+            uses, ends = self.held.get(pair.input, {}), self.held.get(pair.output, {})
+            size = self.source.sizes.bytes(self.values[pair.output])
+            moves = [_moved([where], use, size, self.world) for use in uses]
+            moves.append(_moved(ends or [REPLICATED], where, size, self.world))
+            if max(moves) <= NODE_SECONDS:
+                continue
+            values = self.values[pair.input], self.values[pair.output]
+            wish = next((there for there in (*ends, *uses) if self._is_part(there, pair, *values)), None)
+            if wish is not None:
+                changed = True
+                found[pair.input] = found[pair.output] = wish
+        return found if changed else {}
+
+    def _is_part(self, where: Placement, pair: StatePair, taken: ir.Value, made: ir.Value) -> bool:
+        captured = not self.captured.isdisjoint((pair.input, pair.output))
+        return isinstance(where, Split) and not captured and self._can_be(where, pair, taken, made)
 
     def _best(self, pair: StatePair) -> Placement:
         taken, made = self.values[pair.input], self.values[pair.output]

@@ -19,6 +19,7 @@ from sharding.errors import OptionError
 from sharding.planning.plan import Plan, plan_model
 from sharding.slices.mesh import parse_mesh
 from sharding.slices.state import LOGITS_FROM
+from sharding.writing.annotate import annotate
 from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
@@ -142,6 +143,13 @@ groups (float[b, s, 32] x, int32[b] ends, int32 total, float[b, 2, past, 8] past
 """
 
 
+TAKEN = HALF.replace("float16[", "float[").replace("Cast <to = 1> (past_0)", "Concat <axis = 2> (past_0)")
+TAKEN = TAKEN.replace("present_0 = Cast <to = 10> (ka)", "turned = Neg(ka)").replace(
+    "ka = Concat", "present_0 = Concat"
+)
+TAKEN = TAKEN.replace("ka)", "present_0)").replace("half", "taken")
+
+
 def numbers(*values: int) -> np.ndarray[Any, Any]:
     return np.asarray(values, np.int64)
 
@@ -151,6 +159,7 @@ HEADS |= {"zero": np.asarray(0, np.int64), "one": np.asarray(1, np.int64), "two"
 MODELS: dict[str, tuple[str, dict[str, np.ndarray[Any, Any]], str, int]] = {
     "stacked": (STACKED, {"w": array(16, 48), "o": array(16, 16), **HEADS}, "split:2", 1),
     "half": (HALF, {"w": array(16, 16), "o": array(16, 16), **HEADS}, "split:1", 1),
+    "taken": (TAKEN, {"w": array(16, 16), "o": array(16, 16), **HEADS}, "split:1", 1),
     "mamba": (
         MAMBA,
         {"w": array(16, 32), "taps": array(32, 4), "a": array(32, 4) / 3, "gain": array(32, 4),
@@ -292,6 +301,29 @@ def test_a_saved_plan_and_steering_hold_for_a_pair(tmp_path: Path) -> None:
     (tmp_path / "steer.yaml").write_text("k_0: replicate\nv_0: replicate\n")
     steered = plan_model(model, 2, options=SliceOptions(steering=tmp_path / "steer.yaml"))
     check_steps(steered, model, tmp_path / "slices")
+
+
+def test_annotations_hold_for_a_pair(tmp_path: Path) -> None:
+    sizes = sized(kv_heads=2, cache=True)
+    model = sizes.save(tmp_path / "model.onnx")
+    plan = plan_model(model, 2)
+    annotate(plan, tmp_path / "annotated.onnx")
+    again = plan_model(tmp_path / "annotated.onnx", 2)
+    assert again.state == plan.state and len(again.collectives) == len(plan.collectives)
+    write_slices(again, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", model, sizes.feeds())
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "heads", "ranks"), [(1, 8, 2), (1, 8, 4), (3, 6, 2), (2, 6, 3), (2, 8, 8)]
+)
+def test_heads_that_ranks_do_not_divide(tmp_path: Path, kv_heads: int, heads: int, ranks: int) -> None:
+    """Two collectives a layer all the same: one head is whole on every rank, and so is a state of others."""
+    sizes = sized(kv_heads=kv_heads, heads=heads, cache=True)
+    model = sizes.save(tmp_path / "model.onnx")
+    plan = plan_model(model, ranks)
+    assert len(plan.collectives) == 2 * sizes.layers + 2
+    check_steps(plan, model, tmp_path / "slices", steps=2)
 
 
 def test_a_user_names_a_pair(tmp_path: Path) -> None:

@@ -162,6 +162,20 @@ def test_a_cache_that_is_not_appended_to_is_replaced(nodes: Any) -> None:
     assert find(inputs, [value("present_0", after)], nodes) == (StatePair("past_0", "present_0"),)
 
 
+def test_names_are_believed_where_the_graph_cannot_be_looked_into() -> None:
+    """A decoder with and without past in one graph: both are in the branches of an If."""
+    before, after = GROWS
+    names = ["past_key_values.0.decoder.key", "past_key_values.0.encoder.key"]
+    made = ["present.0.decoder.key", "present.0.encoder.key"]
+    nodes = [("", "If", ["use_cache_branch"], ["logits", *made])]
+    inputs = [value("use_cache_branch", [1], "bool"), value(names[0], before), value(names[1], before)]
+    outputs = [value("logits", ["b", "s", 9]), value(made[0], after), value(made[1], before)]
+    assert find(inputs, outputs, nodes) == (
+        StatePair(names[0], made[0], 2, "append"),
+        StatePair(names[1], made[1], None, "once"),
+    )
+
+
 def test_a_stack_of_keys_and_values_grows() -> None:
     nodes = [
         ("", "Constant", [], ["zero"]),
