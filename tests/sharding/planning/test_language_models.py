@@ -61,6 +61,7 @@ FORMS = {
     "gemma2": Form(after=True),
     "gemma2-int4": Form(bits=4, after=True),
     "gpt-oss": Form(sinks=True, bias=True),
+    "gpt-oss-int4": Form(sinks=True, bias=True, bits=4),
 }
 
 
@@ -232,18 +233,23 @@ class Builder:
         scores = self.product(f"{layer}/moe/router", x, WIDTH, EXPERTS, bits=32)
         scores = self.added(f"{layer}/moe/router", scores, EXPERTS)
         scores = self.op("Reshape", f"{layer}/moe/router/Reshape", scores, self.numbers(-1, EXPERTS))
-        weights = [
-            self.weight(f"{own}.gate_up_proj.weight", EXPERTS, 2 * INNER, WIDTH),
-            self.weight(f"{own}.gate_up_proj.bias", EXPERTS, 2 * INNER),
-            self.weight(f"{own}.down_proj.weight", EXPERTS, WIDTH, INNER),
-            self.weight(f"{own}.down_proj.bias", EXPERTS, WIDTH),
-        ]
-        settings = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0}
+        weights = []
+        for name, rows, columns in (("gate_up_proj", WIDTH, 2 * INNER), ("down_proj", INNER, WIDTH)):
+            if self.form.bits == 4:
+                codes = self.random.integers(0, 256, (EXPERTS, columns, rows // 2)).astype(np.uint8)
+                scales = self.random.uniform(0.005, 0.02, (EXPERTS, columns, rows // BLOCK))
+                weights.append(self.constant(f"{own}.{name}.qweight", codes))
+                weights.append(self.constant(f"{own}.{name}.scales", scales.astype(np.float32)))
+            else:
+                weights.append(self.weight(f"{own}.{name}.weight", EXPERTS, columns, rows))
+            weights.append(self.weight(f"{own}.{name}.bias", EXPERTS, columns))
+        settings: dict[str, Any] = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0}
         settings |= {"k": 2, "normalize_routing_weights": 1, "swiglu_fusion": 1, "use_sparse_mixer": 0}
-        inputs = [x, scores, *weights, "", ""]
-        return str(
-            self.op("MoE", f"{layer}/moe", *inputs, domain=MICROSOFT, activation_type="swiglu", **settings)
-        )
+        op_type = "MoE"
+        if self.form.bits == 4:
+            op_type, settings = "QMoE", {**settings, "expert_weight_bits": 4, "block_size": BLOCK}
+        settings |= {"activation_type": "swiglu", "domain": MICROSOFT}
+        return str(self.op(op_type, f"{layer}/moe", x, scores, *weights, "", "", **settings))
 
     def lengths(self) -> list[str]:
         """Of the rows without padding, and of the longest with it; what turns queries and keys."""
