@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
 from sharding.slices.manifest import Manifest, read_manifest, verify_shard
 
@@ -249,6 +250,18 @@ def assert_same(
         for name, value in expected.items():
             error = relative_error(outputs[name], value)
             assert error <= tolerance, f"rank {rank}, output {name}: relative error {error}"
+
+
+def without_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime multiplies with dequantized weights of few bits without rounding the other operand."""
+    plain = onnxruntime.SessionOptions
+
+    def options() -> onnxruntime.SessionOptions:
+        made = plain()
+        made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+        return made
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", options)
 
 
 def collectives(folder: Path) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -391,15 +390,7 @@ def _check(form: Form, ranks: int, tmp_path: Path, *, most: float = 0.03, gather
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime multiplies with dequantized weights of few bits without rounding the other operand."""
-    plain = onnxruntime.SessionOptions
-
-    def options() -> onnxruntime.SessionOptions:
-        made = plain()
-        made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
-        return made
-
-    monkeypatch.setattr(onnxruntime, "SessionOptions", options)
+    lockstep.without_rounding(monkeypatch)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
