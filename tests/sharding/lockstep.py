@@ -9,14 +9,16 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 
 from sharding.slices.manifest import Manifest, read_manifest, verify_shard
+
+if TYPE_CHECKING:
+    import pytest
 
 COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Broadcast", "Send", "Recv"}
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -252,7 +254,7 @@ def assert_same(
             assert error <= tolerance, f"rank {rank}, output {name}: relative error {error}"
 
 
-def without_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_rounding(monkeypatch: "pytest.MonkeyPatch") -> None:
     """ONNX Runtime multiplies with dequantized weights of few bits without rounding the other operand."""
     plain = onnxruntime.SessionOptions
 
