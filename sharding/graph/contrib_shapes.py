@@ -220,6 +220,29 @@ def _group_query(node: _Node) -> Found:
     return [(node.type(0), (query[0], query[1], width)), (kinds[0], present), (kinds[1], present)]
 
 
+def _causal_convolution(node: _Node) -> Found:
+    """The state is as that of before, or the last positions that a kernel [channels, 1, k] looks back to."""
+    past, kernel = node.shape(3), node.dim(1, -1)
+    if past is None and not node.number("state_window") and not node.number("channels_last"):
+        back = (kernel - 1) * node.number("dilation", 1) if isinstance(kernel, int) else None
+        past = (node.dim(0, 0), node.dim(0, 1), back) if len(node.shape(0) or ()) == 3 else None
+    return [(node.type(0), node.shape(0)), (node.type(0), past)]
+
+
+def _linear_attention(node: _Node) -> Found:
+    heads, pairs = node.number("q_num_heads", 1), node.number("kv_num_heads", 1)
+    key, value = (
+        width // pairs if isinstance(width := node.dim(index, -1), int) and pairs > 0 else None
+        for index in (1, 2)
+    )
+    query, past = node.shape(0), node.shape(3)
+    if past is None and not node.number("state_window"):
+        past = (node.dim(0, 0), pairs, key, value)
+    width = max(heads, pairs) * value if value is not None else None
+    kind = node.type(3) if node.type(3) is not None else node.type(0)
+    return [(node.type(0), None if query is None else (*query[:-1], width)), (kind, past)]
+
+
 def _half(node: _Node) -> Dim:
     width = node.dim(0, -1)
     return width // 2 if isinstance(width, int) else None
@@ -272,5 +295,7 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "GroupQueryAttention"): _group_query,
     (MICROSOFT, "DequantizeLinear"): _as_scale,
     (MICROSOFT, "GatherBlockQuantized"): _gather_block,
+    (MICROSOFT, "CausalConvWithState"): _causal_convolution,
+    (MICROSOFT, "LinearAttention"): _linear_attention,
 }
 """By domain and operator."""

@@ -11,13 +11,16 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime
 
 from sharding.slices.manifest import Manifest, read_manifest, verify_shard
+
+if TYPE_CHECKING:
+    import pytest
 
 COLLECTIVES = {"AllReduce", "AllGather", "AllToAll", "Broadcast", "Send", "Recv"}
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -453,6 +456,18 @@ def assert_same(
         for name, value in expected.items():
             error = relative_error(outputs[name], value)
             assert error <= tolerance, f"rank {rank}, output {name}: relative error {error}"
+
+
+def without_rounding(monkeypatch: "pytest.MonkeyPatch") -> None:
+    """ONNX Runtime multiplies with dequantized weights of few bits without rounding the other operand."""
+    plain = onnxruntime.SessionOptions
+
+    def options() -> onnxruntime.SessionOptions:
+        made = plain()
+        made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+        return made
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", options)
 
 
 def collectives(folder: Path) -> list[str]:

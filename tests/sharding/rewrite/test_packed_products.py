@@ -23,6 +23,11 @@ WEIGHTS = {
     "sizes": np.asarray([32, 16, 16]),
     "heads": np.asarray([0, 0, 8, 8]),
     "v": graphs.array(32, 16),
+    "w8": (graphs.array(16, 64) * 40).astype(np.int8),
+    "by_column": np.abs(graphs.array(64)) / 40,
+    "by_row": np.abs(graphs.array(16)) / 40,
+    "one_scale": np.asarray(0.025, np.float32),
+    "points": (graphs.array(64, seed=2) * 9).astype(np.int8),
     "last": np.asarray([[7]]),
     "third": np.asarray([[-2]]),
 }
@@ -34,6 +39,9 @@ PRODUCTS = {
     "bias": "m = MatMul(x, w) p = Add(b, m) q, k, v_ = Split<axis = 2>(p, sizes)",
     "bias_of_three_axes": "m = MatMul(x, w) p = Add(m, b3) q, k, v_ = Split<axis = 2>(p, sizes)",
     "transposed": "t = Transpose<perm = [1, 0]>(wt) p = MatMul(x, t) " + SLICES,
+    "by_column": "d = DequantizeLinear<axis = -1>(w8, by_column, points) p = MatMul(x, d) " + SLICES,
+    "by_row": "d = DequantizeLinear<axis = 0>(w8, by_row) p = MatMul(x, d) " + SLICES,
+    "one_scale": "d = DequantizeLinear(w8, one_scale) p = MatMul(x, d) " + SLICES,
     "unsqueezed": "m = MatMul(x, w) p = Unsqueeze(m, i0) a, c, d = Split<axis = -1>(p, sizes)"
     " q = Squeeze(a, i0) k = Squeeze(c, i0) v_ = Squeeze(d, i0)",
 }
@@ -67,11 +75,12 @@ def _check(path: Path, tmp_path: Path, ranks: int = 2, whole: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_unequal_pieces(tmp_path: Path, name: str) -> None:
+def test_unequal_pieces(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lockstep.without_rounding(monkeypatch)
     path = _save(tmp_path / "model.onnx", _graph(PRODUCTS[name]))
     source = read_model(path)
     assert len([node for node in source.model.graph if node.op_type == "MatMul"]) == 4
-    assert not {"w", "wt", "b"} & set(source.weights)
+    assert not {"w", "w8", "wt", "b", "by_column", "points"} & set(source.weights)
     for ranks in (2, 4):
         sharding.slice_model(path, ranks, tmp_path / f"{ranks}")
         lockstep.assert_same(tmp_path / f"{ranks}", path, {"x": graphs.array(3, 5, 16)})

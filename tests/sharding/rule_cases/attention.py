@@ -280,6 +280,39 @@ def _scatter() -> list[Case]:
     ]
 
 
+def _recurrent() -> list[Case]:
+    """Linear attention and the convolutions before it, which keep a state."""
+    op, cases = "CausalConvWithState", []
+    for batch, channels in ((BATCH, 24), (12, 5)):
+        x, kernel, bias = f32(batch, channels, 6), f32(channels, 1, 3), f32(channels)
+        turned = [f32(batch, 6, channels), kernel, None, f32(batch, 2, channels)]
+        apart = [f32(batch, 6, channels, 2), f32(2 * channels, 1, 3), None, f32(batch, 2, channels, 2)]
+        new: dict[str, Any] = {"needs": "1.31", "block_counts": {24: (2,)}}
+        cases += [
+            _ms(op, [x, kernel, bias, f32(batch, channels, 2)], {"activation": "silu"}, 2, **new),
+            _ms(op, [x, kernel], {"dilation": 2}, 2, **new),
+            _ms(op, turned, {"channels_last": 1}, 2, **new),
+            _ms(op, apart, {"channels_last": 1}, 2, **new),
+        ]
+    op, exact = "LinearAttention", {"rtol": 1e-4, "needs": "1.31"}
+    for batch, heads, pairs in ((BATCH, 24, 12), (BATCH, 12, 24), (12, 2, 1)):
+        counts: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": pairs}
+        q, k, v = f32(batch, 5, heads * 4), f32(batch, 5, pairs * 4) / 4, f32(batch, 5, pairs * 6)
+        state, decay, rate = (
+            f32(batch, pairs, 4, 6),
+            -np.abs(f32(batch, 5, pairs)),
+            np.abs(f32(batch, 5, pairs)),
+        )
+        gated = {**counts, "update_rule": "gated"}
+        cases += [
+            _ms(op, [q, k, v], {**counts, "update_rule": "linear"}, 2, **exact),
+            _ms(op, [q, k, v, state, -np.abs(f32(batch, 5, pairs * 4))], gated, 2, **exact),
+            _ms(op, [q, k, v, state, decay, rate], counts, 2, **exact),
+            _ms(op, [q, k, v, state, decay, rate[:, :, :1]], {**counts, "scale": 0.3}, 2, **exact),
+        ]
+    return cases
+
+
 CASES = [
     *_standard(),
     *_fused(),
@@ -289,6 +322,7 @@ CASES = [
     *_group_query(),
     *_rotary(),
     *_scatter(),
+    *_recurrent(),
 ]
 HEADS_AND_BATCH = frozenset({"blocks->split"})
 LINEAR = frozenset({"partial->partial"})
@@ -299,5 +333,6 @@ EXTRA: dict[tuple[str, str], Set[str]] = {
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): HEADS_AND_BATCH,
     ("", "RotaryEmbedding"): LINEAR,
     (MICROSOFT, "RotaryEmbedding"): LINEAR,
+    (MICROSOFT, "CausalConvWithState"): {"blocks->blocks"},
     ("", "TensorScatter"): LINEAR | {"blocks->blocks"},
 }

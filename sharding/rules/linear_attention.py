@@ -1,0 +1,54 @@
+"""Operators with a recurrent state in place of a cache: linear attention, and the convolution before it.
+
+Channels and heads are independent of each other, and so are the rows of a batch; the state goes with both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sharding.rules.attention import MICROSOFT, divided_counts, first_outputs, given_parts
+from sharding.rules.base import NodeView, Option, rule
+from sharding.rules.common import dim, option, shape_of, splits
+from sharding.slices.placement import Placement, Split
+
+
+@rule("CausalConvWithState", domain=MICROSOFT)
+def causal_convolution(node: NodeView) -> list[Option]:
+    """X [batch, channels, length] or [batch, length, channels...], a kernel for each channel, bias, state."""
+    shape, last = node.shapes[0], bool(node.attributes.get("channels_last", 0))
+    if shape is None or len(shape) < 3 or (len(shape) > 3 and not last) or _has_window(node):
+        return []
+    axis = 2 if last else 1
+    options = []
+    for split in splits(node, shape, (0,) if len(shape) > 3 else (0, axis)):
+        parts: dict[int, Placement] = {0: split, 3: split}
+        if split.axis == axis:
+            parts |= {1: Split(0, split.blocks), 2: Split(0, split.blocks)}
+        options.append(option(node, given_parts(node, parts), split))
+    return options
+
+
+def _has_window(node: NodeView) -> bool:
+    """Whether the states of several last positions are kept, not that of the last one alone."""
+    return int(node.attributes.get("state_window", 0)) > 0
+
+
+@rule("LinearAttention", domain=MICROSOFT)
+def linear_attention(node: NodeView) -> list[Option]:
+    """Queries, keys, values [batch, length, heads * size]; state, decay and rate for each key/value head."""
+    query = node.shapes[0]
+    if query is None or len(query) != 3 or _has_window(node):
+        return []
+    heads, pairs = (int(node.attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
+    options = []
+    if node.divisible(heads) and node.divisible(pairs):
+        own, state = Split(2), Split(1)
+        parts: dict[int, Placement] = {0: own, 1: own, 2: own, 3: state, 4: own}
+        if dim(shape_of(node, 5), 2) != 1:
+            parts[5] = own
+        outputs = first_outputs(node, [own, state])
+        options.append(option(node, given_parts(node, parts), outputs, partial(divided_counts, node)))
+    if node.divisible(query[0]):
+        options.append(option(node, given_parts(node, dict.fromkeys(range(6), Split(0))), Split(0)))
+    return options
