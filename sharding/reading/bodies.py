@@ -132,6 +132,7 @@ class _Opener:
             sources = [node.inputs[0], given[0][index], given[1][index]]
             leave = self._marker("Leave", sources, name, region, index=index)
             moved.append(leave)
+            output.shape = None  # of two branches, it was made up; the markers tell
             self._hand_over(output, leave.outputs[0])
         self.graph.insert_before(node, moved)
         let_go(node)

@@ -182,8 +182,12 @@ def test_what_two_branches_share_is_prepared_once(tmp_path: Path, monkeypatch: p
     text = """
     g (float[n, 256] x, bool flag) => (float[n, 256] y) {
       y = If (flag) <
-        then_branch = a () => (float[n, 256] p) { u = MatMul(x, wide) r = Relu(u) d = MatMul(r, narrow) p = Abs(d) },
-        else_branch = b () => (float[n, 256] q) { v = MatMul(x, wide) s = Tanh(v) e = MatMul(s, narrow) q = Exp(e) }
+        then_branch = a () => (float[n, 256] p) {
+          u = MatMul(x, wide) r = Relu(u) d = MatMul(r, narrow) p = Abs(d)
+        },
+        else_branch = b () => (float[n, 256] q) {
+          v = MatMul(x, wide) s = Tanh(v) e = MatMul(s, narrow) q = Exp(e)
+        }
       >
     }"""
     model = onnx.parser.parse_model(HEADER + text)
