@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ranks.collectives.buffers import Memory
 from ranks.errors import ModelError
 from ranks.sessions.cut import Control
 from ranks.sessions.nodes import describe
+
+if TYPE_CHECKING:
+    from ranks.weights.updated.bound import BoundWeights
 
 Array = np.ndarray[Any, Any]
 _INT64 = 7
@@ -31,6 +34,9 @@ class Body(Protocol):
     def run(self, feeds: Sequence[Any]) -> list[Any]:
         """Runs it on its inputs in order."""
 
+    def all_weights(self) -> list[BoundWeights]:
+        """The variable weights of its sessions, and of the bodies in it."""
+
 
 @dataclass(frozen=True)
 class Driven:
@@ -41,6 +47,10 @@ class Driven:
     agreement: Agreement
     stacked: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] = ()
     """Of a loop's stacked outputs the type and shape of one element, unknown axes 0: what no turn leaves."""
+
+    def all_weights(self) -> list[BoundWeights]:
+        """The variable weights of its bodies."""
+        return [bound for body in self.bodies for bound in body.all_weights()]
 
     @property
     def communication_seconds(self) -> float:

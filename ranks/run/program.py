@@ -84,8 +84,8 @@ class Program:
         into_bodies = {name for item in driven for name in item.control.reads}
         self._passed_on = into_bodies.difference(self._read) if memory is self._host else frozenset()
         self._read |= into_bodies
-        outputs = {name for item in driven for name in item.control.outputs}
-        self._given = {name for name in outputs if self._place(name) is self._host}
+        given = (name for item in driven for name in item.control.outputs)
+        self._given = {name for name in given if self._place(name) is self._host}
         """What bodies gave: the caller may have it without a copy."""
         self._plans = Plans(sessions, memory)
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
@@ -104,6 +104,11 @@ class Program:
             if self._mail is not None:
                 self._mail.begin()
             return results
+
+    def all_weights(self) -> list[BoundWeights]:
+        """The variable weights, as the sessions of each program have them: this one's and its bodies'."""
+        inner = [bound for level in self._driven for item in level for bound in item.all_weights()]
+        return inner if self.weights is None else [self.weights, *inner]
 
     def fail(self, reason: str) -> None:
         """Instead of a run, or after one that failed: finishes its sends and receives without values, and so
@@ -166,9 +171,8 @@ class Program:
             if self._elements[name] is None:
                 values[name] = np.asarray(array, dtype=object)
                 continue
-            if name in self._passed_on:  # a body's program takes its own copy
-                values[name] = array
-            else:
+            values[name] = array
+            if name not in self._passed_on:  # else a body's program takes its own copy
                 values[name] = memory.allocate(array.shape, self._elements[name] or 0)
                 memory.load(values[name], array)
         shapes: dict[str, Shape] = {}
@@ -261,12 +265,11 @@ class Program:
                 value = self._place(name).fetch(value)
             given[name] = value.numpy() if isinstance(value, ort.OrtValue) else value
         for name, array in zip(driven.control.node.output, driven.run(given), strict=False):
+            values[name] = array
             element = self._elements.get(name)
-            if not name or element is None or self._place(name) is self._host:
-                values[name] = array
-                continue
-            values[name] = self._memory.allocate(array.shape, element)
-            self._memory.load(values[name], array)
+            if element is not None and self._place(name) is not self._host:
+                values[name] = self._memory.allocate(array.shape, element)
+                self._memory.load(values[name], array)
         self.communication_seconds += driven.communication_seconds - before
 
     # shapes known

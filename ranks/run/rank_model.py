@@ -201,8 +201,8 @@ class RankModel:
             return
         with self._lock:
             self._weights, self._together = other._weights, other._together
-            if self._program is not None and self._program.weights is not None:
-                self._program.weights.weights = self._weights
+            for bound in self._program.all_weights() if self._program is not None else ():
+                bound.weights = self._weights
 
     @property
     def stats(self) -> Stats:

@@ -69,10 +69,9 @@ class Schedule:
         """The name of the backend in use."""
         return self._world.name
 
-    @property
-    def weights(self) -> BoundWeights | None:
+    def all_weights(self) -> list[BoundWeights]:
         """The program's variable weights."""
-        return self._program.weights
+        return self._program.all_weights()
 
     @property
     def communication_seconds(self) -> float:

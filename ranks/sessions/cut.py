@@ -231,7 +231,16 @@ class _Cutter:
                     self.collectives.append([])
                     self.controls.append([])
                 if driven:
-                    read = [name for name in names if name in node.input or name not in self.constants]
+                    read = [
+                        name
+                        for name in names
+                        if name in node.input or name not in self.constants | self.weights
+                    ]
+                    if held := self.weights.intersection(node.input):
+                        raise ModelError(
+                            f"{describe(node)} itself reads the variable weight {min(held)!r}: only weights "
+                            f"that bodies compute with can be variable."
+                        )
                     self.controls[level].append(Control(node, read, level))
                 else:
                     self.collectives[level].extend(_collectives(node, level))

@@ -38,7 +38,7 @@ def infer(node: ir.Node) -> dict[str, onnx.TypeProto]:
         if node.op_type == "Stack":
             lengths.insert(axis if axis >= 0 else axis + len(lengths) + 1, None)
         else:
-            del lengths[axis]
+            lengths[axis : axis + 1 or None] = []
         shape = lengths
     output = node.outputs[0]
     if value.dtype is None or not output.name:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sharding.rules.base import Dim
+from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -100,6 +101,13 @@ def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     for user, index in list(value.uses()):
         user.replace_input_with(index, constant)
     return constant
+
+
+def shown_node(node: ir.Node) -> str:
+    """A node as errors name it; what stands for control flow in an opened graph as that."""
+    if node.domain == FLOW:
+        return f"the control flow {node.attributes['name'].as_string()!r}"
+    return f"{node.op_type} {node.name!r}"
 
 
 def replace_by_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:

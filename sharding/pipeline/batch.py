@@ -24,7 +24,7 @@ import numpy as np
 
 from sharding.graph.fold import small_constant
 from sharding.graph.symbols import shown_shape
-from sharding.graph.values import shape_of
+from sharding.graph.values import shape_of, shown_node
 from sharding.pipeline.rows import ROW_RULES, Length, Relation, Rows
 from sharding.reading.lengths import Lengths, lengths_of, with_inputs
 from sharding.rules.base import Option
@@ -141,7 +141,7 @@ class _Proof:
     def _outputs(self, step: Step) -> Sequence[Relation | _Unknown]:
         inputs = [REPLICATED if value is None else self.known[value] for value in step.inputs]
         count = len(step.node.outputs)
-        name = f"{step.node.op_type} {step.node.name!r}"
+        name = shown_node(step.node)
         for relation in inputs:
             if isinstance(relation, _Unknown):
                 return [relation] * count

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sharding.common.text import counted
 from sharding.errors import SliceError
 from sharding.graph.sizes import Sizes
-from sharding.graph.values import shape_of, subgraphs
+from sharding.graph.values import shape_of, shown_node, subgraphs
 from sharding.pipeline.balance import Costs, balanced
 from sharding.rules.flow import FLOW
 from sharding.search.cost import (
@@ -179,8 +179,13 @@ class _Cutter:
         raise SliceError(
             f"{path} can be cut at {counted(len(usable), 'place')} only, too few for "
             f"{counted(count, 'pipeline stage')}: between stages only tensors of known type and rank can "
-            f"pass; choose fewer stages."
+            f"pass{self._whole_bodies()}; choose fewer stages."
         )
+
+    def _whole_bodies(self) -> str:
+        """For errors: that a stage runs control flow as a whole, where there is some."""
+        names = {shown_node(step.node): None for step in self.graph if step.node.domain == FLOW}
+        return f", and a stage runs {' and '.join(list(names)[:3])} as a whole" if names else ""
 
     # What is repeated.
 

@@ -92,6 +92,7 @@ def _can_open(node: ir.Node, version: int) -> bool:
         right = scanned > 0 and carried >= 0 and None not in node.inputs
         right = right and version >= SCAN_OPSET and len(body.inputs) == len(node.inputs)
         right = right and len(body.outputs) == len(node.outputs) >= carried
+        right = right and _axes_exist(node, scanned)
     if not right:
         return False
     inner = [item for graph in _graphs(node) for item in graph]
@@ -102,6 +103,13 @@ def _is_tensor(value: ir.Value) -> bool:
     import onnx_ir as ir
 
     return isinstance(value.type, ir.TensorType) and value.dtype is not None
+
+
+def _axes_exist(node: ir.Node, scanned: int) -> bool:
+    """Whether what a Scan goes along is an axis of each of its inputs, as far as that is known."""
+    axes = _integers(node, "scan_input_axes")
+    ranks = [len(shape_of(value) or ()) for value in node.inputs[len(node.inputs) - scanned :]]
+    return all(-rank <= axes.get(index, 0) < rank for index, rank in enumerate(ranks))
 
 
 class _Opener:
@@ -132,6 +140,7 @@ class _Opener:
             sources = [node.inputs[0], given[0][index], given[1][index]]
             leave = self._marker("Leave", sources, name, region, index=index)
             moved.append(leave)
+            output.shape = None  # of two branches, it was made up; the markers tell
             self._hand_over(output, leave.outputs[0])
         self.graph.insert_before(node, moved)
         let_go(node)
@@ -269,13 +278,14 @@ def _entered(value: ir.Value, region: int) -> bool:
 
 
 def _integer(node: ir.Node, name: str) -> int:
-    attribute = node.attributes.get(name)
-    return 0 if attribute is None else attribute.as_int()
+    value = None if (attribute := node.attributes.get(name)) is None else attribute.value
+    return value if isinstance(value, int) else 0
 
 
 def _integers(node: ir.Node, name: str) -> dict[int, int]:
-    attribute = node.attributes.get(name)
-    return {} if attribute is None else dict(enumerate(attribute.as_ints()))
+    value = None if (attribute := node.attributes.get(name)) is None else attribute.value
+    numbers = value if isinstance(value, list | tuple) else ()
+    return {index: number for index, number in enumerate(numbers) if isinstance(number, int)}
 
 
 def _captured_by(body: ir.Graph) -> list[ir.Value]:

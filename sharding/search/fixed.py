@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sharding.errors import SliceError
 from sharding.graph.sizes import Sizes
 from sharding.graph.symbols import shown_shape
-from sharding.graph.values import shape_of
+from sharding.graph.values import shape_of, shown_node
 from sharding.rules.base import Emit, Emitter, Option, Value, Values
 from sharding.search.cost import IMPOSSIBLE, reshard_seconds
 from sharding.search.reshard import reshard, with_collectives
@@ -87,10 +87,10 @@ def _impossible(step: Step, wanted: Sequence[Placement | None], world: int) -> s
         if target is None or target == REPLICATED:
             continue
         if target == PARTIAL:
-            why = f"{step.node.op_type} {step.node.name!r} cannot make it as summands"
+            why = f"{shown_node(step.node)} cannot make it as summands"
         elif not fits(target, value, world):
             why = f"its shape {list(shown_shape(value) or ())} does not divide so over {world} ranks"
         else:
             continue
         return f"value {value.name!r} cannot be brought to {target}: {why}."
-    return f"the outputs of {step.node.op_type} {step.node.name!r} cannot be placed as demanded."
+    return f"the outputs of {shown_node(step.node)} cannot be placed as demanded."

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sharding.common.text import counted
 from sharding.errors import SliceError
+from sharding.graph.values import shown_node
 from sharding.search.carried import carried_ways
 from sharding.search.fixed import fix
 from sharding.search.lookahead import Lookahead
@@ -66,7 +67,7 @@ def solve(
     except _NoWayError as error:
         node = graph[error.step].node
         raise SliceError(
-            f"{source.path}: {node.op_type} {node.name!r} cannot run on {counted(world, 'rank')} with its "
+            f"{source.path}: {shown_node(node)} cannot run on {counted(world, 'rank')} with its "
             f"inputs held as is demanded: demand other placements there, or none."
         ) from None
 

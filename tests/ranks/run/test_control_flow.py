@@ -182,10 +182,12 @@ def test_what_two_branches_share_is_prepared_once(tmp_path: Path, monkeypatch: p
     text = """
     g (float[n, 256] x, bool flag) => (float[n, 256] y) {
       y = If (flag) <
-        then_branch = a () => (float[n, 256] p)
-          { u = MatMul(x, wide) r = Relu(u) d = MatMul(r, narrow) p = Abs(d) },
-        else_branch = b () => (float[n, 256] q)
-          { v = MatMul(x, wide) s = Tanh(v) e = MatMul(s, narrow) q = Exp(e) }
+        then_branch = a () => (float[n, 256] p) {
+          u = MatMul(x, wide) r = Relu(u) d = MatMul(r, narrow) p = Abs(d)
+        },
+        else_branch = b () => (float[n, 256] q) {
+          v = MatMul(x, wide) s = Tanh(v) e = MatMul(s, narrow) q = Exp(e)
+        }
       >
     }"""
     model = onnx.parser.parse_model(HEADER + text)
@@ -200,6 +202,33 @@ def test_what_two_branches_share_is_prepared_once(tmp_path: Path, monkeypatch: p
     _check(path, tmp_path / "out", feeds, worlds=(2,))
     blobs = list((tmp_path / "cache" / "weights" / "blobs").iterdir())
     assert len(blobs) == 4, "two weights, of each a half on either rank"
+
+
+def test_weights_in_bodies_can_be_replaced_while_serving(tmp_path: Path) -> None:
+    path = merged_decoder.build(tmp_path / "model.onnx")
+    sharding.slice_model(path, 2, tmp_path / "out")
+    feeds = [merged_decoder.feeds(past=past) for past in (True, False)]
+    changed = onnx.load(path)
+    (held,) = [tensor for tensor in changed.graph.initializer if tensor.name == "up0"]
+    new = _x(*held.dims) / 7
+    held.CopyFrom(numpy_helper.from_array(new, "up0"))
+    (tmp_path / "changed.onnx").write_bytes(changed.SerializeToString())
+
+    def work(communicator: FakeCommunicator) -> list[Any]:
+        folder = tmp_path / "out"
+        loaded = executor.load(folder, communicator=communicator, threads=1, variable_weights=["up0"])
+        before = [loaded.run(feed) for feed in feeds]
+        loaded.update_weights({"up0": new})
+        return [before, [loaded.run(feed) for feed in feeds]]
+
+    sessions = [ort.InferenceSession(item) for item in (path, tmp_path / "changed.onnx")]
+    expected = [[session.run(None, feed) for feed in feeds] for session in sessions]
+    for found in on_ranks(2, work):
+        for ours, theirs in zip(found, expected, strict=True):
+            for mine, wanted in zip(ours, theirs, strict=True):
+                for a, b in zip(mine, wanted, strict=True):
+                    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(expected[0][0][0], expected[1][0][0], atol=1e-2)
 
 
 def test_the_figures_count_one_branch_and_one_turn(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
-from sharding.errors import SliceError
+from sharding.errors import ShardrunError, SliceError
 from sharding.planning.plan import plan_model
 from sharding.reading.read import read_model
 from sharding.slices.manifest import read_manifest
@@ -241,6 +241,28 @@ def test_a_branch_that_draws_from_nothing_stays_closed(tmp_path: Path) -> None:
     assert [node.op_type for node in source.model.graph] == ["Loop"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("scan_input_axes = [7]", "scan_input_axes = [1]"),
+        ("num_scan_inputs = 9", "num_scan_inputs = 1"),
+        ("num_scan_inputs = 2", "num_scan_inputs = 1"),
+        ("scan_output_axes = [9, -9]", "scan_output_axes = [2, 0]"),
+        ("body = b (float[n, 48] hp)", "body = b (float[n, 48] hp, float[n, 48] xt)"),
+    ],
+)
+def test_a_damaged_loop_gives_a_sentence_or_stays_closed(wrong: str, right: str, tmp_path: Path) -> None:
+    assert right in SCAN
+    path = _save(tmp_path / "model.onnx", SCAN.replace(right, wrong))
+    try:
+        sharding.slice_model(path, 2, tmp_path / "out", allow_replicated=True)
+    except ShardrunError as error:
+        assert str(path) in str(error)
+        assert not (tmp_path / "out").exists()
+    else:
+        assert _operators(tmp_path / "out")["Scan"] == 1
+
+
 def test_stages_do_not_cut_through_control_flow(tmp_path: Path) -> None:
     """A stage runs control flow as a whole; a model that is one such node has one stage."""
     layers = " ".join(
@@ -254,7 +276,7 @@ def test_stages_do_not_cut_through_control_flow(tmp_path: Path) -> None:
     sharding.slice_model(path, 2, tmp_path / "out", options=options)
     lockstep.assert_same(tmp_path / "out", path, {**X, "m": np.array(2)})
     whole = merged_decoder.build(tmp_path / "whole.onnx")
-    with pytest.raises(SliceError, match="can be cut at 0 places only"):
+    with pytest.raises(SliceError, match="a stage runs the control flow 'If_0' as a whole"):
         sharding.slice_model(whole, 2, tmp_path / "no", options=options)
     assert not (tmp_path / "no").exists()
 
