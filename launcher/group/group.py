@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.group.watch import Job
@@ -28,7 +29,6 @@ from launcher.job.start_arguments import (
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
-from ranks.common.interrupts import held_back
 from ranks.common.settings import default_timeout
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming

@@ -15,7 +15,7 @@ ALLOW_ZERO = 14
 """The first opset in which a 0 in the shape of Reshape can mean 0."""
 
 
-def zero_is_zero(opset: int) -> dict[str, int]:
+def zero_is_zero(opset: int) -> dict[str, Any]:
     """The attributes of a Reshape whose target is made of lengths: one is 0 where a batch or sequence is
     empty: without them 0 copies a length of the input."""
     return {"allowzero": 1} if opset >= ALLOW_ZERO else {}
