@@ -55,7 +55,7 @@ class Pool(Generic[Worker, Given, Result]):
     @property
     def free(self) -> list[Worker]:
         """The workers that do nothing now."""
-        return list(self._queue.free)
+        return [slot.worker for slot in self._queue.free]
 
     def run(self, given: Given) -> Result:
         """The result of the work on ``given``, or what the work raises.
@@ -64,7 +64,7 @@ class Pool(Generic[Worker, Given, Result]):
         while this thread waits. A thread that is interrupted while it waits (Ctrl-C) leaves the queue.
         """
         queue = self._queue
-        held: list[Worker] = []
+        held: list[_Slot[Worker]] = []
         try:
             with queue.lock:
                 if queue.closed:
@@ -75,7 +75,7 @@ class Pool(Generic[Worker, Given, Result]):
                 else:
                     turn = self._enter(given)
             if held:
-                return queue.work(held[0], given)
+                return queue.work(held[0].worker, given)
         finally:
             if held:
                 try:
@@ -117,12 +117,21 @@ class _Turn(Generic[Given, Result]):
         self.done.acquire()
 
 
+class _Slot(Generic[Worker]):
+    """A worker, told from others though several may be one object."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+
 class _Helper(Generic[Worker]):
     """A thread of the pool; ``wake`` opens when it has a worker to use, or None to end."""
 
     __slots__ = ("wake", "worker")
 
-    def __init__(self, worker: Worker | None) -> None:
+    def __init__(self, worker: _Slot[Worker] | None) -> None:
         self.worker = worker
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -138,7 +147,7 @@ class _Queue(Generic[Worker, Given, Result]):
         self.reserve = reserve
         self.begun = time.monotonic()  # when one of those who waited was served last
         self.closed = False
-        self._workers = list(workers)
+        self._workers = [_Slot(worker) for worker in workers]
         self._nobody_is_here()
         forks.in_child(self, _Queue._nobody_is_here)
 
@@ -167,7 +176,7 @@ class _Queue(Generic[Worker, Given, Result]):
         finally:
             del error  # its traceback holds this frame
 
-    def give_back(self, held: list[Worker]) -> None:
+    def give_back(self, held: list[_Slot[Worker]]) -> None:
         """The worker that is held is free, or goes to a thread for those who wait; ``held`` is empty then.
         May be interrupted anywhere, and be called again."""
         with self.lock:
@@ -183,7 +192,7 @@ class _Queue(Generic[Worker, Given, Result]):
 
     def _help_out(self) -> None:
         """A worker in reserve takes a turn, where nobody has been served for long."""
-        held: list[Worker] = []
+        held: list[_Slot[Worker]] = []
         try:
             with self.lock:
                 now = time.monotonic()
@@ -197,7 +206,7 @@ class _Queue(Generic[Worker, Given, Result]):
             self.give_back(held)
             raise
 
-    def _lend(self, held: list[Worker]) -> None:
+    def _lend(self, held: list[_Slot[Worker]]) -> None:
         """The worker that is held goes to a thread for those who wait."""
         with self.lock:
             if self._helpers:
@@ -244,7 +253,7 @@ class _Queue(Generic[Worker, Given, Result]):
             del worker
             helper.wake.acquire()
 
-    def _serve(self, worker: Worker, helper: _Helper[Worker] | None) -> bool:
+    def _serve(self, worker: _Slot[Worker], helper: _Helper[Worker] | None) -> bool:
         """Does the work of all who wait, in order; then the worker is free and ``helper`` counts as asleep.
 
         Also free is a worker that has done its turn while another should be in reserve. False where the pool
@@ -263,7 +272,7 @@ class _Queue(Generic[Worker, Given, Result]):
                 turn = self.waiting.popleft()
                 self.begun = time.monotonic()
             try:
-                turn.results.append(self.work(worker, turn.given.pop()))
+                turn.results.append(self.work(worker.worker, turn.given.pop()))
             except BaseException as error:
                 turn.error = error
             turn.done.release()
