@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ranks.common import forks
-from ranks.common.interrupts import held_back
 from ranks.errors import QueueFullError, ShardrunError
 
 Worker = TypeVar("Worker")
@@ -56,7 +55,7 @@ class Pool(Generic[Worker, Given, Result]):
     @property
     def free(self) -> list[Worker]:
         """The workers that do nothing now."""
-        return list(self._queue.free)
+        return [slot.worker for slot in self._queue.free]
 
     def run(self, given: Given) -> Result:
         """The result of the work on ``given``, or what the work raises.
@@ -65,18 +64,25 @@ class Pool(Generic[Worker, Given, Result]):
         while this thread waits. A thread that is interrupted while it waits (Ctrl-C) leaves the queue.
         """
         queue = self._queue
-        with held_back():  # else a worker could be lost between two instructions
+        held: list[_Slot[Worker]] = []
+        try:
             with queue.lock:
                 if queue.closed:
                     raise _closed()
-                worker = queue.free.pop() if len(queue.free) > queue.reserve else None
-                if worker is None:
+                if len(queue.free) > queue.reserve:
+                    held.append(queue.free[-1])  # recorded before it is taken: a Ctrl-C may come in between
+                    del queue.free[-1]
+                else:
                     turn = self._enter(given)
-            if worker is not None:
+            if held:
+                return queue.work(held[0].worker, given)
+        finally:
+            if held:
                 try:
-                    return queue.work(worker, given)
-                finally:
-                    queue.give_back(worker)
+                    queue.give_back(held)
+                except BaseException:  # Ctrl-C
+                    queue.give_back(held)
+                    raise
         return queue.wait(turn)
 
     def _enter(self, given: Given) -> _Turn[Given, Result]:
@@ -111,12 +117,21 @@ class _Turn(Generic[Given, Result]):
         self.done.acquire()
 
 
+class _Slot(Generic[Worker]):
+    """A worker, told from others though several may be one object."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+
 class _Helper(Generic[Worker]):
     """A thread of the pool; ``wake`` opens when it has a worker to use, or None to end."""
 
     __slots__ = ("wake", "worker")
 
-    def __init__(self, worker: Worker | None) -> None:
+    def __init__(self, worker: _Slot[Worker] | None) -> None:
         self.worker = worker
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -132,7 +147,7 @@ class _Queue(Generic[Worker, Given, Result]):
         self.reserve = reserve
         self.begun = time.monotonic()  # when one of those who waited was served last
         self.closed = False
-        self._workers = list(workers)
+        self._workers = [_Slot(worker) for worker in workers]
         self._nobody_is_here()
         forks.in_child(self, _Queue._nobody_is_here)
 
@@ -161,38 +176,59 @@ class _Queue(Generic[Worker, Given, Result]):
         finally:
             del error  # its traceback holds this frame
 
-    def give_back(self, worker: Worker) -> None:
-        """A worker is done with its caller's work: it is free, or goes to a thread for those who wait."""
+    def give_back(self, held: list[_Slot[Worker]]) -> None:
+        """The worker that is held is free, or goes to a thread for those who wait; ``held`` is empty then.
+        May be interrupted anywhere, and be called again."""
         with self.lock:
+            if not held or held[0] in self.free:
+                del held[:]
+                return
             if not self.waiting or len(self.free) < self.reserve:
                 if not self.closed:
-                    self.free.append(worker)
+                    self.free.append(held[0])
+                del held[:]
                 return
-        self._lend(worker)
+        self._lend(held)
 
     def _help_out(self) -> None:
         """A worker in reserve takes a turn, where nobody has been served for long."""
-        with self.lock:
-            now = time.monotonic()
-            if not self.free or not self.waiting or now - self.begun < PATIENCE:
-                return
-            worker = self.free.pop()
-            self.begun = now
-        self._lend(worker)
+        held: list[_Slot[Worker]] = []
+        try:
+            with self.lock:
+                now = time.monotonic()
+                if not self.free or not self.waiting or now - self.begun < PATIENCE:
+                    return
+                held.append(self.free[-1])
+                del self.free[-1]
+                self.begun = now
+            self._lend(held)
+        except BaseException:
+            self.give_back(held)
+            raise
 
-    def _lend(self, worker: Worker) -> None:
-        """The worker goes to a thread for those who wait."""
+    def _lend(self, held: list[_Slot[Worker]]) -> None:
+        """The worker that is held goes to a thread for those who wait."""
         with self.lock:
             if self._helpers:
-                helper = self._helpers.pop()
-                helper.worker = worker
+                helper = self._helpers[-1]
+                helper.worker = held[0]
+                del self._helpers[-1], held[:]  # no call, after which an interruption could come
                 helper.wake.release()
                 return
-        new = _Helper(worker)
+        new = _Helper(held[0])
         try:
             threading.Thread(target=self._help, args=(new,), name="shardrun-runner", daemon=True).start()
+            del held[:]
         except RuntimeError:  # the system allows no more threads: this one works for the others first
+            worker = held[0]
+            del held[:]
             self._serve(worker, None)
+        except BaseException:
+            with self.lock:
+                if new.worker is None:  # the thread has it
+                    del held[:]
+                new.worker = None
+            raise
 
     def close(self) -> None:
         """Ends all waiting, and the threads that sleep."""
@@ -209,14 +245,15 @@ class _Queue(Generic[Worker, Given, Result]):
 
     def _help(self, helper: _Helper[Worker]) -> None:
         """The pool's threads: serve with the worker they are given, then sleep until there is another."""
-        while helper.worker is not None:
-            worker, helper.worker = helper.worker, None
-            if not self._serve(worker, helper):
+        while True:
+            with self.lock:
+                worker, helper.worker = helper.worker, None
+            if worker is None or not self._serve(worker, helper):
                 return
             del worker
             helper.wake.acquire()
 
-    def _serve(self, worker: Worker, helper: _Helper[Worker] | None) -> bool:
+    def _serve(self, worker: _Slot[Worker], helper: _Helper[Worker] | None) -> bool:
         """Does the work of all who wait, in order; then the worker is free and ``helper`` counts as asleep.
 
         Also free is a worker that has done its turn while another should be in reserve. False where the pool
@@ -235,7 +272,7 @@ class _Queue(Generic[Worker, Given, Result]):
                 turn = self.waiting.popleft()
                 self.begun = time.monotonic()
             try:
-                turn.results.append(self.work(worker, turn.given.pop()))
+                turn.results.append(self.work(worker.worker, turn.given.pop()))
             except BaseException as error:
                 turn.error = error
             turn.done.release()
