@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
@@ -44,11 +42,12 @@ if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
+    from ranks.talk.reports import Ready, StatsReport, TensorReport
+    from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
@@ -162,7 +161,8 @@ class Group:
             job.fail(LaunchError("This group's last request was interrupted: start another one."))
             raise
         if answers.result is not None:
-            self.communication_seconds = answers.result.fields["stats"]["communication_seconds"]
+            stats = cast("StatsReport", answers.result.fields["stats"])
+            self.communication_seconds = stats["communication_seconds"]
             return answers.result.tensors
         raise self._failed()
 
@@ -277,7 +277,7 @@ def start(
 
 
 @contextlib.contextmanager
-def _as_path(model: Any) -> Iterator[Path]:
+def _as_path(model: object) -> Iterator[Path]:
     if is_path(model):
         yield Path(model)
         return
@@ -338,12 +338,12 @@ def run_program(
         raise job.lost_output
 
 
-def _spec(item: Mapping[str, Any]) -> TensorSpec:
+def _spec(item: TensorReport) -> TensorSpec:
     dtype = wire.dtype_named(item["dtype"])
     return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
 
 
-def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:
+def _stats(rank: int, job: Job, ready: Ready) -> RankStats:
     stats = ready["stats"]
     return RankStats(
         rank=rank,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
@@ -34,6 +34,9 @@ from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
 
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""
@@ -57,7 +60,7 @@ class Option:
     name: str = ""
 
 
-def _option(kind: Kind, *texts: str, default: Any = None, **more: Any) -> Any:
+def _option(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
     metadata = {"option": Option(kind, *texts, **more)}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
@@ -206,10 +209,10 @@ class Options:
     )  # fmt: skip
     dec_mode: str | None = _option(Choice(("AES-GCM", "AES-CBC")), ENCRYPTED, "default: AES-GCM")
 
-    def with_flags(self: _Some, flags: Mapping[str, Any]) -> _Some:
+    def with_flags(self: _Some, flags: Mapping[str, object]) -> _Some:
         """The same with the flags that were given, which win."""
         given = {name: value for name, value in flags.items() if name in OPTIONS and value is not None}
-        changes: dict[str, Any] = {}
+        changes: dict[str, Setting] = {}
         for first, second, _ in EXCLUSIVE:
             for name, other in ((first, second), (second, first)):
                 if name in given:

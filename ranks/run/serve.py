@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.talk.wire import Kind, Message
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
+    from ranks.common.tensors import TensorSpec
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
@@ -70,7 +71,7 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 
-def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, Any]:
+def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, object]:
     return {
         "inputs": [_spec(item) for item in model.inputs],
         "optional_inputs": [_spec(item) for item in model.optional_inputs],
@@ -81,6 +82,6 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, A
     }
 
 
-def _spec(spec: Any) -> dict[str, Any]:
+def _spec(spec: TensorSpec) -> dict[str, object]:
     dtype = "string" if spec.dtype.kind in "OUS" else spec.dtype.name
     return {"name": spec.name, "dtype": dtype, "shape": list(spec.shape), "open_rank": spec.open_rank}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, cast
 
 import onnx
 
@@ -26,7 +26,7 @@ from sharding.onnx_files.walk import nodes_in, subgraphs
 
 MICROSOFT = "com.microsoft"
 SHARDRUN = "shardrun"
-DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, Any]] = {
+DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, object]] = {
     (MICROSOFT, "AllReduce"): {},
     (MICROSOFT, "AllGather"): {"axis": 1, "group_size": None},
     (MICROSOFT, "AllToAll"): {"group_size": None},
@@ -40,6 +40,18 @@ MAX_AXES = 13
 """The most axes of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
 
 
+class Attributes(TypedDict, total=False):
+    """A collective's attributes: those that `DEFAULT_ATTRIBUTES` names."""
+
+    axis: int
+    group_size: int | None
+    root: int
+    peer: int
+    announce: int
+    dtype: int
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Collective:
     """One collective of one tensor. ``Send`` has no output, ``Recv`` no input."""
@@ -47,10 +59,10 @@ class Collective:
     op: str
     input: str | None
     output: str | None
-    attributes: Mapping[str, Any]
+    attributes: Attributes
     level: int
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """What every rank of a group must agree on."""
         return (self.op, *sorted(self.attributes.items()))
 
@@ -81,7 +93,7 @@ class Cut:
         """What this rank sends and receives, in order."""
         return [c for level in self.collectives for c in level if c.op in POINT_TO_POINT]
 
-    def signatures(self) -> list[tuple[Any, ...]]:
+    def signatures(self) -> list[tuple[object, ...]]:
         """The group's collectives in order of execution (not ``Send`` and ``Recv``, which concern two
         ranks)."""
         return [c.signature() for level in self.collectives for c in level if c.op not in POINT_TO_POINT]
@@ -313,9 +325,9 @@ def _collectives(node: onnx.NodeProto, level: int) -> list[Collective]:
     ]
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+def _attributes(node: onnx.NodeProto) -> Attributes:
     defaults = DEFAULT_ATTRIBUTES[node.domain, node.op_type]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for attribute in node.attribute:
         if attribute.name not in defaults:
             raise ModelError(
@@ -332,11 +344,11 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
                 raise ModelError(f"{describe(node)} lacks its attribute {name!r}.")
             found[name] = default
     if node.op_type in POINT_TO_POINT:
-        _check_mail(node, found)
-    return found
+        _check_mail(node, cast("Attributes", found))
+    return cast("Attributes", found)  # each name with a value of its type, by the checks above
 
 
-def _check_mail(node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+def _check_mail(node: onnx.NodeProto, attributes: Attributes) -> None:
     """What only a sender and a receiver must say."""
     announce, shape = attributes["announce"], attributes.get("shape", ())
     if announce not in {0, 1}:

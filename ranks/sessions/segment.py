@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -15,6 +15,9 @@ from ranks.common.tensors import element_number
 from ranks.errors import ModelError
 from ranks.models import optional
 from ranks.sessions.cut import SHARDRUN, Collective, Cut, Segment, is_constant, reads
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 
 class SegmentBuilder:
@@ -88,7 +91,7 @@ class SegmentBuilder:
                 axis.CopyFrom(other)
         return result
 
-    def learn(self, outputs: Sequence[Any], collectives: Sequence[Collective]) -> None:
+    def learn(self, outputs: Sequence[ort.NodeArg], collectives: Sequence[Collective]) -> None:
         """Takes the types of a segment's outputs (a session's ``NodeArg`` list) and of what collectives
         make of them."""
         for output in outputs:
@@ -174,11 +177,11 @@ def _believed(declared: onnx.TypeProto, shared: Set[str], *, shaped: bool) -> on
 def _recv_type(collective: Collective) -> onnx.TypeProto:
     # A length of an announced value is the file's word (see `_believed`); any may come.
     fixed = not collective.attributes["announce"]
-    shape = [dim if fixed else None for dim in collective.attributes["shape"]]
+    shape: list[int | str | None] = [dim if fixed else None for dim in collective.attributes["shape"]]
     return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
 
 
-def _type_proto(ort_type: str, shape: Sequence[Any]) -> onnx.TypeProto:
+def _type_proto(ort_type: str, shape: Sequence[int | str | None]) -> onnx.TypeProto:
     """ONNX Runtime's ``seq(tensor(float))`` and shape as a ``TypeProto``."""
     result = onnx.TypeProto()
     if ort_type.startswith("seq("):

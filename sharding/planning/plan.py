@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.common.bounds import MAX_RANKS
 from sharding.demands.annotations import is_annotated
@@ -32,6 +32,9 @@ from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class Plan:
 
         return rows(self)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The plan as plain JSON values."""
         return {
             "source": self.source.file.file,
@@ -254,12 +257,16 @@ class Planner:
         here = replace(self.options, mesh=mesh)
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
-        limits: dict[str, Any] = {
-            "demanded": demanded,
-            "memory": self.options.memory,
-            "measured": self.measured,
-        }
-        stages = plan_stages(self.source, graph, choices, world, count, **limits)
+        stages = plan_stages(
+            self.source,
+            graph,
+            choices,
+            world,
+            count,
+            demanded=demanded,
+            memory=self.options.memory,
+            measured=self.measured,
+        )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(nothing_splits(plan))
@@ -354,7 +361,7 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     )  # fmt: skip
 
 
-def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
+def model_tensors(values: Sequence[ir.Value]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
     """Name, element type and shape (as the file names its axes) of model inputs or outputs."""
     return [(value.name or "", dtype_name(value.dtype), shown_shape(value) or ()) for value in values]
 

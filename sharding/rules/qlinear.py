@@ -6,6 +6,7 @@ QLinearMatMul apart where its weight's rows are to be split.)
 
 from __future__ import annotations
 
+from sharding.common.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Values, rule
 from sharding.rules.common import (
@@ -96,7 +97,7 @@ def qlinear_unary(node: NodeView) -> list[Option]:
 def qlinear_softmax(node: NodeView) -> list[Option]:
     """As Softmax of the opset that the attribute ``opset`` names."""
     shape = node.shapes[0]
-    newer = int(node.attributes.get("opset", 0)) >= 13
+    newer = integer(node.attributes, "opset", 0) >= 13
     axis = None if shape is None else axis_attribute(node, -1 if newer else 1, len(shape))
     if shape is None or axis is None:
         return []

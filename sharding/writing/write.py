@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.common.version import version
 from sharding.errors import SliceError
@@ -18,6 +18,9 @@ from sharding.slices.placement import REPLICATED, Placement
 from sharding.writing.layout import Layout
 from sharding.writing.rank_model import rank_model
 from sharding.writing.stream import HashedFile, write_data
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
@@ -97,7 +100,7 @@ def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry
     return {file.path.name: file.entry() for file in files}
 
 
-def tensor_entries(values: Sequence[Any]) -> tuple[manifests.TensorEntry, ...]:
+def tensor_entries(values: Sequence[ir.Value]) -> tuple[manifests.TensorEntry, ...]:
     import onnx_ir as ir
 
     return tuple(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout
     return found
 
 
-def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Value, dict[str, Any]]:
+def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Value, dict[str, object]]:
     """The operand and attributes of a pooling with ceil(length / stride) windows. Where a stride leaves gaps
     between windows, what lies behind the last one goes first: padding cannot be negative."""
     gaps = [axis for axis in range(len(kernel)) if steps[axis] > kernel[axis]]
@@ -94,7 +93,7 @@ def pool(
         return _means_later(b, x, kernel_size, strides, layout)
     sizes = _of_two(kernel_size, b, "kernel_size", flip)
     steps = _of_two(strides, b, "strides", flip)
-    padding: dict[str, Any] = {}
+    padding: dict[str, object] = {}
     if mode == "same":
         wide, padding = _same(b, wide, sizes, steps)
     found = b.op(op_type, [wide], {"kernel_shape": sizes, "strides": steps, **padding})
@@ -119,7 +118,7 @@ def pooled(
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
         wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
-    attributes: dict[str, Any] = {
+    attributes: dict[str, object] = {
         "kernel_shape": list(kernel),
         "strides": list(strides),
         "pads": list(pads),
