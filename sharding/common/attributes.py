@@ -24,14 +24,6 @@ def integers(attributes: Mapping[str, object], name: str, default: Iterable[int]
     return [_whole(item, name) for item in found]
 
 
-def text(attributes: Mapping[str, object], name: str, default: str = "") -> str:
-    """A text. Raises `ModelError` like `integer`."""
-    found = attributes.get(name, default)
-    if not isinstance(found, str):
-        raise _error(name, "a text", found)
-    return found
-
-
 def _whole(value: object, name: str) -> int:
     if not isinstance(value, SupportsInt):  # a text has no such method
         raise _error(name, "a whole number", value)
