@@ -8,14 +8,19 @@ from typing import SupportsInt
 from sharding.errors import ModelError
 
 
+class WrongAttributeError(ModelError, ValueError):
+    """An attribute that is not what its operator demands. Where something is only guessed, it is caught like
+    any other value that does not fit; elsewhere the user reads it."""
+
+
 def integer(attributes: Mapping[str, object], name: str, default: int | None = None) -> int:
-    """A whole number. Raises `ModelError` where the attribute holds something else, and where it is missing
-    and has no ``default``."""
+    """A whole number. Raises `WrongAttributeError` where the attribute holds something else, and where it is
+    missing and has no ``default``."""
     return _whole(attributes.get(name, default), name)
 
 
 def integers(attributes: Mapping[str, object], name: str, default: Iterable[int] = ()) -> list[int]:
-    """Whole numbers; the ``default`` where there are none. Raises `ModelError` like `integer`."""
+    """Whole numbers; the ``default`` where there are none. Raises `WrongAttributeError` like `integer`."""
     found = attributes.get(name)
     if found is None:
         return list(default)
@@ -30,6 +35,6 @@ def _whole(value: object, name: str) -> int:
     return int(value)
 
 
-def _error(name: str, expected: str, found: object) -> ModelError:
+def _error(name: str, expected: str, found: object) -> WrongAttributeError:
     said = "is missing" if found is None else f"is {str(found)[:40]!r}"
-    return ModelError(f"the attribute {name!r} of an operator {said}; expected {expected}.")
+    return WrongAttributeError(f"the attribute {name!r} of an operator {said}; expected {expected}")
