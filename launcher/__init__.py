@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launcher.errors import RankFailedError as RankFailedError
     from launcher.errors import ShardrunError as ShardrunError
+    from launcher.generation.load import generate as generate
+    from launcher.generation.load import load_language_model as load_language_model
     from launcher.group.group import Group as Group
     from launcher.group.group import PredictError as PredictError
     from launcher.group.group import start as start
 
     __version__: str
 
-__all__ = ["Group", "PredictError", "RankFailedError", "ShardrunError", "start"]
+__all__ = [
+    "Group", "PredictError", "RankFailedError", "ShardrunError", "generate", "load_language_model", "start",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from launcher import errors
 
         return getattr(errors, name)
+    if name in {"generate", "load_language_model"}:
+        from launcher.generation import load
+
+        return getattr(load, name)
     if name in __all__:
         from launcher.group import group
 

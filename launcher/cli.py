@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launcher.commands.options import Late
 from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -20,11 +20,23 @@ from launcher.common.exits import (
     leave,
     prepare_streams,
     report,
-    stop,
 )
+from launcher.common.signals import ENDING
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
-COMMANDS = ("demo", "slice", "run", "inspect", "convert", "scripts", "table", "exec", "eval", "cache")
+COMMANDS = (
+    "demo",
+    "slice",
+    "run",
+    "generate",
+    "inspect",
+    "convert",
+    "scripts",
+    "table",
+    "exec",
+    "eval",
+    "cache",
+)
 
 EPILOG = """\
 examples:
@@ -55,28 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     _configure_logging(args.verbose, args.debug)
-    previous = _terminate_like_interrupt()
-    try:
-        from ranks.common import settings
+    with ENDING.handled():
+        try:
+            from ranks.common import settings
 
-        settings.check()
-        code: int = args.module.run(args)
-        sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt) as error:
-        if args.debug:
-            import traceback
+            settings.check()
+            code: int = args.module.run(args)
+            sys.stdout.flush()
+            ENDING.done()
+            return code
+        except (Exception, KeyboardInterrupt) as error:
+            ENDING.heard()
+            if args.debug:
+                import traceback
 
-            traceback.print_exc()
-            if details := getattr(error, "details", ""):
-                print(f"The rank's own:\n{details}", file=sys.stderr)
-        code = report(error)
-        if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
-            leave(code)
-        return code
-    finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+                traceback.print_exc()
+                if details := getattr(error, "details", ""):
+                    print(f"The rank's own:\n{details}", file=sys.stderr)
+            code = report(error)
+            if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
+                leave(code)
+            return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -138,6 +149,14 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence; argparse itself puts the whole usage before it."""
 
     _given: Sequence[str] = ()
+
+    def format_help(self) -> str:
+        if isinstance(self.epilog, Late):
+            self.epilog = self.epilog.make()
+        for action in self._actions:
+            if isinstance(action.help, Late):
+                action.help = action.help.make()
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = sys.argv[1:] if args is None else args
@@ -208,17 +227,6 @@ def _printable(layout: str) -> Any:
 def _name_kind(record: Any) -> bool:
     record.kind = record.levelname.lower()
     return True
-
-
-def _terminate_like_interrupt() -> Any:
-    """Makes SIGTERM raise `launcher.common.exits.Terminated`.
-
-    Returns the handler that was there, None outside the main thread.
-    """
-    try:
-        return signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        return None
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str] = (), target: s
             raise ShardrunError(
                 f"A script can be redirected to the target 'cpu' only, not to {target[:80]!r}."
             )
-        os.environ["SHARDRUN_TARGET"] = target
+        os.environ[settings.TARGET.name] = target
     install()
     argv_before, path_before = sys.argv[:], sys.path[:]
     sys.argv[:] = [script, *argv]

@@ -38,9 +38,6 @@ sums, not two.""",
     "lstm": """a step of an LSTM needs the whole hidden state of the step before, so that its hidden units
 could only be split with a collective in every step. The two directions are independent, so two ranks hold
 half each, and more ranks hold no less.""",
-    "llama_fused": """4 groups of keys and values on 8 ranks, and whole caches to give out. Split by group,
-each on two ranks, `GroupQueryAttention` would need two sums a layer besides the caches; the planner's
-estimate prefers to gather the new queries, keys and values, and every rank computes all of the attention.""",
     "deepseek_v3": """the latent that a layer's queries are made of is computed in parts and gathered: with 4
 and 8 ranks the planner's estimate has this faster than the whole product on every rank, which is what an
 expert does. The latent of keys and values is computed whole.""",
@@ -148,7 +145,7 @@ The builders are in `tests/architectures`. Made by
 
 The goals: an error of at most {zoo.FLOAT_TOLERANCE:.0e} (float and 4-bit weights); a rank holds at most
 1/N + {100 * zoo.WEIGHT_SLACK:.0f} % of the weight bytes; a transformer layer needs {zoo.LAYER_COLLECTIVES}
-collectives. Outputs are whole by contract, so key and value caches that are outputs are gathered on top.
+collectives, and state (key and value caches) none.
 
 - *split*: the part of the weight bytes of which no rank holds all; *a rank holds*: of all weight bytes, the
   rank that holds most.
@@ -156,6 +153,7 @@ collectives. Outputs are whole by contract, so key and value caches that are out
   {zoo.TRANSFORMER_LAYERS} layers, {_OTHER_LAYERS}.
 - *bytes*: what a rank puts into the collectives of one inference, for a batch of 2 or 3 rows of 2 to 16
   tokens (images of 32 to 96).
+- *state*: bytes that a rank keeps for each further token, of those of all ranks together.
 - *error*: the largest relative error (largest difference over largest value) of any output of any rank
   against plain ONNX Runtime on the unsliced model, over two input shapes; on two ranks also with two
   processes.

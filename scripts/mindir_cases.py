@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,32 +104,31 @@ def make(case: Case, folder: Path, dynamic: bool) -> None:
     np.savez(folder / f"{case.name}.npz", **data)
 
 
-def work(folder: Path, names: list[str], dynamic: bool) -> None:
+def work(cases: Sequence[Any], names: Sequence[str], make: Callable[[Any], None]) -> None:
     """The child: one line on stdout for each case before and after it."""
-    import mindspore as ms
-
-    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    for case in CASES:
+    for case in cases:
         if case.name not in names:
             continue
         print("start", case.name, flush=True)
         try:
-            make(case, folder, dynamic)
+            make(case)
             print("done", case.name, flush=True)
         except Exception as error:  # what MindSpore raises for what it cannot do has no common class
             print("failed", case.name, " ".join(str(error).split())[:300], flush=True)
 
 
-def run_all(folder: Path, names: list[str], dynamic: bool) -> dict[str, str]:
-    """Runs children until each case was tried; a crash costs its case. name -> why not"""
+def run_all(command: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Runs children, Python with ``command`` and names, until each case was tried; a crash costs its case.
+
+    name -> why not
+    """
     failed: dict[str, str] = {}
     left = list(names)
     while left:
-        flags = ["--dynamic", "--work"] if dynamic else ["--work"]
-        command = [sys.executable, __file__, *flags, str(folder), *left]
         found = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
-        )
+            [sys.executable, *command, *left],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+        )  # fmt: skip
         started = None
         for line in found.stdout.splitlines():
             kind, _, rest = line.partition(" ")
@@ -170,12 +170,16 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.output, options.names, options.dynamic)
+        import mindspore as ms
+
+        ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+        work(CASES, options.names, lambda case: make(case, options.output, options.dynamic))
         return
     names = [case.name for case in CASES if not options.names or case.name in options.names]
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("GLOG_v", "4")
-        failed = run_all(Path(folder), names, options.dynamic)
+        dynamic = ["--dynamic"] if options.dynamic else []
+        failed = run_all([__file__, *dynamic, "--work", folder], names)
         for name, why in failed.items():
             print(f"{name}: {why}")
         print(f"{pack(Path(folder), options.output)} of {len(names)} cases in {options.output}")

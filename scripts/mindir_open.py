@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -29,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.mindir_cases import HEADER, flat
+from scripts.mindir_cases import HEADER, flat, run_all, work
 from scripts.mindir_op_cases import MAKERS, Make
 
 TABLE = Path(__file__).with_name("mindir_open_cases.txt")
@@ -133,48 +132,6 @@ def make(case: Case, folder: Path) -> None:
     np.savez(folder / f"{case.name}.npz", **data)
 
 
-def work(folder: Path, names: list[str]) -> None:
-    """The child: one line on stdout for each case before and after it."""
-    import mindspore as ms
-
-    ms.set_device("CPU")
-    for case in cases():
-        if case.name not in names:
-            continue
-        print("start", case.name, flush=True)
-        try:
-            make(case, folder)
-            print("done", case.name, flush=True)
-        except Exception as error:  # what MindSpore raises for what it cannot do has no common class
-            print("failed", case.name, " ".join(str(error).split())[:300], flush=True)
-
-
-def run_all(folder: Path, names: list[str]) -> None:
-    """Runs children until each case was tried; a crash costs its case."""
-    left = list(names)
-    while left:
-        command = [sys.executable, __file__, "--work", str(folder), *left]
-        found = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
-        )
-        started, before = "", len(left)
-        for line in found.stdout.splitlines():
-            kind, _, rest = line.partition(" ")
-            name, _, why = rest.partition(" ")
-            if kind == "start":
-                started = name
-            elif kind in {"done", "failed"} and name in left:
-                left.remove(name)
-                started = ""
-                if kind == "failed":
-                    print(f"{name}: {why}")
-        if started in left:
-            left.remove(started)
-            print(f"{started}: crashed ({found.returncode})")
-        elif len(left) == before:
-            raise SystemExit(f"nothing was started ({found.returncode})")
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -183,13 +140,17 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.output, options.names)
+        import mindspore as ms
+
+        ms.set_device("CPU")
+        work(cases(), options.names, lambda case: make(case, options.output))
         return
     os.environ.setdefault("GLOG_v", "4")
     names = [case.name for case in cases() if not options.names or case.name in options.names]
     with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(options.output, "w") as archive:
         folder = Path(temporary)
-        run_all(folder, names)
+        for name, why in run_all([__file__, "--work", temporary], names).items():
+            print(f"{name}: {why}")
         for file in sorted([*folder.glob("*.mindir"), *folder.glob("*.npz")]):
             archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED, 9)
 

@@ -54,7 +54,8 @@ class PlugLauncher(Launcher):
         places = [{"PLUG_RANK": str(rank), "PLUG_LOCAL_RANK": str(rank)} for rank in range(world_size)]
         return LocalHandle(program, [{**shared, **place} for place in places])
 
-STARTER = Starter(PlugLauncher, identity=("PLUG_RANK", "PLUG_SIZE", "PLUG_LOCAL_RANK", "PLUG_LOCAL_SIZE"))
+NAMES = ("PLUG_RANK", "PLUG_SIZE", "PLUG_LOCAL_RANK", "PLUG_LOCAL_SIZE")
+STARTER = Starter(PlugLauncher, identity=NAMES, meaning="processes as the tests need them")
 ''',
     "backend": '''
 from ranks.collectives.backend import Backend
@@ -204,6 +205,18 @@ def test_a_metric_is_a_function(site: Path, model: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "report.json").read_text())["metrics"]["plug_halves"] == pytest.approx(
         wanted
     )
+
+
+def test_help_lists_it_with_ours(site: Path, tmp_path: Path) -> None:
+    """Also where something else that is brought is of no use."""
+    done = shardrun("eval", "--help", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{site}")
+    text = " ".join(done.stdout.split()).replace("- ", "-")  # lines are broken at hyphens
+    assert done.returncode == 0
+    assert (
+        "local: processes of this machine; mpirun; plug-starter: processes as the tests need them; broken; "
+        "external: this process is one rank that something else started (default: auto)"
+    ) in text
+    assert "mse, rmse, mae, max_error, cosine_similarity; plug_halves" in text
 
 
 @pytest.mark.parametrize(

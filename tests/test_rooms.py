@@ -20,9 +20,16 @@ FLOORS = (
     *("ranks.common", "ranks.identity", "ranks.devices", "ranks.talk", "ranks.cache", "ranks.collectives"),
     *("ranks.models", "ranks.sessions", "ranks.precision", "ranks.agreement", "ranks.weights.prepared"),
     *("ranks.weights.updated", "ranks.weights.device", "ranks.weights.shared", "ranks.weights"),
-    *("ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
+    *("ranks.state", "ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
-    *("launcher.group", "launcher.tasks", "launcher.commands", "launcher"),
+    *(
+        "launcher.group",
+        "launcher.generation.text",
+        "launcher.generation",
+        "launcher.tasks",
+        "launcher.commands",
+        "launcher",
+    ),
 )
 """From the lowest up: a room imports from itself and from those before it. A package's errors, which users
 import, are in its common room."""
@@ -159,3 +166,23 @@ def test_no_room_is_too_full() -> None:
 def test_every_room_says_what_it_is() -> None:
     missing = [name for name in MODULES if not ast.get_docstring(_tree(name))]
     assert not missing
+
+
+CONTRACTS = {
+    "launcher.group.group.start": "keywords that users give",
+    "ranks.lite.options.legacy_device.__init__": "mindspore_lite's",
+}
+"""Functions whose parameters somebody else has fixed; those of a MindIR primitive are its settings."""
+
+
+def test_functions_with_many_parameters_take_an_object() -> None:
+    found = set()
+    for name in MODULES:
+        for node in ast.walk(_tree(name)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            given = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            makers = {ast.unparse(item).partition("(")[0] for item in node.decorator_list}
+            if len(given) - (given[:1] in (["self"], ["cls"])) > 8 and not makers & {"primitive", "table"}:
+                found.add(f"{name}.{node.name}")
+    assert found == CONTRACTS.keys()

@@ -58,6 +58,8 @@ BORDER = {
         ranks ranks.compat launcher""",
     "a table of values of several types, read by name": """
         ranks.common.settings launcher.job.values launcher.job.inputs""",
+    "a chat template gives a filter whatever it likes": """
+        launcher.generation.text.render""",
     "argparse, ctypes and weak references take and give objects of any type": """
         ranks.common.forks ranks.devices.cuda_driver launcher.cli launcher.commands.convert
         launcher.commands.options""",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, PLANNED, add_groups, add_option, whole
+from launcher.commands.options import ABSENT, PLANNED, Late, add_groups, add_option, whole
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "measure a model's accuracy or error on labelled data"
@@ -14,10 +14,9 @@ Runs a model over labelled data, batch by batch, and prints metrics of its predi
 file, a folder of .npz files (parts of the data), or a folder of .npy files (one an array); they are read as
 they are needed and need not fit into memory. Runs on one rank unless told otherwise; `shardrun run --help`
 says how ranks are started."""
-EPILOG = """\
+_EPILOG = """\
 metrics:
-  accuracy, topK (top1, top5, ...), precision, recall, f1 (means over the classes), cross_entropy, perplexity;
-  mse, rmse, mae, max_error, cosine_similarity
+{metrics}
 
 examples:
   shardrun eval model.onnx --data test.npz --metric accuracy --metric top5
@@ -28,6 +27,15 @@ examples:
 exit codes:
   0 done; 1 a rank failed; 2 wrong usage, configuration or data
 """
+
+
+def _epilog() -> str:
+    from ranks.evaluation.names import in_help
+
+    return _EPILOG.format(metrics=in_help())
+
+
+EPILOG = Late(_epilog)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import sys
 
 from launcher.commands.options import ABSENT, add_groups
 from launcher.job.options import RANKS
+from ranks.common.settings import CHOSEN, TARGET, THREADS, TIMEOUT
 
 HELP = "run a Python script written for mindspore_lite"
 DESCRIPTION = """\
@@ -66,7 +67,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
 
     given = vars(args)
     options = {option.name: given[option.name] for option in grouped(RANKS) if option.name in given}
-    environment = {"SHARDRUN_TARGET": given["target"]} if "target" in given else {}
+    environment = {TARGET.name: given["target"]} if "target" in given else {}
     try:
         run_program(["exec", args.script, *args.arguments], **options, environment=environment)
     except RankFailedError as error:
@@ -80,24 +81,19 @@ def _on_ranks(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace) -> int:
     """In this process, which may be one rank of a group that something else started."""
-    import contextlib
     import os
-    import signal
 
     from launcher.common.exits import report
+    from launcher.common.signals import ENDING
     from ranks.compat import format_error, run_script
     from ranks.errors import ShardrunError
 
     given = vars(args)
     # The process is the script's from here on. The script joins its group whenever it wants to, and what it
     # starts inherits the variables, as if they had been set before `python SCRIPT`.
-    for name in ("collectives", "threads", "timeout"):
-        if name in given:
-            os.environ[f"SHARDRUN_{name.upper()}"] = f"{given[name]}"
-    with contextlib.suppress(ValueError):  # not the main thread
-        # As `python SCRIPT` has it. The script's children inherit it, and a handler in Python could miss the
-        # signal while one is forked, so that a multiprocessing.Pool never ends.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    names = {"collectives": CHOSEN.name, "threads": THREADS.name, "timeout": TIMEOUT.name}
+    os.environ.update({names[option]: f"{given[option]}" for option in names if option in given})
+    ENDING.hand_over()
     try:
         run_script(args.script, args.arguments, given.get("target"))
     except SystemExit as leaving:

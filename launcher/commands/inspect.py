@@ -242,6 +242,8 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
         for stage in range(x.stages)
     ]
     print_table(["stage", "weights of each rank", "sent by each rank"], totals, "rrr")
+    if x.state:
+        say(f"state: {x.state.text()}")
     if x.whole:
         say(f"whole operators: {', '.join(f'{count} {op}' for op, count in sorted(x.whole.items()))}")
     if x.warning:

@@ -22,6 +22,31 @@ PLANNED = (
 Read = TypeVar("Read")
 
 
+class Late(str):
+    """A text of ``--help`` that is made when somebody wants to read it."""
+
+    def __new__(cls, make: Callable[[], str]) -> Late:
+        late = super().__new__(cls, "?")
+        late.make = make
+        return late
+
+    make: Callable[[], str]
+
+
+def _starters() -> str:
+    from launcher.starters.base import REGISTRY
+    from sharding.common.registry import PluginError
+
+    shown = []
+    for name in REGISTRY.names[len(REGISTRY.names.first) :]:
+        try:
+            meaning = REGISTRY[name].meaning
+        except PluginError:  # who chooses it is told
+            meaning = ""
+        shown.append(f"{name}: {meaning}" if meaning else name)
+    return "; ".join(shown)
+
+
 def add_groups(
     parser: argparse.ArgumentParser, *titles: str, but: str = "", output: str = "--output"
 ) -> None:
@@ -40,8 +65,18 @@ def add_option(
 ) -> None:
     """One option; ``help`` and ``flag`` are the command's own, where it has others."""
     option = OPTIONS[name]
+    text = help or option.help
+    if name == "launcher":
+        text = Late(lambda: option.help.format(_starters()))
+    add_described(parser, option, text, flag)
+
+
+def add_described(
+    parser: argparse._ActionsContainer, option: Option, help: str | None = None, flag: str | None = None
+) -> None:
+    """The flag of an option, of whichever table it is."""
     parser.add_argument(
-        flag or option.flag, dest=name, default=ABSENT, help=help or option.help, **_taken(option)
+        flag or option.flag, dest=option.name, default=ABSENT, help=help or option.help, **_taken(option)
     )
 
 

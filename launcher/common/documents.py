@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import ConfigError
-from sharding.common.documents import MAX_BYTES, MAX_DEPTH, quote
+from sharding.common.documents import MAX_BYTES, MAX_DEPTH, quote, read_text
 from sharding.common.documents import read_document as read_any_document
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "quote", "read_document"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "quote", "read_document", "read_text"]
 
 
 def read_document(

@@ -14,6 +14,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from launcher.common.signals import ENDING, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
 from ranks.common import settings
 from sharding.common.storage import is_place
@@ -29,25 +30,12 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 _DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
-
-
-_signals: list[int] = []
-
-
-def stop(number: int, _frame: object) -> None:
-    """The handler of SIGTERM."""
-    _signals.append(number)
-    raise Terminated
-
-
 def report(error: BaseException, where: str = "") -> int:
     """Prints what ended the command, on which rank, and returns its exit code."""
     # A library that is being imported, or one in C, may turn the exception into another one.
-    if isinstance(error, Terminated) or _signals:
+    if isinstance(error, Terminated) or signal.SIGTERM in ENDING.came:
         return EXIT_TERMINATED if settings.RUN_ALL.text() else _say("terminated", EXIT_TERMINATED)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) or ENDING.came:
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, ShardrunError):
         return _say(
@@ -117,8 +105,6 @@ def leave(code: int) -> NoReturn:
     The signal's exception may have come anywhere: a library's thread can still be at work on what the
     interpreter would free.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # who asks again need not wait
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.told import spec_of, stats_of
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import (
+    Start,
     check_collectives,
     check_count,
     count_ranks,
-    load_table,
     rank_environment,
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
-from ranks.common.settings import default_timeout
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS
@@ -39,30 +39,18 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
-    from ranks.talk.reports import Ready, StatsReport, TensorReport
+    from ranks.state.session import Session
+    from ranks.talk.reports import StateReport, StatsReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
 
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
-
-
-@dataclass(frozen=True)
-class RankStats:
-    """What one rank said when it was ready."""
-
-    rank: int
-    host: str
-    pid: int
-    segments: int
-    collectives: int
-    weight_bytes: int
-    load_seconds: float
-    backend: str
 
 
 class PredictError(ShardrunError):
@@ -83,15 +71,16 @@ class Group:
         self._lock = threading.Lock()
         self._request = 0
         self._noted = False
+        self._host: RanksHost | None = None
         self._answers = job.answers
         self.communication_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
-            self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
-            self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
-            self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
-            self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+            self.inputs = [spec_of(item) for item in job.ready[0]["inputs"]]
+            self.outputs = [spec_of(item) for item in job.ready[0]["outputs"]]
+            self.optional_inputs = [spec_of(item) for item in job.ready[0].get("optional_inputs", [])]
+            self.stats = [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
             self._closer()
             raise
@@ -115,15 +104,13 @@ class Group:
                 f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
                 f"but are {type(feeds).__name__}."
             )
-        if not self._closer.alive:
-            raise LaunchError("This group is closed: start another one.")
-        self._job.check_owner()
+        self._check_open()
         specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
         arrays = order_feeds(specs, feeds)
         self._note_symbols(specs, arrays)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         with self._lock:
-            return self._ask(tensors)
+            return self._asked(tensors, {})
 
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
@@ -134,19 +121,67 @@ class Group:
             self._noted = True
             log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
 
-    def _ask(self, tensors: dict[str, Array]) -> dict[str, Array]:
+    def session(self) -> Session:
+        """A sequence whose state stays on the ranks from one step to the next; several may be open at once.
+
+        Raises `ShardrunError` for a model without state.
+        """
+        from ranks.state.session import Session
+
+        return Session(self.session_host)
+
+    @property
+    def session_host(self) -> RanksHost:
+        """What sessions and batches of them run on. Raises `ShardrunError` for a model without state."""
+        from launcher.group.session import RanksHost
+
+        self._check_open()
+        if self._host is None:
+            with self._lock:
+                asked = {"change": "describe"}
+                self._host = RanksHost(
+                    self, cast("StateReport", self._ask(wire.Kind.SESSION, asked, {}).fields)
+                )
+        return self._host
+
+    def change_session(self, fields: Mapping[str, object]) -> None:
+        """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""
+        if not self._closer.alive:
+            return
+        with self._lock, held_back():  # all ranks, or none
+            for rank in range(self._job.world_size):
+                self._job.send(rank, wire.Kind.SESSION, fields)
+
+    def step_session(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+        """One step of a session. For `launcher.group.session`."""
+        self._check_open()
+        with self._lock:
+            return self._asked(tensors, {"session": number})
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise LaunchError("This group is closed: start another one.")
+        self._job.check_owner()
+
+    def _asked(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
+        result = self._ask(wire.Kind.PREDICT, fields, tensors)
+        stats = cast("StatsReport", result.fields["stats"])
+        self.communication_seconds = stats["communication_seconds"]
+        return result.tensors
+
+    def _ask(self, kind: wire.Kind, more: Mapping[str, object], tensors: dict[str, Array]) -> wire.Message:
         job, answers = self._job, self._answers
         job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
         self._settle()
-        fields = {"request": self._request + 1}
+        fields = {**more, "request": self._request + 1}
         try:
             with held_back():  # all ranks get the request, or none
                 with job.changed:
                     self._request += 1
                     answers.begin(self._request)
-                job.send(0, wire.Kind.PREDICT, fields, tensors)
+                job.send(0, kind, fields, tensors)
                 for rank in range(1, job.world_size):
-                    job.send(rank, wire.Kind.PREDICT, fields)
+                    job.send(rank, kind, fields)
             job.wait_for(lambda: answers.came, None, "")
         except KeyboardInterrupt:
             answers.dropped = answers.request == fields["request"]  # else nothing was sent yet
@@ -161,9 +196,7 @@ class Group:
             job.fail(LaunchError("This group's last request was interrupted: start another one."))
             raise
         if answers.result is not None:
-            stats = cast("StatsReport", answers.result.fields["stats"])
-            self.communication_seconds = stats["communication_seconds"]
-            return answers.result.tensors
+            return answers.result
         raise self._failed()
 
     def _settle(self) -> None:
@@ -257,23 +290,36 @@ def start(
     if target not in TARGETS:
         raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
     check_collectives(collectives, target)
-    timeout = default_timeout() if timeout is None else timeout
-    table = load_table(rank_table)
+    how = Start(
+        ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
+        target=target, timeout=timeout, allow_replicated=allow_replicated, options=options,
+        environment=environment, precision=precision,
+    )  # fmt: skip
+    _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:
-        reference = refer(path)
-        reference.check()
-        size = count_ranks(reference, ranks, table, options)
-        chosen = base.choose(launcher, table, collectives)
-        variables = rank_environment(collectives, threads, timeout, table, environment)
-        made = path
-        if reference.kind == "file":
-            made = _sliced(path, size, options, allow_replicated, timeout)
-        if made.is_dir():
-            warn_unsplit(made, path)
-        # Links stay links: the data of a model that is one may lie beside its name.
-        program = ["serve", str(made.absolute()), target, *([precision.to_text()] if precision else [])]
-        job = Job(chosen, program, size, environment=variables, table=table, patience=timeout)
-        return Group(job, timeout, made, progress)
+        return _started(path, how, progress)
+
+
+def _started(path: Path, how: Start, progress: Progress | None) -> Group:
+    reference = refer(path)
+    reference.check()
+    size = count_ranks(reference, how)
+    ready = _ready(how, size)
+    made = _sliced(path, size, how) if reference.kind == "file" else path
+    if made.is_dir():
+        warn_unsplit(made, path)
+    asked = [how.precision.to_text()] if how.precision else []
+    # Links stay links: the data of a model that is one may lie beside its name.
+    return Group(ready(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, progress)
+
+
+def _ready(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
+    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
+    launcher = base.choose(how.launcher, how.table, how.collectives)
+    variables = rank_environment(how)
+    return functools.partial(
+        Job, launcher, world_size=size, environment=variables, table=how.table, patience=how.seconds
+    )
 
 
 @contextlib.contextmanager
@@ -285,9 +331,7 @@ def _as_path(model: object) -> Iterator[Path]:
         yield path
 
 
-def _sliced(
-    path: Path, size: int, options: SliceOptions | None, allow_replicated: bool, timeout: float
-) -> Path:
+def _sliced(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 
@@ -299,9 +343,9 @@ def _sliced(
     return cache.sliced(
         path,
         size,
-        options=options,
-        allow_replicated=allow_replicated,
-        timeout=timeout,
+        options=how.options,
+        allow_replicated=how.allow_replicated,
+        timeout=how.seconds,
         before=lambda: declared_by(path),
     )
 
@@ -323,35 +367,16 @@ def run_program(
     Raises like `start`, `RankFailedError` when a rank ends with anything but success, and `OSError` where
     some of what the ranks printed could not be written.
     """
-    table = load_table(rank_table)
-    size = ranks if ranks is not None else table.world_size if table is not None else 1
-    check_count(size, table)
-    seconds = default_timeout() if timeout is None else timeout
-    variables = rank_environment(collectives, threads, seconds, table, environment)
-    chosen = base.choose(launcher, table, collectives)
-    job = Job(chosen, program, size, environment=variables, table=table, patience=seconds)
+    how = Start(
+        launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads, timeout=timeout,
+        environment=environment,
+    )  # fmt: skip
+    size = ranks if ranks is not None else how.table.world_size if how.table is not None else 1
+    check_count(size, how.table)
+    job = _ready(how, size)(program)
     try:
         job.wait()
     finally:
         job.close()
     if job.lost_output is not None:
         raise job.lost_output
-
-
-def _spec(item: TensorReport) -> TensorSpec:
-    dtype = wire.dtype_named(item["dtype"])
-    return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
-
-
-def _stats(rank: int, job: Job, ready: Ready) -> RankStats:
-    stats = ready["stats"]
-    return RankStats(
-        rank=rank,
-        host=job.host(rank),
-        pid=job.pid(rank),
-        segments=stats["segments"],
-        collectives=stats["collectives"],
-        weight_bytes=stats["weight_bytes"],
-        load_seconds=ready["load_seconds"],
-        backend=ready["collectives"],
-    )

@@ -24,7 +24,7 @@ from launcher.job.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from ranks.common import heap
-from ranks.common.settings import IDENTITY
+from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.talk import wire
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Job:
         self._listener = Listener(
             world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
         )
-        ours = {"SHARDRUN_JOB": self._listener.secret, "SHARDRUN_CONTROL": self._listener.address}
+        ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
         try:

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.inspection.inspection import of_plan, stage_graphs, tensor_bytes
+from launcher.inspection.inspection import of_plan, stage_graphs
+from sharding.graph.sizes import tensor_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from sharding.demands.options import SliceOptions
     from sharding.importers.mindir.encryption import Key
-    from sharding.planning.emit import RankGraph
+    from sharding.planning.rank_graph import RankGraph
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.inspection.layers import Used, by_layer, scope_of
-from sharding.graph.sizes import Sizes
+from sharding.graph.sizes import tensor_bytes
+from sharding.graph.state_size import Kept, StateSize, joined_shape, state_size
+from sharding.graph.values import in_turn
+from sharding.onnx_files.walk import nodes_in_turn
 from sharding.planning.unsplit import hardly_splits_slices
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
@@ -16,16 +19,13 @@ from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_p
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.planning.emit import Collective, RankGraph
     from sharding.planning.plan import Plan
+    from sharding.planning.rank_graph import Collective, RankGraph
     from sharding.slices.manifest import CollectiveEntry, Manifest, TensorEntry
 
 Shape = Sequence["int | str | None"]
 Tensor = tuple[str, str, "Shape | None"]
 """Name, element type, shape; None where the number of axes is open."""
-ITEM_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
-ITEM_BYTES |= {"int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "string": 0}
-DEFAULT_ITEM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Talk:
     shape: Shape
     bytes: int
     sent: int
+    within: str = ""
+    """The bodies of control flow that it lies in."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Inspection:
     """Lengths that symbols stand for in figures of bytes."""
     warning: str = ""
     """What to know of a plan of which almost nothing is split."""
+    state: StateSize | None = None
+    """What ranks keep from one step to the next."""
 
     @property
     def stages(self) -> int:
@@ -130,6 +134,7 @@ class Inspection:
             "inputs": tensors_json(self.inputs),
             "outputs": tensors_json(self.outputs),
             "dims": dict(self.dims),
+            **({"state": self.state.to_json()} if self.state else {}),
             "layers": [
                 {
                     "name": layer.name,
@@ -148,14 +153,6 @@ class Inspection:
             "whole": dict(self.whole),
             "warning": self.warning,
         }
-
-
-def tensor_bytes(dtype: str, shape: Shape, dims: Mapping[str, int]) -> int:
-    """Bytes of a tensor; a symbol that ``dims`` does not name counts as in the solver's cost."""
-    count = Sizes(dims).count(shape)
-    if dtype in {"int4", "uint4", "float4e2m1"}:
-        return (count + 1) // 2
-    return count * (1 if dtype.startswith("float8") else ITEM_BYTES.get(dtype, DEFAULT_ITEM_BYTES))
 
 
 def sent_bytes(op: str, size: int, ranks: int) -> int:
@@ -199,6 +196,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
     mesh = manifest.mesh
     dims = {**manifest.lengths, **dims}
     layers: list[Layer] = []
+    stages: dict[str, int] = {}
     for stage in range(mesh.length("pipeline")):
         held = {
             name: (parse_placement(item.placement) or REPLICATED, item.dtype, item.shape, item.bytes)
@@ -206,7 +204,9 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
             if stage in item.stages
         }
         talks = [c for c in manifest.collectives if c.stage == stage]
-        nodes = [used(node) for node in _read(_model_of(folder, manifest, stage)).graph.node]
+        graph = _read(_model_of(folder, manifest, stage)).graph
+        stages.update((item.name, stage) for item in graph.output)
+        nodes = [used(node) for node in nodes_in_turn(graph)]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
     return Inspection(
         str(folder),
@@ -218,7 +218,16 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         manifest.whole,
         dims,
         hardly_splits_slices(manifest),
+        state_size(_kept(manifest, stages), mesh.length("tensor"), dims),
     )
+
+
+def _kept(manifest: Manifest, stages: Mapping[str, int]) -> Iterator[Kept]:
+    inputs = {item.name: item for item in (*manifest.inputs, *manifest.optional_inputs)}
+    outputs = {item.name: item for item in manifest.outputs}
+    for pair in manifest.state:
+        before, after = inputs[pair.input], outputs[pair.output]
+        yield pair, stages[pair.output], before.dtype, joined_shape(shape_of(before), shape_of(after))
 
 
 def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
@@ -258,7 +267,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
                 [value.name or "" for value in node.outputs],
                 scope_of(node.name or "", node.metadata_props),
             )
-            for node in graph.nodes
+            for node in in_turn(graph.nodes)
         ]
         layers += _layers(nodes, held, graph.collectives, Place(stage, plan.tensor_size, dims))
     model = plan.source.model.graph
@@ -272,6 +281,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
         plan.whole,
         dims,
         plan.warning,
+        plan.state_size(dims),
     )
 
 
@@ -281,8 +291,9 @@ def stage_graphs(plan: Plan) -> Iterator[RankGraph]:
 
     for stage in range(plan.pipeline.count):
         yield emit_rank(
-            plan.source, plan.steps, plan.choices, 0, plan.tensor_size, stages=plan.pipeline, stage=stage
-        )
+            plan.source, plan.steps, plan.choices, 0, plan.tensor_size, stages=plan.pipeline, stage=stage,
+            state=plan.placed,
+        )  # fmt: skip
 
 
 Held = tuple[Placement, str, Sequence[int], int]
@@ -315,7 +326,7 @@ def _layers(
         for talk in (talks[number] for number in layer.collectives if number < len(talks)):
             size = tensor_bytes(talk.dtype, talk.shape, place.dims)
             sent = sent_bytes(talk.op, size, place.tensor)
-            own.append(Talk(talk.op, talk.tensor, talk.dtype, talk.shape, size, sent))
+            own.append(Talk(talk.op, talk.tensor, talk.dtype, talk.shape, size, sent, talk.within))
         if rows or own:
             result.append(Layer(layer.name, place.stage, tuple(rows), tuple(own)))
     return result

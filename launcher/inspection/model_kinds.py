@@ -82,7 +82,7 @@ def check_whole(model: Path, key: Key | None = None) -> None:
     from ranks.errors import ShardrunError
     from ranks.models import model_file
     from ranks.models.part import is_part
-    from ranks.sessions.cut import has_collectives
+    from ranks.sessions.nodes import has_collectives
 
     try:
         shard = model_file.find(model)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection.inspection import Tensor, tensor_bytes, tensors_json, weights_json
+from launcher.inspection.inspection import Tensor, tensors_json, weights_json
+from sharding.graph.sizes import tensor_bytes
 
 if TYPE_CHECKING:
     import onnx

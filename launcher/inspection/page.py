@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from launcher.inspection.inspection import Inspection, Layer, Talk, Tensor, shape_text
-from sharding.common.text import counted, human_bytes
+from sharding.common.text import counted, human_bytes, listed_collectives
 
 MAX_COLUMNS = 16
 """More ranks than this are drawn as one column per pipeline stage, whose ranks hold equal amounts."""
@@ -133,7 +133,7 @@ def describe_mesh(x: Inspection) -> str:
 def _facts(x: Inspection) -> list[tuple[str, str]]:
     held = [x.stage_bytes(stage) for stage in range(x.stages)]
     sent = max(x.stage_sent(stage) for stage in range(x.stages))
-    talks = Counter(talk.op for layer in x.layers for talk in layer.talks)
+    talks = listed_collectives((talk.op, talk.within) for layer in x.layers for talk in layer.talks)
     each = (
         human_bytes(max(held))
         if max(held) == min(held)
@@ -143,8 +143,9 @@ def _facts(x: Inspection) -> list[tuple[str, str]]:
     return [
         ("weights", human_bytes(x.bytes)),
         ("held by each rank", each + share),
-        ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(talks.items())) or "none"),
+        ("collectives per inference", talks),
         ("sent by each rank per inference", human_bytes(sent)),
+        *([("state", x.state.text())] if x.state else []),
     ]
 
 

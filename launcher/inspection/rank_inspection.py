@@ -12,6 +12,7 @@ from launcher.inspection.inspection import Tensor, tensors_json, used, weights_j
 from launcher.inspection.layers import by_layer
 from launcher.inspection.model_summary import signature, weights_of
 from launcher.inspection.rank_models import count_files, open_rank_models, read_rank_model
+from sharding.onnx_files.walk import nodes_in_turn
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -84,7 +85,7 @@ def look(pattern: Path, ranks: int | None, key: Key | None = None) -> RankModels
     for rank in range(count_files(pattern)):
         path = patterns.expand(pattern, rank)
         model = read_rank_model(path, key)
-        nodes = [used(node) for node in model.graph.node]
+        nodes = [used(node) for node in nodes_in_turn(model.graph)]
         weights = weights_of(model)
         talks = tuple(node.op_type for node in nodes if node.talks)
         size = sum(weight[3] for weight in weights)

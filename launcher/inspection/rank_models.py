@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
 from sharding.common.text import counted
+from sharding.onnx_files.walk import nodes_in_turn
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -101,7 +102,7 @@ def open_rank_models(
         weights=weights,
         collectives=tuple(
             CollectiveEntry(node.op_type, node.input[0] if node.input else "", "", ())
-            for node in model.graph.node
+            for node in nodes_in_turn(model.graph)
             if node.domain in {"com.microsoft", "shardrun"} and node.op_type in _COLLECTIVES
         ),
         inputs=tuple(_tensor(item) for item in model.graph.input if item.name not in names),

@@ -23,7 +23,8 @@ _MOST = 4096  # bytes of a key file
 
 def read_key(file: Path | None, mode: str | None) -> Key | None:
     """The key in a file, which is read once: it may be a pipe. Raises `ConfigError`."""
-    from sharding.importers.mindir.encryption import GCM, Key
+    from sharding.common.ciphers import MODES
+    from sharding.importers.mindir.encryption import Key
 
     if file is None:
         if mode is not None:
@@ -37,7 +38,7 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--dec-key-file {file}: {reason}") from None
-    return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or GCM)
+    return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or MODES[0])
 
 
 def check_key(key: Key | None, model: ModelReference, against: Path | None = None) -> None:

@@ -70,7 +70,13 @@ class Job(Options):
 
 
 def merge(flags: Mapping[str, object], config: Path | None) -> Job:
-    """The job of these flags (those that were given) and of the job file, where flags win."""
+    """The job of these flags (those that were given) and of the job file, where flags win. Raises
+    `ConfigError`."""
+    return gather(flags, config).check()
+
+
+def gather(flags: Mapping[str, object], config: Path | None) -> Job:
+    """The same, before its options are checked against each other and the model."""
     job = Job()
     if config is not None:
         from launcher.job.job_file import read_job_file
@@ -81,4 +87,4 @@ def merge(flags: Mapping[str, object], config: Path | None) -> Job:
         from launcher.job.decryption import read_key
 
         job = replace(job, key=read_key(job.dec_key_file, job.dec_mode))
-    return job.check()
+    return job

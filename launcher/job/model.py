@@ -14,6 +14,7 @@ from launcher.inspection.rank_models import BY_FLAG, STRATEGY
 from launcher.inspection.reference import refer
 from launcher.job import decryption
 from launcher.job.job import Job
+from ranks.common.settings import WEIGHTS
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -56,7 +57,7 @@ class Loadable:
     @property
     def environment(self) -> dict[str, str]:
         """What ranks that are started for it are told."""
-        return {} if self.keep else {"SHARDRUN_WEIGHTS": "off"}
+        return {} if self.keep else {WEIGHTS.name: "off"}
 
 
 @dataclass(frozen=True, kw_only=True)

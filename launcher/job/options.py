@@ -26,15 +26,19 @@ from launcher.job.values import (
     parse_bytes,
     parse_dims,
     parse_mesh_text,
+    parse_state,
 )
 from ranks.common.settings import COLLECTIVES
-from ranks.precision.request import MODES, TARGETS
+from ranks.precision.request import MODES, TARGETS, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
+from sharding.common.ciphers import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from launcher.job.values import Setting
 
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
@@ -60,7 +64,8 @@ class Option:
     name: str = ""
 
 
-def _option(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
+def described(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
+    """A field of a class of options; ``texts`` and ``more`` are those of its `Option`."""
     metadata = {"option": Option(kind, *texts, **more)}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
@@ -74,87 +79,97 @@ class Options:
     An option is one field here, and the code that uses it.
     """
 
-    model: Path | None = _option(File("the path of a model or a slice folder"))
-    ranks: int | None = _option(Whole(1, MAX_RANKS), RANKS, "number of ranks", "N")
-    rank_table: Path | None = _option(
+    model: Path | None = described(File("the path of a model or a slice folder"))
+    ranks: int | None = described(Whole(1, MAX_RANKS), RANKS, "number of ranks", "N")
+    rank_table: Path | None = described(
         File("the path of a rank table"), RANKS, "which ranks run on which hosts and devices", "FILE",
         file="rank table",
     )  # fmt: skip
-    launcher: str = _option(
+    launcher: str = described(
         Choice(STARTERS), RANKS,
-        "local: processes of this machine; mpirun; external: this process is one rank that something "
-        "else started (default: auto)",
+        "{}; external: this process is one rank that something else started (default: auto)",
         default="auto",
     )  # fmt: skip
-    target: str = _option(
+    target: str = described(
         Choice(TARGETS), TYPES,
         "what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
         "with its local rank's number",
         default="cpu",
     )  # fmt: skip
-    collectives: str | None = _option(Choice(COLLECTIVES), RANKS, "default: auto")
-    threads: int | None = _option(
+    collectives: str | None = described(Choice(COLLECTIVES), RANKS, "default: auto")
+    threads: int | None = described(
         Whole(1, MAX_THREADS),
         RANKS,
         "ONNX Runtime threads per rank (default: cores / ranks on the host)",
         "N",
     )
-    timeout: float | None = _option(
+    timeout: float | None = described(
         Seconds(), RANKS, "how long a rank waits for another one (default: 300)", "SECONDS"
     )
-    allow_replicated: bool = _option(
+    allow_replicated: bool = described(
         Switch(), SLICING,
         "go on where nothing of the model can be split, with the whole model on every rank",
         default=False, slices="allow_replicated",
     )  # fmt: skip
-    strategy: str | None = _option(
+    strategy: str | None = described(
         Choice(STRATEGIES), SLICING,
         "what the ranks share: the weights (tensor), the layers (pipeline), the batch (data); auto: the "
         "quickest that fits (default: tensor)",
         slices="strategy",
     )  # fmt: skip
-    mesh: Mesh | None = _option(
+    mesh: Mesh | None = described(
         Written(parse_mesh_text, "the sizes of mesh axes, such as data=2,tensor=4"), SLICING,
         "a mix of strategies, such as data=2,tensor=4; says the number of ranks too", "AXIS=SIZE,...",
         slices="mesh",
     )  # fmt: skip
-    micro_batches: int | None = _option(
+    micro_batches: int | None = described(
         Whole(1, MAX_MICRO_BATCHES), SLICING,
         "pieces of the batch that pipeline stages work on at the same time (default: as many as stages)", "M",
         slices="micro_batches",
     )  # fmt: skip
-    memory: int | None = _option(
+    memory: int | None = described(
         Written(parse_bytes, "a number of bytes, or text such as 24GB", Whole(1, 2**63 - 1)), SLICING,
         "bytes of weights that a rank may hold, such as 24GB; --strategy auto keeps to it", "SIZE",
         slices="memory",
     )  # fmt: skip
-    profile: Path | None = _option(
+    profile: Path | None = described(
         File("the path of a profile of ONNX Runtime"), SLICING,
         "a profile that ONNX Runtime wrote of the model: stages are balanced by its times", "FILE.json",
         file="profile of ONNX Runtime", slices="profile",
     )  # fmt: skip
-    steer: Path | None = _option(
+    steer: Path | None = described(
         File("the path of a steering file"), SLICING,
         "how weights are cut, by name patterns (`layers.*.mlp.up: column`)", "FILE.yaml",
         file="steering file", slices="steering",
     )  # fmt: skip
-    plan: Path | None = _option(
+    plan: Path | None = described(
         File("the path of a saved plan"), SLICING,
         "follow a plan that `shardrun slice --save-plan` wrote", "FILE.json",
         file="saved plan", slices="plan",
     )  # fmt: skip
-    ignore_annotations: bool = _option(
+    ignore_annotations: bool = described(
         Switch(), SLICING,
         "do not follow the multi-device annotations (ONNX IR 11) that the model carries",
         default=False, slices="annotations",
     )  # fmt: skip
-    inputs: tuple[str, ...] = _option(
+    state: Mapping[str, str] = described(
+        Pairs(
+            parse_state,
+            Written(str, "the name of an output"),
+            "a mapping of names of inputs to names of outputs",
+        ),
+        SLICING,
+        "an input that is fed in each step what this output gave in the one before, besides those that are "
+        "found; repeatable",
+        "INPUT=OUTPUT", default=dict, slices="state",
+    )  # fmt: skip
+    inputs: tuple[str, ...] = described(
         Files("a list of FILE.npz or NAME=FILE, or a mapping of input names to files"), DATA,
         "arrays by name in an .npz, or one input from .npy or raw little-endian data; repeatable "
         "(default: ones)",
         "FILE.npz|NAME=FILE", "--input", default=tuple,
     )  # fmt: skip
-    dims: Mapping[str, int] = _option(
+    dims: Mapping[str, int] = described(
         Pairs(
             parse_dims,
             Whole(0, MAX_LENGTH, f"a length from 0 to {MAX_LENGTH}"),
@@ -164,35 +179,34 @@ class Options:
         "length of a symbolic dimension, for which is planned and inputs are made (default: 1); repeatable",
         "NAME=SIZE", "--dim", default=dict, slices="dims",
     )  # fmt: skip
-    seed: int | None = _option(
+    seed: int | None = described(
         Whole(0, 2**63 - 1, "a whole number from 0 up"), DATA, "random inputs instead of ones", "S"
     )
-    output: Path | None = _option(
+    output: Path | None = described(
         File("the path of an .npz file"), DATA, "write the outputs to this file", "FILE.npz"
     )
-    repeat: int = _option(
+    repeat: int = described(
         Whole(1, 10**9, "a whole number from 1 up"), DATA, "run K times; the latency is the median", "K",
         default=1,
     )  # fmt: skip
-    verify: bool = _option(
+    verify: bool = described(
         Switch(), DATA,
         "compare with the unsliced model in plain ONNX Runtime; exit code 3 beyond the tolerance",
         default=False,
     )  # fmt: skip
-    against: Path | None = _option(
+    against: Path | None = described(
         File("the path of a model"), DATA, "the unsliced model for --verify", "MODEL.onnx", file="model"
     )
-    precision_mode: str | None = _option(
+    precision_mode: str | None = described(
         LateChoice(
             tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes)),
             "a precision mode of the target, such as enforce_fp32",
         ),
         TYPES,
-        "enforce_fp32 or preferred_fp16 (cpu, gpu); enforce_fp32, preferred_fp32, enforce_fp16, "
-        "enforce_origin or preferred_optimal (ascend); default: the model's own types",
+        f"{modes_in_words()}; default: the model's own types",
         "MODE",
     )  # fmt: skip
-    execution_plan: Mapping[str, str] = _option(
+    execution_plan: Mapping[str, str] = described(
         Pairs(
             parse_plan,
             Choice(("float16", "float32"), "float16 or float32"),
@@ -203,11 +217,11 @@ class Options:
         "repeatable",
         "NAME=TYPE", default=dict,
     )  # fmt: skip
-    dec_key_file: Path | None = _option(
+    dec_key_file: Path | None = described(
         File("the path of a file with a key"), ENCRYPTED, "the key of an encrypted model: the file's bytes",
         "FILE",
     )  # fmt: skip
-    dec_mode: str | None = _option(Choice(("AES-GCM", "AES-CBC")), ENCRYPTED, "default: AES-GCM")
+    dec_mode: str | None = described(Choice(CIPHERS), ENCRYPTED, f"default: {CIPHERS[0]}")
 
     def with_flags(self: _Some, flags: Mapping[str, object]) -> _Some:
         """The same with the flags that were given, which win."""
@@ -245,16 +259,17 @@ EXCLUSIVE = (
 """Options that exclude each other, and why; a flag wins over the other one in a job file."""
 
 
-def _table() -> dict[str, Option]:
+def table(options: type[DataclassInstance]) -> dict[str, Option]:
+    """The options of a class by their names, which are those of its fields."""
     found = {}
-    for item in fields(Options):
+    for item in fields(options):
         option: Option = item.metadata["option"]
         flag = option.flag or f"--{item.name.replace('_', '-')}"
         found[item.name] = replace(option, name=item.name, flag=flag)
     return found
 
 
-OPTIONS = _table()
+OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
 
 

@@ -25,9 +25,7 @@ class Slicing:
     @property
     def given(self) -> list[str]:
         """The flags of the options that are given, but of ``dims``: they are also the lengths of inputs."""
-        return [
-            option.flag for option in grouped(SLICING) if getattr(self.said, option.name) not in {None, False}
-        ]
+        return [option.flag for option in grouped(SLICING) if getattr(self.said, option.name)]
 
     def check(self, ranks: int | None = None, said_by: str = "--ranks") -> None:
         """Raises `ConfigError` for options that contradict each other, or this number of ranks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,34 +21,56 @@ from sharding.common.text import counted
 if TYPE_CHECKING:
     from launcher.inspection.reference import ModelReference
     from launcher.job.rank_table import RankTable
+    from ranks.precision.request import Asked
     from sharding.demands.options import SliceOptions
 
-_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"}
+_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", settings.JOB.name}
 
 
-def load_table(table: str | os.PathLike[str] | RankTable | None) -> RankTable | None:
-    """A rank table from a file, unless it is one already."""
-    if table is None or not isinstance(table, str | os.PathLike):
-        return table
-    from launcher.job.rank_table import load_rank_table
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How ranks are to be started: the arguments of `launcher.start`, which says what each means."""
 
-    return load_rank_table(Path(table))
+    ranks: int | None = None
+    launcher: str = "auto"
+    rank_table: str | os.PathLike[str] | RankTable | None = None
+    collectives: str = "auto"
+    threads: int | None = None
+    target: str = "cpu"
+    timeout: float | None = None
+    allow_replicated: bool = False
+    options: SliceOptions | None = None
+    environment: Mapping[str, str] | None = None
+    precision: Asked | None = None
+
+    @cached_property
+    def table(self) -> RankTable | None:
+        """The rank table, read where it is a file. Raises `RankTableError`."""
+        if self.rank_table is None or not isinstance(self.rank_table, str | os.PathLike):
+            return self.rank_table
+        from launcher.job.rank_table import load_rank_table
+
+        return load_rank_table(Path(self.rank_table))
+
+    @cached_property
+    def seconds(self) -> float:
+        """How long anything may take, said or by default. Raises `SettingError`."""
+        return settings.default_timeout() if self.timeout is None else self.timeout
 
 
-def count_ranks(
-    model: ModelReference, ranks: int | None, table: RankTable | None, options: SliceOptions | None = None
-) -> int:
+def count_ranks(model: ModelReference, how: Start) -> int:
     """How many ranks to start, from whoever says it; raises `ConfigError` where they contradict one
     another."""
+    table = how.table
     sources: list[tuple[str, int]] = []
-    if ranks is not None:
-        sources.append(("ranks", ranks))
+    if how.ranks is not None:
+        sources.append(("ranks", how.ranks))
     if table is not None:
         sources.append((f"the rank table {table.path or ''}".rstrip(), table.world_size))
     if (there := model.rank_count()) is not None:
         sources.append(there)
-    if options is not None and options.mesh is not None:
-        sources.append((f"the mesh {options.mesh}", options.mesh.size))
+    if how.options is not None and how.options.mesh is not None:
+        sources.append((f"the mesh {how.options.mesh}", how.options.mesh.size))
     if not sources:
         check_whole(model.path)
         raise ConfigError(
@@ -72,31 +96,26 @@ def check_count(size: int, table: RankTable | None) -> None:
         raise RankTableError(f"The rank table has {table.world_size} ranks, but {size} were asked for.")
 
 
-def rank_environment(
-    collectives: str,
-    threads: int | None,
-    timeout: float,
-    table: RankTable | None,
-    more: Mapping[str, str] | None = None,
-) -> dict[str, str]:
+def rank_environment(how: Start) -> dict[str, str]:
     """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
-    check_collectives(collectives)
+    timeout, threads = how.seconds, how.threads
+    check_collectives(how.collectives)
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
         raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
-    variables = {"SHARDRUN_COLLECTIVES": collectives, "SHARDRUN_TIMEOUT": f"{timeout:g}"}
+    variables = {settings.CHOSEN.name: how.collectives, settings.TIMEOUT.name: f"{timeout:g}"}
     if threads is not None:
         if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
             raise ConfigError(
                 f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
             )
-        variables["SHARDRUN_THREADS"] = str(threads)
+        variables[settings.THREADS.name] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
-    address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(table)), "127.0.0.1")
+    address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(how.table)), "127.0.0.1")
     port = chosen.get("MASTER_PORT")
     variables["MASTER_ADDR"] = address
     variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
-    variables |= more or {}
+    variables |= how.environment or {}
     settings.check({**os.environ, **variables})
     return variables
 

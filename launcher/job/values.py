@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +60,13 @@ class Kind:
         """The option's value where a job file says ``before``, and flags what is ``given``."""
         return given
 
+    def arguments(self, flag: str, value: Any) -> list[str]:
+        """What a command line says to give this value, in whatever folder."""
+        return [part for text in self._texts(value) for part in (flag, text)]
+
+    def _texts(self, value: Any) -> list[str]:
+        return [str(value)]
+
 
 class Whole(Kind):
     """A whole number from ``low`` to ``high``."""
@@ -96,11 +105,65 @@ class Seconds(Kind):
         return float(super().read(value, where, folder))
 
 
+class Number(Kind):
+    """A number from ``low`` to ``high``; without ``low`` itself where it is ``above`` it."""
+
+    def __init__(self, low: float, high: float, *, above: bool = False) -> None:
+        super().__init__(
+            f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
+        )
+        self.low, self.high, self._above = low, high, above
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text) if text.isascii() and "_" not in text else math.nan
+        except ValueError:
+            value = math.nan
+        if not self.fits(value):
+            raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
+        return value
+
+    def fits(self, value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and not (self._above and value == self.low)
+
+
+class Several(Kind):
+    """Values of the kind ``each``, of which a flag gives one."""
+
+    repeated = True
+
+    def __init__(self, each: Kind, expected: str) -> None:
+        super().__init__(expected)
+        self._each = each
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(self._each.fits, value))
+
+    def merged(self, before: Any, given: Any) -> tuple[Any, ...]:
+        return tuple(self._each.parse(text) for text in given)
+
+
+class Text(Kind):
+    """Any text that is not empty."""
+
+    def parse(self, text: str) -> str:
+        if not self.fits(text):
+            raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
+        return text
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
+
+
 class Switch(Kind):
     """On where its flag is given."""
 
     def __init__(self) -> None:
         super().__init__("true or false")
+
+    def arguments(self, flag: str, value: Setting) -> list[str]:
+        return [flag] if value else []
 
     def fits(self, value: object) -> bool:
         return isinstance(value, bool)
@@ -135,6 +198,9 @@ class File(Kind):
     def read(self, value: object, where: str, folder: Path) -> Path:
         path: str = super().read(value, where, folder)
         return folder / path
+
+    def _texts(self, value: Any) -> list[str]:
+        return [absolute(value)]
 
     parse = staticmethod(Path)
 
@@ -178,8 +244,14 @@ class Pairs(Kind):
             raise _unfit(where, self.expected, value)
         return _read_mapping(value, where, folder, self._each)
 
+    def fits(self, value: object) -> bool:
+        return isinstance(value, Mapping) and all(map(self._each.fits, value.values()))
+
     def merged(self, before: Setting, given: Setting) -> dict[str, object]:
         return {**before, **self._parse_all(given)}
+
+    def _texts(self, value: Any) -> list[str]:
+        return [f"{name}={item}" for name, item in value.items()]
 
 
 class Files(Kind):
@@ -204,6 +276,19 @@ class Files(Kind):
 
     def merged(self, before: Setting, given: Setting) -> tuple[str, ...]:
         return tuple(given)
+
+    def _texts(self, value: Any) -> list[str]:
+        found = []
+        for text in value:
+            name, equals, file = text.rpartition("=")
+            whole = not equals or Path(text).exists()
+            found.append(absolute(text) if whole else f"{name}={absolute(file)}")
+        return found
+
+
+def absolute(path: str | Path) -> str:
+    """The path from the root; links stay as they are."""
+    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps "..", and resolve follows links
 
 
 def is_text(value: object) -> bool:
@@ -262,3 +347,16 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
             raise ConfigError(f"--dim {text}: {name!r} is given twice")
         dims[name] = int(size)
     return dims
+
+
+def parse_state(texts: Iterable[str]) -> dict[str, str]:
+    """Outputs by the input that each is the next value of, from ``INPUT=OUTPUT`` texts; raises
+    `ConfigError`."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        taken, equals, made = text.partition("=")
+        if not (equals and taken and made):
+            raise ConfigError(f"--state {text}: expected INPUT=OUTPUT, the names of an input and an output")
+        if pairs.setdefault(taken, made) != made:
+            raise ConfigError(f"--state {text}: {taken!r} is given twice, with two outputs")
+    return pairs

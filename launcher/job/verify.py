@@ -221,6 +221,7 @@ def _answers(
 ) -> dict[str, Array]:
     import onnxruntime
 
+    from ranks.devices.providers import CPU
     from ranks.sessions.session import CHANGING
     from sharding.common import limits
     from sharding.onnx_files.external import target_of
@@ -233,7 +234,7 @@ def _answers(
     session = onnxruntime.InferenceSession(
         str(target_of(file)),
         options,
-        providers=["CPUExecutionProvider"],
+        providers=[CPU],
         disabled_optimizers=list(CHANGING),
     )
     names = [output.name for output in session.get_outputs()]

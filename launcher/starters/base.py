@@ -134,6 +134,8 @@ class Starter:
     identity: Sequence[str] = ()
     """The variables that tell its ranks their rank, the number of ranks, their place on their host and how
     many are there (which may be left out), where they are not those that every rank looks for."""
+    meaning: str = ""
+    """What ``--help`` says it starts, where its name does not say all."""
 
     def fits(self, *, hosts: bool, mpi: bool) -> bool:
         """Whether it can start ranks on several ``hosts``, and ranks that talk by ``mpi``."""

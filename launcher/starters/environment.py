@@ -9,24 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ranks
-from ranks.common.settings import SAFE_PATH, VARIABLES
-from ranks.identity.sources import identifies
+from ranks.common.settings import SAFE_PATH
+from ranks.identity.sources import clean
 
-_OF_A_JOB = tuple(variable.name for variable in VARIABLES if variable.of_one_job)
+__all__ = ["boot_command", "clean", "python_path", "safe_path"]
+
 _BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
-
-
-def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environ`` without what identifies a rank of another job.
-
-    Left over from a launcher around us, it would tell a rank that it is another one. Variables of a
-    `launcher.starters.base.Starter.identity` may stay: nobody reads them without ``SHARDRUN_IDENTITY``.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if not identifies(name) and not name.startswith(_OF_A_JOB)
-    }
 
 
 def python_path(environ: Mapping[str, str]) -> str | None:

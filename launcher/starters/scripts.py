@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import tempfile
@@ -11,9 +10,14 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.job import Job
+from launcher.job.options import DATA, RANKS, TYPES, Options, grouped
 from launcher.job.rank_table import RankTable, make_rank_table
+from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from sharding.common.storage import probe, why_unwritable
+
+_OF_ALL_RANKS = {"ranks", "rank_table", "launcher"}
+"""Options that say what the scripts themselves do."""
 
 RANK_SCRIPT = """\
 #!/bin/sh
@@ -180,28 +184,11 @@ def _run_all(table: RankTable, python: str) -> str:
 def _arguments(job: Job) -> list[str]:
     """The flags of ``shardrun run`` for one rank, with absolute paths, quoted for the shell."""
     arguments = ["--launcher", "external"]
-    for text in job.inputs:
-        name, equals, file = text.rpartition("=")
-        whole = not equals or Path(text).exists()
-        arguments += ["--input", absolute(text) if whole else f"{name}={absolute(file)}"]
-    for name, size in job.dims.items():
-        arguments += ["--dim", f"{name}={size}"]
-    for flag, value in (
-        ("--target", job.target if job.target != "cpu" else None),
-        ("--collectives", job.collectives),
-        ("--threads", job.threads),
-        ("--timeout", job.timeout),
-        ("--precision-mode", job.precision_mode),
-        ("--seed", job.seed),
-        ("--repeat", job.repeat if job.repeat > 1 else None),
-    ):
-        arguments += [flag, str(value)] if value is not None else []
-    for name, kind in job.execution_plan.items():
-        arguments += ["--execution-plan", f"{name}={kind}"]
-    if job.verify:
-        arguments += ["--verify"]
-    for flag, path in (("--output", job.output), ("--against", job.against)):
-        arguments += [flag, absolute(path)] if path is not None else []
+    for group in (DATA, RANKS, TYPES):
+        for option in grouped(group):
+            value = getattr(job, option.name)
+            if option.name not in _OF_ALL_RANKS and value != getattr(Options, option.name, None):
+                arguments += option.kind.arguments(option.flag, value)
     return [shlex.quote(argument) for argument in arguments]
 
 
@@ -212,11 +199,6 @@ def _key_file(job: Job, own_model: bool) -> list[str]:
         return []
     mode = ["--dec-mode", job.dec_mode] if job.dec_mode is not None else []
     return ["--dec-key-file", quote_path(job.dec_key_file), *mode]
-
-
-def absolute(path: str | Path) -> str:
-    """The path from the root; links stay as they are."""
-    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps "..", and resolve follows links
 
 
 def quote_path(path: str | Path | None) -> str:

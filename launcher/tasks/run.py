@@ -262,16 +262,15 @@ def _print_json(
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     """What is worth knowing of a run, as (what, value)."""
     import statistics
-    from collections import Counter
 
     from launcher.common.report import human_bytes
-    from sharding.common.text import reason_rows
+    from sharding.common.text import listed_collectives, reason_rows
 
     held = [rank.weight_bytes for rank in manifest.ranks]
     # Of many ranks, the least and the most.
     each = ", ".join(map(human_bytes, held if len(held) <= 8 else sorted({min(held), max(held)})))
     whole = human_bytes(sum(weight.bytes for weight in manifest.weights.values()))
-    counts = Counter(collective.op for collective in manifest.collectives)
+    talks = listed_collectives((item.op, item.within) for item in manifest.collectives)
     times = result.seconds
     latency = seconds(statistics.median(times))
     if len(times) > 1:
@@ -280,7 +279,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     rows = [
         ("ranks", str(manifest.world_size)),
         ("weights per rank", f"{each} of {whole}" if known else each),
-        ("collectives per inference", ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"),
+        ("collectives per inference", talks),
         *result.facts.items(),
         ("latency", latency),
         *reason_rows(manifest.reason),

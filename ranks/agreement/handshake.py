@@ -18,7 +18,8 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory
 from ranks.errors import ShardError
 from ranks.models.part import Part
-from ranks.sessions.cut import POINT_TO_POINT, Cut
+from ranks.sessions.cut import Cut
+from ranks.sessions.nodes import POINT_TO_POINT
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array

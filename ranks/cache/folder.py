@@ -14,6 +14,7 @@ it small.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -34,6 +35,10 @@ from sharding.onnx_files.external import locations, target_of
 from sharding.slices.manifest import sha256_of
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
+
+_IN_THE_WAY = {errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.ELOOP, errno.ENOENT}
+"""What opening a lock ends with where something else lies in its place: a folder, a pipe or a socket that
+nobody reads, a device, a file without the rights that we gave it, a link that leads nowhere."""
 
 ELSEWHERE = "set SHARDRUN_CACHE to a folder to which you and nobody else may write"
 """What helps wherever the cache cannot be used."""
@@ -94,7 +99,14 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[bool]:
 
 def _open_lock(path: Path) -> int:
     # O_NONBLOCK: a pipe in its place fails at once, for nobody reads from it.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as problem:
+        if problem.errno not in _IN_THE_WAY or not os.path.lexists(path):
+            raise
+    regular_files.remove(path)
+    return os.open(path, flags, 0o600)
 
 
 def fingerprint(model: Path) -> str:
@@ -159,7 +171,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
-        Path(temporary).replace(path)
+        regular_files.replace(Path(temporary), path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -95,7 +95,7 @@ def is_there(folder: Path, key: str) -> bool:
         entry = weight_entry.read_from(folder / f"{key}.json")
     except OSError:
         return False
-    return not entry.refused if entry is not None else (folder / f"{key}.json").is_file()
+    return not entry.refused if entry is not None else os.path.lexists(folder / f"{key}.json")
 
 
 def graph_of(folder: Path, entry: Entry) -> bytes | None:

@@ -78,12 +78,15 @@ def replace(target: Path, content: bytes, work: Path) -> None:
 
 
 def opened(path: Path) -> int | None:
-    """A descriptor of an entry's file; None where there is none, or something else in its place.
+    """A descriptor of an entry's file; None where there is none, or something else in its place: ours may
+    always be read.
 
     Raises `OSError` where it cannot be read.
     """
     try:
         return regular_files.open_regular(path)
+    except PermissionError:
+        return None
     except OSError:
         if not regular_files.is_regular(path):
             return None

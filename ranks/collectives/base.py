@@ -76,6 +76,11 @@ class Communicator(ABC):
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         """Makes the group of ``mine``, one of ``groups``; all ranks call it together."""
 
+    def _check_whole(self, whole: Communicator) -> None:
+        """For a backend that cannot split a part of ``whole`` again."""
+        if whole is not self:
+            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+
     def _close_parts(self) -> None:
         for part in self.__dict__.get("_parts", {}).values():
             part.close()

@@ -1,3 +1,4 @@
 """The names of ONNX Runtime's execution providers that are used here."""
 
-CPU, CUDA, TENSORRT, CANN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "CANN"))
+SUFFIX = "ExecutionProvider"
+CPU, CUDA, TENSORRT, CANN = (f"{name}{SUFFIX}" for name in ("CPU", "CUDA", "Tensorrt", "CANN"))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ranks.evaluation.classes import among_best, is_number, predicted, scores_and_labels
 from ranks.evaluation.errors import EvaluationError
+from ranks.evaluation.names import GROUP, OF_CLASSES, OF_NUMBERS, names
 from sharding.common.registry import entry_points, load
 
 if TYPE_CHECKING:
@@ -235,37 +236,24 @@ _SAME = {
     "top_5_accuracy": "top5",
     "cosine": "cosine_similarity",
 }
-_NAMED: dict[str, Callable[[int | None], Metric]] = {
-    "accuracy": lambda ignore: TopK(1, ignore),
-    "precision": lambda ignore: Confusion("precision", ignore),
-    "recall": lambda ignore: Confusion("recall", ignore),
-    "f1": lambda ignore: Confusion("f1", ignore),
-    "cross_entropy": lambda ignore: CrossEntropy(False, ignore),
-    "perplexity": lambda ignore: CrossEntropy(True, ignore),
-    "mse": lambda ignore: Differences("mse"),
-    "rmse": lambda ignore: Differences("rmse"),
-    "mae": lambda ignore: Differences("mae"),
-    "max_error": lambda ignore: Differences("max_error"),
-    "cosine_similarity": lambda ignore: Cosine(),
+_OF_CLASSES: dict[str, Callable[..., Metric]] = {
+    kind.__name__: kind for kind in (TopK, Confusion, CrossEntropy)
 }
-GROUP = "shardrun.metrics"
-"""The group of entry points by which other packages bring metrics: each names a class with `Metric`'s
-methods, or a function as of `Function`."""
 
 
-def names() -> list[str]:
-    """The names of `named`, for messages."""
-    own = list(_NAMED)
-    own.insert(1, "topK (top1, top5, ...)")
-    return [*own, *entry_points().get(GROUP, {})]
+def _own(name: str, ignore: int | None) -> Metric | None:
+    if name in OF_CLASSES:
+        kind, told = OF_CLASSES[name]
+        return _OF_CLASSES[kind](told, ignore)
+    return (Cosine() if name == "cosine_similarity" else Differences(name)) if name in OF_NUMBERS else None
 
 
 def named(name: str, ignore: int | None = None) -> Metric:
     """The metric of a name, in any case; mindspore's names are known too. Raises `EvaluationError`."""
     key = name.strip().lower()
     key = _SAME.get(key, key)
-    if key in _NAMED:
-        return _NAMED[key](ignore)
+    if own := _own(key, ignore):
+        return own
     if (match := re.fullmatch(r"top_?(\d{1,6})", key)) and int(match[1]) > 0:
         return TopK(int(match[1]), ignore)
     others = entry_points().get(GROUP, {})

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ranks.common.settings import VARIABLES
 from ranks.identity.place import Identity
 
 
@@ -44,6 +45,10 @@ SOURCES = (TORCHRUN, ASCEND, OPEN_MPI, PMIX, PMI)
 """OMPI_MCA_*, PRTE_MCA_* and I_MPI_* are in none: they are a user's settings. Slurm's are in none: what is
 inside its step stays there."""
 
+_OF_RANKS = ("SLURM_STEP_ID", "SLURM_STEPID", "RANK_TABLE_FILE")
+"""What a process that is told its rank may see, and makes another one a rank."""
+_OF_A_JOB = tuple(variable.name for variable in VARIABLES if variable.of_one_job)
+
 BY_MPI = tuple(name for source in SOURCES for name in source.by_mpi)
 """Of these, one is set in every rank that an MPI launcher started."""
 
@@ -51,6 +56,24 @@ BY_MPI = tuple(name for source in SOURCES for name in source.by_mpi)
 def identifies(name: str) -> bool:
     """Whether a variable says who a rank of a launcher's job is."""
     return any(source.identifies(name) for source in SOURCES)
+
+
+def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environ`` without what identifies a rank of another job.
+
+    Left over from a launcher around us, it would tell a rank that it is another one. Variables of a
+    `launcher.starters.base.Starter.identity` may stay: nobody reads them without ``SHARDRUN_IDENTITY``.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if not identifies(name) and not name.startswith(_OF_A_JOB)
+    }
+
+
+def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environ`` for a process that is no rank: `clean`, in no step of Slurm, without a rank table."""
+    return {name: value for name, value in clean(environ).items() if name not in _OF_RANKS}
 
 
 def by_mpi(identity: Identity, environ: Mapping[str, str] = os.environ) -> bool:

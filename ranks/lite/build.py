@@ -96,7 +96,7 @@ def is_cut(path: Path) -> bool:
     if not model_file.may_have_collectives(shard.path):
         return False
     from ranks.models.part import is_part
-    from ranks.sessions.cut import has_collectives
+    from ranks.sessions.nodes import has_collectives
 
     model = model_file.read(shard.path)
     return has_collectives(model) or is_part(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -34,12 +34,14 @@ from ranks.lite.tensor import (
 from ranks.lite.update import checked, parse
 from ranks.models.imported import naming
 from ranks.weights.shared.request import Attach, Share
+from sharding.common.ciphers import MODES
 from sharding.onnx_files.given import GivenModel
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from ranks.state.session import Session
     from ranks.weights.updated.values import Given
     from sharding.common.arrays import Array
 
@@ -86,14 +88,14 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
         dec_num_parallel: int = 0,
     ) -> None:
         """Loads a model: an ONNX or MindIR file, a rank model, a slice folder, or this rank's of
         ``rank_{}_m.onnx``.
 
         The file's content decides its format; ``model_type`` says what the script expects. ``dec_key`` and
-        ``dec_mode`` (AES-GCM or AES-CBC) are of an encrypted MindIR file. ``context``
+        ``dec_mode`` are of an encrypted MindIR file. ``context``
         defaults to the CPU. ``config_path`` and ``config_dict`` are as `ranks.lite.options.config` says; the
         dictionary wins.
 
@@ -130,7 +132,7 @@ class Model(OneProcess):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
     ) -> None:
         """As `build_from_file`, of a model's bytes (ONNX or MindIR), an `onnx.ModelProto` or an
         `onnx_ir.Model`. It lies in a temporary file while this object uses it."""
@@ -229,6 +231,23 @@ class Model(OneProcess):
         for output, result in zip(places, results, strict=True):
             fill(output, result)
         return places
+
+    def session(self) -> Session:
+        """A sequence of a model with state (caches of keys and values, recurrent states): it is kept from one
+        step to the next, and `Session.predict` is given only what is new, by name.
+
+        On ranks every rank makes the same calls. Raises a `RuntimeError` (that is a `ShardrunError` too)
+        where the model was not built or has no state.
+        """
+        built = self._built
+        if built is None:
+            raise runtime_error(
+                "session failed! Error is the model is not built: call build_from_file first."
+            )
+        try:
+            return built.model.session()
+        except ShardrunError as error:
+            raise as_runtime_error("session failed!", error) from error
 
     def _zeros(self, index: int, tensor: Tensor) -> Array:
         if min(tensor.shape, default=0) < 0:
@@ -360,17 +379,21 @@ class Model(OneProcess):
     def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
         """Deprecated: pick from `get_inputs`."""
         deprecated("get_input_by_tensor_name()", "get_inputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_inputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_input_by_tensor_name failed! The model has no input {tensor_name!r}.")
+        return _named(self.get_inputs(), "input", tensor_name)
 
     def get_output_by_tensor_name(self, tensor_name: str) -> TensorMeta:
         """Deprecated: pick from `get_outputs`."""
         deprecated("get_output_by_tensor_name()", "get_outputs()")
-        check_isinstance("tensor_name", tensor_name, str)
-        for tensor in self.get_outputs():
-            if tensor.name == tensor_name:
-                return tensor
-        raise runtime_error(f"get_output_by_tensor_name failed! The model has no output {tensor_name!r}.")
+        return _named(self.get_outputs(), "output", tensor_name)
+
+
+_Tensor = TypeVar("_Tensor", Tensor, TensorMeta)
+
+
+def _named(tensors: Iterable[_Tensor], what: str, name: str) -> _Tensor:
+    """The one of this name among a model's ``what``s."""
+    check_isinstance("tensor_name", name, str)
+    for tensor in tensors:
+        if tensor.name == name:
+            return tensor
+    raise runtime_error(f"get_{what}_by_tensor_name failed! The model has no {what} {name!r}.")

@@ -27,6 +27,7 @@ from ranks.lite.options.parallel import Parallel
 from ranks.lite.options.types import ModelType
 from ranks.lite.tensor import Tensor, TensorMeta
 from sharding.common import limits
+from sharding.common.ciphers import MODES
 
 if TYPE_CHECKING:
     from ranks.lite.model import Data
@@ -63,7 +64,7 @@ class ModelParallelRunner(OneProcess):
         context: Context | None = None,
         *,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: str = MODES[0],
     ) -> None:
         """Loads a whole model, whose format its content says, and makes the workers.
 

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from ranks.errors import ModelError, ShardrunError
+from ranks.identity.sources import alone
 
 _ALIGNMENT = 256  # of ONNX Runtime's arena
-_IDENTITY = ("SHARDRUN_", "OMPI_", "PMI", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_KEPT = ("SHARDRUN_CACHE", "SHARDRUN_WEIGHTS")
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,7 @@ def measure(job: Job) -> int:
     """
     if sys.platform != "linux" or not sys.executable:
         raise ShardrunError("the workspace can be measured on Linux only.")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or not name.startswith(_IDENTITY)  # it is no rank of the group that this one is
-    }
+    environment = alone()  # it is no rank of the group that this one is
     here = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH", "")]))
     question = {"path": str(job.path), "threads": job.threads, "shapes": {**job.shapes}}

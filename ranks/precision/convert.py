@@ -18,7 +18,8 @@ import onnx
 
 from ranks.errors import ModelError
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
-from ranks.precision.types import Typed, Types, bindings, is_collective
+from ranks.precision.types import Typed, Types, bindings
+from ranks.sessions.nodes import is_collective
 from sharding.onnx_files.walk import graphs_in, mentioned, subgraphs
 
 _SOURCES = {FLOAT16: ("tensor(float)",), FLOAT32: ("tensor(float16)", "tensor(bfloat16)")}

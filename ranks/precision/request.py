@@ -14,6 +14,16 @@ TARGETS = tuple(MODES)
 """What a model can run on; "gpu" is CUDA or TensorRT."""
 
 
+def modes_in_words() -> str:
+    """The modes, each list of them with its targets."""
+    targets: dict[tuple[str, ...], list[str]] = {}
+    for target, modes in MODES.items():
+        targets.setdefault(modes, []).append(target)
+    return "; ".join(
+        f"{', '.join(modes[:-1])} or {modes[-1]} ({', '.join(names)})" for modes, names in targets.items()
+    )
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a user asks for: one of the target's `MODES`, "" for none; an execution plan as of `Precision`."""

@@ -8,7 +8,7 @@ import onnx
 
 from ranks.common.tensors import ELEMENT_TYPES
 from ranks.precision.schemas import Signature, signature
-from ranks.sessions.cut import DEFAULT_ATTRIBUTES
+from ranks.sessions.nodes import is_collective
 from sharding.onnx_files.walk import graphs_in
 
 Types = dict[str, str]
@@ -62,11 +62,6 @@ class Typed:
             found = self._inferred.get(name) or bound.get(formal) or (formal if "(" in formal else "")
             if found:
                 types[name] = found
-
-
-def is_collective(node: onnx.NodeProto) -> bool:
-    """Whether ranks exchange values here."""
-    return (node.domain, node.op_type) in DEFAULT_ATTRIBUTES
 
 
 def bindings(node: onnx.NodeProto, known: Signature, types: Mapping[str, str]) -> dict[str, str]:

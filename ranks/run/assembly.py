@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,19 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory, Memory
 from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
-from ranks.errors import ModelError, ShardError
+from ranks.errors import ModelError, ShardError, ShardrunError
 from ranks.models import model_file
+from ranks.run.control_flow import Agreement, Driven
 from ranks.run.point_to_point import Mail
 from ranks.run.program import Program
-from ranks.sessions.cut import POINT_TO_POINT, Cut, cut
+from ranks.run.steps.parts import Parts
+from ranks.sessions.bodies import cut_with_bodies
+from ranks.sessions.cut import Control, Cut
+from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
+from ranks.state import parts
+from ranks.state.pairs import pairs_of
 from ranks.weights.shared import automatic
 
 if TYPE_CHECKING:
@@ -28,8 +35,11 @@ if TYPE_CHECKING:
 
     from ranks.models.part import Part
     from ranks.run.schedule import Schedule
+    from ranks.run.steps.sequences import Stateful
+    from ranks.run.whole_state import WholeState
     from ranks.weights.updated.variable import VariableWeights
     from sharding.slices.manifest import Manifest
+    from sharding.slices.state import StatePair
 
 _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and conditions are made of
 
@@ -38,7 +48,7 @@ _SMALL_TYPES = frozenset({6, 7, 9})  # int32, int64, bool: what shapes, axes and
 class Assembly:
     """A rank model, ready to run; inputs and outputs are those of the whole model."""
 
-    program: Program | Schedule
+    program: Program | Schedule | WholeState
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     segments: int
@@ -48,6 +58,8 @@ class Assembly:
     """All ranks, as a communicator of the memory's buffers."""
     model: onnx.ModelProto
     weights: VariableWeights | None
+    stateful: Callable[[], Stateful] | None = None
+    """Makes what runs the model step by step, where it has state."""
 
 
 def assemble(
@@ -69,9 +81,9 @@ def assemble(
     """
     file, part = loaded.file, loaded.part
     config = at(config, world)
-    memory = _memory(world, config)
+    memory = memory_for(world, config)
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
-    plan, group, mail = cut(loaded.model, weights=variable), world, None
+    plan, group, mail = cut_with_bodies(loaded.model, weights=variable), world, None
     exchange = _on_memory(world, memory) if world is not None else None
     if world is not None and exchange is not None:
         _check_group(plan, world, part, file)
@@ -87,22 +99,8 @@ def assemble(
         if plan.point_to_point:
             peers = handshake.peers(part, world.rank, world.size)
             mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
-    builder, sessions = _sessions(plan, file, config, memory, group.size if group is not None else 1)
-    types = {name: builder.type_of(name) for name in _names(plan)}
-    elements = {name: _element(value) for name, value in types.items()}
-    for c in plan.mail:
-        if elements[c.input or c.output or ""] is None:
-            raise ModelError(
-                f"{c.op} of {c.input or c.output!r} in {file}: only tensors of numbers are sent."
-            )
-    bound = None
-    if weights is not None:
-        from ranks.weights.updated.bound import BoundWeights
-
-        bound = BoundWeights(weights)
-    program = Program(
-        plan, sessions, elements, memory, group, small=_small(plan, types), mail=mail, weights=bound
-    )
+    programs = _Programs(file, config, memory, group, mail, weights)
+    builder, program = programs.make(plan)
     inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
     outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
     for spec in inputs + outputs:
@@ -110,19 +108,55 @@ def assemble(
             raise ModelError(
                 f"{spec.name!r} of {file} is no tensor: a model that is cut takes and gives tensors."
             )
-    runner: Program | Schedule = program
+    pairs = pairs_of(plan.model, str(file))
+    own = {spec.name: spec for spec in inputs}
+    one: Program | WholeState = program
+    if group is not None and group.size > 1 and any(parts.split_of(pair) for pair in pairs):
+        from ranks.run.whole_state import WholeState
+
+        names = [spec.name for spec in inputs], [spec.name for spec in outputs]
+        one = WholeState(program, names, pairs, group, memory)
+        inputs = parts.whole_specs(inputs, {pair.input: pair for pair in pairs}, group.size)
+        outputs = parts.whole_specs(outputs, {pair.output: pair for pair in pairs}, group.size)
+    runner: Program | Schedule | WholeState = one
     if world is not None and exchange is not None and part is not None and part.scheduled:
         from ranks.run.schedule import Schedule
 
-        runner = Schedule(program, part, world, inputs, [spec.name for spec in outputs])
+        runner = Schedule(one, part, world, inputs, [spec.name for spec in outputs])
         inputs = [_whole(spec, part.batch_inputs, whole) for spec in inputs]
         everyone = handshake.gather_json(
             [_described(name, builder.named(name)) for name in plan.outputs], exchange, memory
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
-    count = sum(map(len, plan.collectives))
-    used = sum(session is not None for session in sessions)
-    return Assembly(runner, inputs, outputs, used, count, memory, exchange, plan.model, weights)
+    stateful = None
+    if pairs:
+        assert programs.parts is not None
+        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
+    return Assembly(
+        runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
+        stateful,
+    )  # fmt: skip
+
+
+def _stateful(  # noqa: PLR0917 - what `assemble` was given and made
+    parts: Parts,
+    pairs: tuple[StatePair, ...],
+    specs: Mapping[str, TensorSpec],
+    weights: VariableWeights | None,
+    runner: object,
+    part: Part | None,
+) -> Stateful:
+    """What runs a rank's model step by step. ``specs``: its own inputs."""
+    from ranks.run.schedule import Schedule
+    from ranks.run.steps.sequences import Stateful
+
+    if part is not None and part.mesh.length("data") > 1:
+        raise ShardrunError(
+            f"A session keeps its state on the ranks of one copy of the model, but the mesh {part.mesh} has "
+            f"{part.mesh.length('data')} copies: slice the model without a data axis."
+        )
+    shown = runner.show if isinstance(runner, Schedule) else None
+    return Stateful.of(parts, pairs, specs, weights, shown)
 
 
 def _agreed(  # noqa: PLR0917 - what `assemble` was given
@@ -136,7 +170,7 @@ def _agreed(  # noqa: PLR0917 - what `assemble` was given
     """The cut in which the ranks' models run together. Raises `ModelError` where there is none."""
     if handshake.agree(plan, world, memory, part, fits) is None:
         return plan
-    plan = cut(plan.model, keep_order=True, weights=plan.weights)
+    plan = cut_with_bodies(plan.model, keep_order=True, weights=plan.weights)
     why = handshake.agree(plan, world, memory, part, final=True)
     if why is not None:
         raise ModelError(f"{file}: {why}")
@@ -153,28 +187,84 @@ def whole_shapes(
     return {**known, **(dims or {})}
 
 
-def _sessions(
-    plan: Cut, file: Path, config: SessionConfig, memory: Memory, size: int
-) -> tuple[SegmentBuilder, list[ort.InferenceSession | None]]:
-    config = replace(
-        config,
-        folder=file.parent,
-        many=len(plan.segments) > 1,
-        memory_options=memory.provider_options(),
-        entries={**memory.session_entries(), **config.entries},
-    )
-    builder = SegmentBuilder(plan, size)
-    sessions: list[ort.InferenceSession | None] = []
-    for index, segment in enumerate(plan.segments):
-        session = None
-        if segment.outputs:
-            what = str(file) if len(plan.segments) == 1 else f"segment {index} of {file}"
-            part = builder.model(segment)
-            chosen = automatic.for_segment(config, part)
-            session = _session(model_file.serialized(part, file), chosen, what)
-        builder.learn(session.get_outputs() if session else (), plan.collectives[index])
-        sessions.append(session)
-    return builder, sessions
+@dataclass
+class _Programs:
+    """Makes the program of a cut, and those of the bodies in it."""
+
+    file: Path
+    config: SessionConfig
+    memory: Memory
+    group: Communicator | None
+    mail: Mail | None
+    weights: VariableWeights | None
+    segments: int = 0
+    """Sessions made so far."""
+    parts: Parts | None = None
+    """What the program that was made last is made of."""
+
+    def make(self, plan: Cut) -> tuple[SegmentBuilder, Program]:
+        """The program, and what knows the types of its values."""
+        many = len(plan.segments) > 1 or self.segments > 0
+        config = replace(
+            self.config,
+            folder=self.file.parent,
+            many=many,
+            memory_options=self.memory.provider_options(),
+            entries={**self.memory.session_entries(), **self.config.entries},
+        )
+        builder = SegmentBuilder(plan, self.group.size if self.group is not None else 1)
+        sessions: list[ort.InferenceSession | None] = []
+        driven: list[Driven] = []
+        for index, segment in enumerate(plan.segments):
+            session = None
+            if segment.outputs:
+                what = f"segment {self.segments} of {self.file}" if many else str(self.file)
+                part = builder.model(segment)
+                chosen = automatic.for_segment(config, part)
+                session = _session(model_file.serialized(part, self.file), chosen, what)
+                self.segments += 1
+            builder.learn(session.get_outputs() if session else (), plan.collectives[index])
+            sessions.append(session)
+            driven += [self._driven(control, builder) for control in plan.controls[index]]
+        types = {name: builder.type_of(name) for name in _names(plan)}
+        elements = {name: _element(value) for name, value in types.items()}
+        for c in plan.mail:
+            if elements[c.input or c.output or ""] is None:
+                raise ModelError(
+                    f"{c.op} of {c.input or c.output!r} in {self.file}: only tensors of numbers are sent."
+                )
+        bound = None
+        if self.weights is not None:
+            from ranks.weights.updated.bound import BoundWeights
+
+            bound = BoundWeights(self.weights)
+        small = _small(plan, types)
+        program = Program(
+            plan, sessions, elements, self.memory, self.group,
+            small=small, mail=self.mail, weights=bound, driven=driven,
+        )  # fmt: skip
+        # The last is that of the whole rank model: bodies are made before what they are in.
+        self.parts = Parts(
+            plan, sessions, elements, self.memory, self.group, small, self.mail, bound, program.drive
+        )
+        return builder, program
+
+    def _driven(self, control: Control, outside: SegmentBuilder) -> Driven:
+        """Control flow with the programs of its bodies; ``outside`` learns the types of what it gives."""
+        builders, programs = [], []
+        for body in control.bodies:
+            for value in body.model.graph.input:
+                if not value.HasField("type"):
+                    value.type.CopyFrom(outside.type_of(value.name))
+            builder, program = self.make(body)
+            builders.append(builder)
+            programs.append(program)
+        given = [
+            [builder.type_of(name) for name in body.outputs]
+            for body, builder in zip(control.bodies, builders, strict=True)
+        ]
+        stacked = outside.learn_given(control, given)
+        return Driven(control, programs, Agreement(self.group, self.memory), stacked)
 
 
 def _session(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
@@ -199,6 +289,8 @@ def _names(plan: Cut) -> set[str]:
     for segment in plan.segments:
         names.update(segment.inputs, segment.outputs)
     names.update(n for level in plan.collectives for c in level for n in (c.input, c.output) if n)
+    for control in (control for level in plan.controls for control in level):
+        names.update(name for name in (*control.reads, *control.outputs) if name not in plan.weights)
     return names
 
 
@@ -215,7 +307,8 @@ def _small(plan: Cut, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
     )
 
 
-def _memory(communicator: Communicator | None, config: SessionConfig) -> Memory:
+def memory_for(communicator: Communicator | None, config: SessionConfig) -> Memory:
+    """Where values lie that sessions of a config exchange."""
     device = devices.DEVICES.get(config.providers[0])
     if device is not None and device.buffers == "cuda":
         from ranks.sessions.cuda import CudaMemory, graphs_wanted
@@ -238,7 +331,7 @@ def _check_group(plan: Cut, world: Communicator, part: Part | None, file: Path) 
     if part is not None:
         size, length = part.mesh.length("tensor"), part.mesh.length("pipeline")
         here = part.place["pipeline"]
-    for c in (c for level in plan.collectives for c in level):
+    for c in plan.everywhere():
         name = c.input or c.output
         found = c.attributes.get("group_size")
         if found is not None and found != size:

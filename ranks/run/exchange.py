@@ -30,14 +30,16 @@ class Exchanges:
         self._mail = mail
         self._memory = memory
         self._elements = elements
+        groups = [group, mail.group if mail is not None else None]
+        self._used = [one for one in dict.fromkeys(groups) if one is not None]
 
     @property
     def computing_seconds(self) -> float:
         """How long exchanges have waited for this rank's own device (`Communicator.computing_seconds`)."""
-        used = [self._group] if self._group is not None else []
-        if self._mail is not None and self._mail.group not in used:
-            used.append(self._mail.group)
-        return sum((one.computing_seconds for one in used), 0.0)
+        seconds = 0.0
+        for one in self._used:
+            seconds += one.computing_seconds
+        return seconds
 
     def calls(
         self, c: Collective, source: Buffer, target: Buffer, *, in_place: bool

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.collectives.base import Communicator
-from ranks.common.tensors import Dim, spec_of
+from ranks.common.tensors import Dim, element_number, spec_of
 from ranks.devices import devices
 from ranks.errors import ModelError, ShardError
 from ranks.identity.identity import identify
@@ -22,10 +23,12 @@ from ranks.weights.shared import automatic
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime as ort
 
     from ranks.agreement.likeness import Loaded
     from ranks.precision.request import Precision
     from ranks.run.assembly import Assembly
+    from ranks.run.steps.sequences import Stateful
     from ranks.weights.prepared.store import Store
     from ranks.weights.updated.parts import Whole
     from ranks.weights.updated.variable import VariableWeights
@@ -140,7 +143,7 @@ def _load(  # noqa: PLR0917 - what `load` was given
     model = weights = fits = None
     if dims or variable or precision or model_file.may_have_collectives(file):
         from ranks.models.part import is_part, read_part
-        from ranks.sessions.cut import has_collectives
+        from ranks.sessions.nodes import has_collectives
 
         model, placed = model_file.read_placed(file)
         if placed != file:  # the manifest's hashes are of the links' names
@@ -212,7 +215,42 @@ def _load_plain(
     stats = None
     if weights is not None and model is not None:
         stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
-    return RankModel(file, Interface(inputs, outputs, fed), session=session, stats=stats, weights=weights)
+    interface = Interface(inputs, outputs, fed)
+    stateful = partial(_plain_stateful, file, session, interface, config, weights)
+    return RankModel(file, interface, session=session, stats=stats, weights=weights, stateful=stateful)
+
+
+def _plain_stateful(
+    file: Path,
+    session: ort.InferenceSession,
+    interface: Interface,
+    config: SessionConfig,
+    weights: VariableWeights | None,
+) -> Stateful | None:
+    """What runs a plain model step by step, on the session that it has; None for a model without state."""
+    from ranks.run.assembly import memory_for
+    from ranks.run.steps.parts import Parts
+    from ranks.run.steps.sequences import Stateful
+    from ranks.sessions.cut import Cut, Segment
+    from ranks.state.pairs import pairs_of
+
+    model = model_file.read(file)
+    pairs = pairs_of(model, str(file))
+    if not pairs:
+        return None
+    specs = {spec.name: spec for spec in (*interface.inputs, *interface.optional)}
+    results = [spec.name for spec in interface.outputs]
+    variable = frozenset(weights.feeds) if weights is not None else frozenset()
+    fed = [spec.name for spec in interface.inputs]
+    whole = Segment([], [*fed, *variable], results)
+    plan = Cut(model, [whole], [[]], [[]], fed, results, variable)
+    elements = {
+        argument.name: element_number(argument.type)
+        for argument in (*session.get_inputs(), *session.get_outputs())
+    }
+    own = {name: spec for name, spec in specs.items() if name in fed}
+    parts = Parts(plan, [session], elements, memory_for(None, config), None)
+    return Stateful.of(parts, pairs, own, weights)
 
 
 def _load_group(  # noqa: PLR0917 - what `_load` was given
@@ -261,7 +299,10 @@ def _cut_model(
     fed = [spec for spec in made.inputs if spec.name not in defaults]
     rest = [spec for spec in made.inputs if spec.name in defaults]
     interface = Interface(fed, made.outputs, rest, defaults)
-    return RankModel(file, interface, program=made.program, stats=stats, weights=weights, together=together)
+    return RankModel(
+        file, interface, program=made.program, stats=stats, weights=weights, together=together,
+        stateful=made.stateful,
+    )  # fmt: skip
 
 
 def _marked(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ranks.common import settings
 from ranks.common.notice import warn_once
-from ranks.devices.providers import CANN, CPU, CUDA, TENSORRT
+from ranks.devices.providers import CANN, CPU, CUDA, SUFFIX, TENSORRT
 from ranks.precision import modes
 from ranks.precision.request import Asked
 from ranks.sessions import engines
@@ -30,7 +30,7 @@ class Placement:
         """The device and what runs on it."""
         if self.providers[0] == CPU:
             return "the CPU"
-        return f"{self.providers[0].removesuffix('ExecutionProvider')} device {self.device_id}"
+        return f"{self.providers[0].removesuffix(SUFFIX)} device {self.device_id}"
 
 
 ON_CPU = Placement()

@@ -22,6 +22,7 @@ from ranks.collectives.buffers import Memory, Shape
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
     from ranks.weights.updated.bound import Bindings
+    from sharding.common.arrays import Array
 
     Values: TypeAlias = dict[str, Buffer]
 
@@ -48,6 +49,10 @@ class Plan:
     """How many levels, from the first, run as planned; the others run with shapes unknown."""
     bound: list[Bindings] = field(default_factory=list)
     """The variable weights that the sessions read."""
+    loads: list[tuple[int, Callable[[Array], object]]] = field(default_factory=list)
+    """Which inputs are read, and what puts each where it is read."""
+    fetches: list[Callable[[], Array]] = field(default_factory=list)
+    """What gives each output, where all levels run as planned."""
 
 
 class Plans:

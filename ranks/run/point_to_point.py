@@ -17,7 +17,8 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory, Shape
 from ranks.common.tensors import element_dtype
 from ranks.errors import CollectiveError, ModelError
-from ranks.sessions.cut import MAX_AXES, Collective
+from ranks.sessions.cut import Collective
+from ranks.sessions.nodes import MAX_AXES
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer

@@ -21,14 +21,16 @@ import numpy as np
 import onnxruntime as ort
 
 from ranks.collectives.base import Communicator
-from ranks.collectives.buffers import HostMemory, Memory, Pool, Shape, nbytes
-from ranks.errors import ModelError
+from ranks.collectives.buffers import HostMemory, Memory, Shape, nbytes
+from ranks.run.allocation import Buffers
+from ranks.run.control_flow import Driven
 from ranks.run.exchange import Exchanges
 from ranks.run.plans import Plan, Plans
 from ranks.run.point_to_point import Mail, ReshapedError
-from ranks.sessions.cut import POINT_TO_POINT, Collective, Cut, Segment
+from ranks.sessions.cut import Collective, Cut, Segment
 from ranks.sessions.lifetimes import Lifetimes
-from ranks.sessions.session import reason
+from ranks.sessions.nodes import POINT_TO_POINT
+from ranks.sessions.session import run_error
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from ranks.weights.updated.bound import Bindings, BoundWeights
     from sharding.common.arrays import Array
 
-MAX_KNOWN_SHAPES = 256
-"""Sets of input shapes whose values' shapes are remembered."""
+MAX_KNOWN_SHAPES = 256  # sets of input shapes whose values' shapes are remembered
 
 
 class Program:
@@ -54,12 +55,14 @@ class Program:
         small: frozenset[str] = frozenset(),
         mail: Mail | None = None,
         weights: BoundWeights | None = None,
+        driven: Sequence[Driven] = (),
     ) -> None:
         """``elements``: each value's ONNX element type, None where its size is not fixed.
 
         ``mail``: sends and receives; without it, between the ranks of ``communicator``.
         ``small``: values that stay on the host even where ``memory`` is a GPU's.
         ``weights``: the variable weights, which the sessions have as inputs.
+        ``driven``: the cut's control flow, in order.
         """
         self.weights = weights
         self._cut = cut
@@ -76,6 +79,15 @@ class Program:
         self._life = Lifetimes(cut)
         self._read = {*cut.outputs, *(name for segment in cut.segments for name in segment.inputs)}
         self._read.update(c.input for level in cut.collectives for c in level if c.input)
+        self._driven: list[list[Driven]] = [[] for _ in cut.controls]
+        for item in driven:
+            self._driven[item.control.level].append(item)
+        into_bodies = {name for item in driven for name in item.control.reads}
+        self._passed_on = into_bodies.difference(self._read) if memory is self._host else frozenset()
+        self._read |= into_bodies
+        outputs = {name for item in driven for name in item.control.outputs}
+        self._given = {name for name in outputs if self._place(name) is self._host}
+        """What bodies gave: the caller may have it without a copy."""
         self._plans = Plans(sessions, memory)
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._planned_levels = self._fixed_levels()
@@ -110,10 +122,8 @@ class Program:
             if key not in self._shapes or not self._planned_levels:
                 return self._first_run(key, feeds)
             plan = self._add_plan(key)
-        values = plan.values
-        for name, array in zip(self._cut.inputs, feeds, strict=True):
-            if name in self._read:
-                self._place(name).load(values[name], array)
+        for index, load in plan.loads:
+            load(feeds[index])
         level = 0
         seconds, computing = 0.0, self._exchanges.computing_seconds
         clock = time.perf_counter
@@ -134,9 +144,10 @@ class Program:
             level += 1
         self.communication_seconds += seconds - (self._exchanges.computing_seconds - computing)
         if level < len(self._sessions):
-            values = dict(values)
+            values = dict(plan.values)
             self._run_free(values, level, {})
-        return self._results(values)
+            return self._results(values)
+        return [fetch() for fetch in plan.fetches]
 
     def _bind_weights(self, weights: BoundWeights) -> None:
         """Binds a new version in every plan. Values of another shape end what was known of shapes."""
@@ -156,8 +167,11 @@ class Program:
             if self._elements[name] is None:
                 values[name] = np.asarray(array, dtype=object)
                 continue
-            values[name] = memory.allocate(array.shape, self._elements[name] or 0)
-            memory.load(values[name], array)
+            if name in self._passed_on:  # a body's program takes its own copy
+                values[name] = array
+            else:
+                values[name] = memory.allocate(array.shape, self._elements[name] or 0)
+                memory.load(values[name], array)
         shapes: dict[str, Shape] = {}
         self._run_free(values, 0, shapes)
         self._shapes[key] = shapes
@@ -178,6 +192,7 @@ class Program:
             for collective in self._cut.collectives[level]:
                 self._exchange_free(collective, values)
             self.communication_seconds += time.perf_counter() - began
+            self.drive(level, values)
             self._note_shapes(self._life.received[level], values, shapes)
             for name in self._life.dead_after[level]:
                 values.pop(name, None)
@@ -200,7 +215,7 @@ class Program:
         try:
             session.run_with_iobinding(binding, *self._plans.free(session))
         except Exception as error:
-            raise _run_error(error) from None
+            raise run_error(error) from None
         for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
             values[name] = value if self._elements[name] is None else self._place(name).adopt(value)
 
@@ -219,7 +234,7 @@ class Program:
         try:
             results = session.run(segment.outputs, feeds, *self._plans.free(session))
         except Exception as error:
-            raise _run_error(error) from None
+            raise run_error(error) from None
         for name, result in zip(segment.outputs, results, strict=True):
             element = self._elements[name]
             if element is None:
@@ -234,14 +249,40 @@ class Program:
         if collective.output:
             values[collective.output] = target
 
+    def drive(self, level: int, values: Values) -> None:
+        """Runs the control flow of a level; its outputs are the bodies' own, which nobody else writes."""
+        for driven in self._driven[level]:
+            self._drive(driven, values)
+
+    def _drive(self, driven: Driven, values: Values) -> None:
+        given, before = {}, driven.communication_seconds
+        for name in driven.control.reads:
+            value = values[name]
+            if self._elements[name] is not None and not isinstance(value, np.ndarray):
+                value = self._place(name).fetch(value)
+            given[name] = value.numpy() if isinstance(value, ort.OrtValue) else value
+        for name, array in zip(driven.control.node.output, driven.run(given), strict=False):
+            element = self._elements.get(name)
+            if not name or element is None or self._place(name) is self._host:
+                values[name] = array
+                continue
+            values[name] = self._memory.allocate(array.shape, element)
+            self._memory.load(values[name], array)
+        self.communication_seconds += driven.communication_seconds - before
+
     # shapes known
 
     def _add_plan(self, key: tuple[Shape, ...]) -> Plan:
         shapes = dict(self._shapes[key])
         shapes.update(zip(self._cut.inputs, key, strict=True))
-        values = self._allocate(shapes, self._planned_levels)
+        buffers = Buffers(self._cut, self._life, self._place, self._memory, self._elements)
+        values = buffers.allocate(shapes, self._planned_levels)
         plan = self._plans.new(key, values)
         plan.levels = self._planned_levels
+        read = [(index, name) for index, name in enumerate(self._cut.inputs) if name in self._read]
+        plan.loads = [(index, partial(self._place(name).load, values[name])) for index, name in read]
+        if plan.levels == len(self._sessions):
+            plan.fetches = [partial(self._place(name).fetch, values[name]) for name in self._cut.outputs]
         for level in range(plan.levels):
             session = self._sessions[level]
             run = self._planned_run(plan, session, level, shapes) if session is not None else None
@@ -269,11 +310,8 @@ class Program:
             if name in away
         ]
         group = self._communicator
-        waiting = [
-            c
-            for c in self._cut.collectives[level]
-            if c.op in POINT_TO_POINT or (group is not None and group.awaits)
-        ]
+        all_wait = group is not None and group.awaits
+        waiting = [c for c in self._cut.collectives[level] if all_wait or c.op in POINT_TO_POINT]
         moved = {n for c in waiting for n in (c.input, c.output) if n}
         waits = any(nbytes(shapes[name], self._elements[name] or 0) for name in moved)
         awaited = waits and not any(name in away for name in segment.outputs)
@@ -281,53 +319,13 @@ class Program:
             plan, session, binding, before, awaited=awaited, fixed=not away and not weights
         )
 
-    def _allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
-        """Buffers for all values of the first ``levels`` levels; values that do not live together share
-        memory."""
-        life = self._life
-        pools: dict[tuple[bool, bool], Pool] = {}
-        values: Values = {}
-        taken: dict[str, tuple[Pool, tuple[int, Buffer]]] = {}
-
-        def add(name: str, *, keep: bool = False) -> None:
-            memory, exchanged, element = self._place(name), name in life.exchanged, self._elements[name] or 0
-            pool = pools.setdefault((memory is self._memory, exchanged), Pool(memory, exchanged=exchanged))
-            taken[name] = pool, pool.take(nbytes(shapes[name], element))
-            values[name] = memory.view(taken[name][1][1], shapes[name], element)
-            if keep:
-                del taken[name]
-
-        for name in self._cut.inputs:
-            add(name, keep=True)
-        for level in range(levels):
-            for name in life.produced[level]:
-                add(name)
-            for name in life.dead_before_exchange[level]:
-                self._release(taken, name)
-            for c in self._cut.collectives[level]:
-                if c.output in life.in_place:
-                    assert c.input and c.output
-                    values[c.output] = values[c.input]
-                    taken[c.output] = taken.pop(c.input)
-                elif c.output:
-                    add(c.output)
-            for name in life.dead_after[level]:
-                self._release(taken, name)
-        return values
-
-    @staticmethod
-    def _release(taken: dict[str, tuple[Pool, tuple[int, Buffer]]], name: str) -> None:
-        if name in taken:
-            pool, block = taken.pop(name)
-            pool.give(block)
-
     def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Array]:
         """For a segment that failed in its plan: if its outputs have new shapes, no plan can hold them."""
         values = dict(plan.values)
         shapes: dict[str, Shape] = {}
         self._run_free(values, level, shapes)  # raises what is not about shapes
         if all(plan_shape == shapes.get(name) for name, plan_shape in self._planned_shapes(plan, level)):
-            raise _run_error(error)
+            raise run_error(error)
         self._planned_levels = min(self._planned_levels, level)
         self._plans.clear()
         return self._results(values)
@@ -376,7 +374,7 @@ class Program:
         results = []
         for name in self._cut.outputs:
             value = values[name]
-            if self._elements[name] is not None:
+            if self._elements[name] is not None and name not in self._given:
                 value = self._place(name).fetch(value)
             elif isinstance(value, ort.OrtValue):
                 value = value.numpy()
@@ -384,17 +382,11 @@ class Program:
         return results
 
     def _fixed_levels(self) -> int:
-        """The levels, from the first, in which every value lies in a plain block of memory."""
+        """The levels, from the first, in which every value lies in a plain block of memory, before control
+        flow: which way it goes decides shapes."""
         if any(self._elements[name] is None for name in self._cut.inputs):
             return 0
         for level, names in enumerate(self._life.produced):
-            if any(self._elements[name] is None for name in names):
+            if self._driven[level] or any(self._elements[name] is None for name in names):
                 return level
         return len(self._sessions)
-
-
-def _run_error(error: Exception) -> ModelError:
-    why = reason(error)
-    if "cuda_graph" in why or "captur" in why:
-        why = f"{why.rstrip('.')}; without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
-    return ModelError(f"ONNX Runtime could not run the model: {why}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,9 @@ from ranks.sessions.session import reason
 if TYPE_CHECKING:
     from ranks.run.program import Program
     from ranks.run.schedule import Schedule
+    from ranks.run.steps.sequences import Sequences, Stateful
+    from ranks.run.whole_state import WholeState
+    from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given
     from ranks.weights.updated.variable import VariableWeights
@@ -58,12 +61,14 @@ class RankModel:
         interface: Interface,
         *,
         session: ort.InferenceSession | None = None,
-        program: Program | Schedule | None = None,
+        program: Program | Schedule | WholeState | None = None,
         stats: Stats | None = None,
         weights: VariableWeights | None = None,
         together: Together | None = None,
+        stateful: Callable[[], Stateful | None] | None = None,
     ) -> None:
-        """``weights``: the variable weights; ``together``: those of a model that several ranks run."""
+        """``weights``: the variable weights; ``together``: those of a model that several ranks run;
+        ``stateful``: makes what runs the model step by step, None where it has no state."""
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
         self.inputs = interface.inputs
@@ -75,6 +80,8 @@ class RankModel:
         self._stats = stats
         self._weights = weights
         self._together = together
+        self._stateful = stateful
+        self._sequences: Sequences | None = None
         self._lock = threading.Lock()
         forks.in_child(self, RankModel._renew_lock)
 
@@ -106,6 +113,45 @@ class RankModel:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
             return self._program.run(arrays)
+
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences of a model with state. Raises `ShardrunError` for a model without."""
+        if self._sequences is None:
+            from ranks.run.steps.sequences import Sequences
+
+            made = self._stateful() if self._stateful is not None else None
+            if made is None:
+                raise ShardrunError(
+                    f"{self.given} has no state that one step leaves to the next, so it has no sessions: "
+                    "none of its inputs is named and shaped like one of its outputs. Say it: --state IN=OUT."
+                )
+            self._sequences = Sequences(made)
+        return self._sequences
+
+    def session(self) -> Session:
+        """A sequence whose state this object keeps from one step to the next; in a group every rank makes the
+        same calls. Raises `ShardrunError` for a model without state."""
+        from ranks.state.session import Session
+
+        return Session(self.session_host)
+
+    @property
+    def session_host(self) -> Host:
+        """What sessions and batches of the model run on."""
+        return self.sequences.serve(self.inputs, self.optional_inputs, self.step)
+
+    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step of an open sequence: the outputs that are no state, by name; a collective of the group.
+
+        ``feeds``: the inputs that are no state, but for those that follow from the sequence's length
+        (`ranks.state.feeds`). Raises as `run` does.
+        """
+        sequences = self.sequences
+        with self._lock:
+            if self._session is None and self._program is None:
+                raise ShardrunError(f"The model {self.given} is closed.")
+            return sequences.step(number, {**self._defaults, **feeds})
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:
@@ -165,7 +211,10 @@ class RankModel:
             self._stats = Stats(1, 0, model_file.weight_bytes(model_file.read(self.path)), 0.0)
         if self._program is None:
             return self._stats
-        return replace(self._stats, communication_seconds=self._program.communication_seconds)
+        seconds = self._program.communication_seconds
+        if self._sequences is not None:
+            seconds += self._sequences.communication_seconds
+        return replace(self._stats, communication_seconds=seconds)
 
     @property
     def concurrent(self) -> bool:
@@ -180,6 +229,6 @@ class RankModel:
     def close(self) -> None:
         """Frees sessions and buffers; the communicator stays open. Safe to call twice."""
         with self._lock:
-            self._session = None
-            self._program = None
+            self._session = self._program = None
+            self._sequences = self._stateful = None
         self.kept = ()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
     from ranks.models.part import Part
     from ranks.run.program import Program
+    from ranks.run.whole_state import WholeState
     from ranks.weights.updated.bound import BoundWeights
     from sharding.common.arrays import Array
 
@@ -41,7 +42,7 @@ class Schedule:
 
     def __init__(
         self,
-        program: Program,
+        program: Program | WholeState,
         part: Part,
         world: Communicator,
         inputs: Sequence[TensorSpec],
@@ -167,10 +168,25 @@ class Schedule:
             cut.append(array)
         return cut
 
+    def show(self, outputs: dict[str, Array], failure: ModelError | None) -> dict[str, Array]:
+        """The outputs that any stage gives, by name, on every rank: after a run of the program alone, with a
+        batch that nothing cuts. ``failure``: why this rank has none."""
+        found = self._gathered(outputs, failure, [0])
+        return {name: arrays[0] for name, arrays in found.items() if arrays}
+
     def _together(
         self, outputs: dict[str, Array], failure: ModelError | None, busy: Sequence[int]
     ) -> list[Array]:
         """Everyone's outputs, whole, in the whole model's order."""
+        found = self._gathered(outputs, failure, busy)
+        return [
+            _joined(found[name], name, self._part.batch_outputs.get(name, 0))
+            for name, _ in self._part.outputs
+        ]
+
+    def _gathered(
+        self, outputs: dict[str, Array], failure: ModelError | None, busy: Sequence[int]
+    ) -> dict[str, list[Array]]:
         place, mesh = self._part.place, self._part.mesh
         found: dict[str, list[Array]] = {name: [] for name, _ in self._part.outputs}
         reasons: list[str] = []
@@ -194,10 +210,7 @@ class Schedule:
             raise failure
         if reasons:
             raise RemoteError(reasons[0])
-        return [
-            _joined(found[name], name, self._part.batch_outputs.get(name, 0))
-            for name, _ in self._part.outputs
-        ]
+        return found
 
 
 def _joined(pieces: Sequence[Array], name: str, axis: int) -> Array:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.talk.wire import Kind, Message
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
+    from ranks.talk.reports import Change
 
 
 def serve(
@@ -49,18 +51,23 @@ def serve(
                 break
             if message.kind is Kind.PREDICT:
                 _predict(message, identity.rank, model, spreader, control)
+            elif message.kind is Kind.SESSION:
+                _change(message.fields, identity.rank, model, control)
     finally:
         model.close()
         communicator.close()
 
 
 def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
-    request = message.fields.get("request")
+    request, session = message.fields.get("request"), message.fields.get("session")
     feeds = spreader.spread(message if rank == 0 else None).tensors
     try:
-        outputs = model.run(feeds)
-        if rank == 0:
+        if session is not None:
+            tensors = model.step(cast("int", session), feeds)
+        else:
+            outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
+        if rank == 0:
             fields = {"request": request, "stats": dataclasses.asdict(model.stats)}
             control.send(Kind.RESULT, fields, tensors)
     except CollectiveError:
@@ -68,6 +75,29 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
     except Exception as error:
         # Often the input's fault (an index out of range), and then every rank stops at the same place: the
         # launcher lets the group live if all of them report it, and ends it otherwise.
+        control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+
+
+def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> None:
+    """Changes a sequence. Nobody waits for it: what fails is told by the next step."""
+    if fields["change"] == "describe":
+        _describe_state(cast("int", fields["request"]), rank, model, control)
+    else:
+        model.sequences.change(**cast("Change", fields))
+
+
+def _describe_state(request: int, rank: int, model: RankModel, control: Control) -> None:
+    """Tells what the sessions of the model take."""
+    try:
+        sequences = model.sequences
+        if rank == 0:
+            fields = {
+                "request": request,
+                "pairs": [dataclasses.asdict(pair) for pair in sequences.pairs],
+                "filled": [spec.name for spec in sequences.filled],
+            }
+            control.send(Kind.RESULT, fields)
+    except ShardrunError as error:
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ranks.devices.providers import CPU
+
 if TYPE_CHECKING:
     import onnx
     import onnxruntime as ort
@@ -26,7 +28,7 @@ def read_on_cpu(
 ) -> dict[str, str]:
     """The values among ``names`` that a node reads which the CPU's provider has taken, each with that node's
     type. ``graph`` is what the session was made of, with its optimisations off."""
-    on_cpu = {name for who, _, name in nodes_of(session) if who == "CPUExecutionProvider"}
+    on_cpu = {name for who, _, name in nodes_of(session) if who == CPU}
     return {
         name: node.op_type
         for node in graph.node

@@ -22,6 +22,7 @@ from ranks.collectives.buffers import PLACE, Memory, Shape, nbytes
 from ranks.collectives.torch.types import by_element
 from ranks.common import settings
 from ranks.common.tensors import element_dtype, element_number
+from ranks.devices.providers import CPU, CUDA
 from ranks.errors import DeviceError
 from ranks.sessions import arena
 from sharding.importers import torch_import
@@ -177,14 +178,14 @@ class CudaMemory(Memory):
     def orders(self, session: ort.InferenceSession) -> bool:
         stream = str(self.stream.cuda_stream)
         told = session.get_provider_options()
-        on_device = [name for name in session.get_providers() if name != "CPUExecutionProvider"]
+        on_device = [name for name in session.get_providers() if name != CPU]
         return bool(on_device) and all(told[name].get("user_compute_stream") == stream for name in on_device)
 
     def settle(self) -> None:
         self.stream.synchronize()
 
     def captures(self, session: ort.InferenceSession) -> bool:
-        told = session.get_provider_options().get("CUDAExecutionProvider", {})
+        told = session.get_provider_options().get(CUDA, {})
         return told.get(GRAPHS) == "1"
 
     def _limit(self) -> int:

@@ -14,42 +14,23 @@ fills the attribute in before the kernel is made, so the kernel's own default, 0
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, cast
 
 import onnx
 
-from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
+from ranks.sessions.nodes import (
+    CONTROL_FLOW,
+    POINT_TO_POINT,
+    Attributes,
+    attributes_of,
+    describe,
+    is_collective,
+    is_constant,
+    reads,
+)
 from sharding.onnx_files.walk import nodes_in, subgraphs
-
-MICROSOFT = "com.microsoft"
-SHARDRUN = "shardrun"
-DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, object]] = {
-    (MICROSOFT, "AllReduce"): {},
-    (MICROSOFT, "AllGather"): {"axis": 1, "group_size": None},
-    (MICROSOFT, "AllToAll"): {"group_size": None},
-    (SHARDRUN, "Broadcast"): {"root": 0},
-    (SHARDRUN, "Send"): {"peer": ..., "announce": 0},
-    (SHARDRUN, "Recv"): {"peer": ..., "dtype": ..., "shape": ..., "announce": 0},
-}
-"""Per collective its attributes and their defaults; ``...``: must be given; None: the group's size."""
-POINT_TO_POINT = frozenset({"Send", "Recv"})
-MAX_AXES = 13
-"""The most axes of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
-
-
-class Attributes(TypedDict, total=False):
-    """A collective's attributes: those that `DEFAULT_ATTRIBUTES` names."""
-
-    axis: int
-    group_size: int | None
-    root: int
-    peer: int
-    announce: int
-    dtype: int
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,12 +58,42 @@ class Segment:
 
 
 @dataclass
+class Control:
+    """An If, Loop or Scan with collectives in its bodies, which the ranks drive together."""
+
+    node: onnx.NodeProto
+    reads: list[str]
+    """What it and its bodies read that is computed, and the constants among its own inputs."""
+    level: int
+    bodies: list[Cut] = field(default_factory=list)
+    """Each takes what the node gives it and then what it reads from outside (`ranks.sessions.bodies`)."""
+
+    @property
+    def outputs(self) -> list[str]:
+        """The values that it makes."""
+        return [name for name in self.node.output if name]
+
+    @property
+    def carried(self) -> int:
+        """Of a loop how many values it carries from turn to turn."""
+        if self.node.op_type == "Loop":
+            return len(self.node.input) - 2
+        scanned = next((item.i for item in self.node.attribute if item.name == "num_scan_inputs"), 0)
+        return len(self.node.input) - scanned
+
+    def signature(self) -> tuple[object, ...]:
+        """What every rank of a group must agree on."""
+        return (self.node.op_type, *(tuple(body.signatures()) for body in self.bodies))
+
+
+@dataclass
 class Cut:
-    """Segments and collectives in order of execution: segment k, then ``collectives[k]``."""
+    """Segments and collectives in order of execution: segment k, then ``collectives[k]``, ``controls[k]``."""
 
     model: onnx.ModelProto
     segments: list[Segment]
     collectives: list[list[Collective]]
+    controls: list[list[Control]]
     inputs: list[str]
     outputs: list[str]
     weights: frozenset[str] = frozenset()
@@ -95,8 +106,28 @@ class Cut:
 
     def signatures(self) -> list[tuple[object, ...]]:
         """The group's collectives in order of execution (not ``Send`` and ``Recv``, which concern two
-        ranks)."""
-        return [c.signature() for level in self.collectives for c in level if c.op not in POINT_TO_POINT]
+        ranks), those in bodies too."""
+        found: list[tuple[object, ...]] = []
+        for level, controls in zip(self.collectives, self.controls, strict=True):
+            found += [c.signature() for c in level if c.op not in POINT_TO_POINT]
+            found += [control.signature() for control in controls]
+        return found
+
+    def everywhere(self) -> Iterator[Collective]:
+        """All collectives, those in bodies too."""
+        for level, controls in zip(self.collectives, self.controls, strict=True):
+            yield from level
+            for control in controls:
+                for body in control.bodies:
+                    yield from body.everywhere()
+
+    def count(self) -> int:
+        """The collectives of one inference: of branches those of the longest, of a loop those of one turn."""
+        return sum(map(len, self.collectives)) + sum(
+            max((body.count() for body in control.bodies), default=0)
+            for controls in self.controls
+            for control in controls
+        )
 
     @property
     def point_to_point(self) -> bool:
@@ -111,8 +142,10 @@ def cut(model: onnx.ModelProto, *, keep_order: bool = False, weights: frozenset[
     models differ in structure, as those that send and receive do, need it to meet in the same order.
     ``weights``: inputs of the graph that are variable weights.
 
-    Raises `ModelError` for collectives in subgraphs or functions, unknown attributes, values that nothing
-    produces, values produced twice and nodes out of order.
+    Control flow with collectives in its bodies is cut out, too; `ranks.sessions.bodies` cuts the bodies.
+
+    Raises `ModelError` for collectives in functions and in bodies of other nodes, unknown attributes, values
+    that nothing produces, values produced twice and nodes out of order.
     """
     return _Cutter(model, keep_order, weights).cut()
 
@@ -130,6 +163,7 @@ class _Cutter:
         self.inputs = [name for name in given if name not in weights]
         self.outputs = [value.name for value in graph.output]
         self.collectives: list[list[Collective]] = []
+        self.controls: list[list[Control]] = []
         self.ready: dict[str, int] = dict.fromkeys(given, 0)
         """Value -> first segment in which it can be read."""
         self.nodes: list[onnx.NodeProto] = []
@@ -141,7 +175,9 @@ class _Cutter:
         self._assign_levels()
         self._drop_unused()
         segments = self._segments(self._settle())
-        return Cut(self.model, segments, self.collectives, self.inputs, self.outputs, self.weights)
+        return Cut(
+            self.model, segments, self.collectives, self.controls, self.inputs, self.outputs, self.weights
+        )
 
     def _reject_hidden_collectives(self) -> None:
         for function in self.model.functions:
@@ -153,11 +189,12 @@ class _Cutter:
                     )
         for node in self.model.graph.node:
             for inner in nodes_in(*subgraphs(node)):
-                if is_collective(inner):
+                driven = (node.domain, node.op_type) in CONTROL_FLOW
+                if is_collective(inner) and not (driven and inner.op_type not in POINT_TO_POINT):
                     raise ModelError(
-                        f"The collective {describe(inner)} lies in a subgraph of {describe(node)}; "
-                        f"collectives may "
-                        f"lie only in the model's main graph."
+                        f"The collective {describe(inner)} lies in a subgraph of {describe(node)}: a Send or "
+                        f"Recv may lie only in the model's main graph, other collectives also in bodies of "
+                        f"{', '.join(op for _, op in CONTROL_FLOW)}."
                     )
 
     def _assign_levels(self) -> None:
@@ -182,7 +219,8 @@ class _Cutter:
                     raise ModelError(f"{describe(node)} produces {name!r}, which exists already.")
                 produced.add(name)
             level = max((self.ready.get(name, 0) for name in names), default=0)
-            if not is_collective(node):
+            driven = any(map(is_collective, nodes_in(*subgraphs(node))))
+            if not is_collective(node) and not driven:
                 self.nodes.append(node)
                 self.reads.append([name for name in names if name not in self.constants])
                 self.earliest.append(level)
@@ -191,7 +229,12 @@ class _Cutter:
                     level = floor = max(level, floor)
                 while len(self.collectives) <= level:
                     self.collectives.append([])
-                self.collectives[level].extend(_collectives(node, level))
+                    self.controls.append([])
+                if driven:
+                    read = [name for name in names if name in node.input or name not in self.constants]
+                    self.controls[level].append(Control(node, read, level))
+                else:
+                    self.collectives[level].extend(_collectives(node, level))
                 level += 1
             self.ready.update((name, level) for name in node.output if name)
         for name in self.outputs:
@@ -201,7 +244,7 @@ class _Cutter:
     def _drop_unused(self) -> None:
         """Forgets nodes that lead to no output and no collective (which runs whoever reads it: peers wait
         for it)."""
-        wanted = set(self.outputs) | {c.input for level in self.collectives for c in level if c.input}
+        wanted = set(self.outputs) | self._exchanged()
         keep = []
         for index in range(len(self.nodes) - 1, -1, -1):
             if not wanted.isdisjoint(self.nodes[index].output):
@@ -211,6 +254,11 @@ class _Cutter:
         self.nodes = [self.nodes[i] for i in keep]
         self.reads = [self.reads[i] for i in keep]
         self.earliest = [self.earliest[i] for i in keep]
+
+    def _exchanged(self) -> set[str]:
+        """What collectives and control flow between segments read."""
+        read = {c.input for level in self.collectives for c in level if c.input}
+        return read | {name for level in self.controls for control in level for name in control.reads}
 
     def _settle(self) -> list[int]:
         """The segment of each node: its earliest, or the latest possible where that lets fewer values cross.
@@ -227,12 +275,16 @@ class _Cutter:
             for collective in level:
                 if collective.input:
                     reads_at[collective.input].append(collective.level)
+        for control in (control for controls in self.controls for control in controls):
+            for name in control.reads:
+                reads_at[name].append(control.level)
         for names, level_of_node in zip(self.reads, self.earliest, strict=True):
             for name in names:
                 reads_at[name].append(level_of_node)
         inner = {name for node in self.nodes for name in node.output if name}
         inner |= {c.output for level in self.collectives for c in level if c.output}
-        exchanged = {c.input for level in self.collectives for c in level}
+        inner |= {name for level in self.controls for control in level for name in control.outputs}
+        exchanged = self._exchanged()
         chosen = list(self.earliest)
         for index in range(len(self.nodes) - 1, -1, -1):
             now = chosen[index]
@@ -258,12 +310,11 @@ class _Cutter:
     def _segments(self, chosen: Sequence[int]) -> list[Segment]:
         segments = [Segment() for _ in range(len(self.collectives) + 1)]
         home: dict[str, int] = {}
-        needed: set[str] = set(self.outputs)
-        needed.update(c.input for level in self.collectives for c in level if c.input)
-        for node, reads, index in zip(self.nodes, self.reads, chosen, strict=True):
+        needed = set(self.outputs) | self._exchanged()
+        for node, names, index in zip(self.nodes, self.reads, chosen, strict=True):
             segment = segments[index]
             segment.nodes.append(node)
-            for name in reads:
+            for name in names:
                 if home.get(name) != index:
                     segment.inputs.append(name)
                     needed.add(name)
@@ -273,33 +324,15 @@ class _Cutter:
                 segments[index].outputs.append(name)
         segments[-1].outputs.extend(name for name in dict.fromkeys(self.outputs) if name in self.constants)
         for level, collectives in enumerate(self.collectives):
-            constants = (c.input for c in collectives if c.input in self.constants)
-            segments[level].outputs.extend(name for name in dict.fromkeys(constants) if name)
+            read = [c.input for c in collectives]
+            read += [name for control in self.controls[level] for name in control.reads]
+            constants = (name for name in dict.fromkeys(read) if name in self.constants)
+            segments[level].outputs.extend(name for name in constants if name)
         for segment in segments:
             segment.inputs = list(dict.fromkeys(segment.inputs))
         self.collectives.append([])
+        self.controls.append([])
         return segments
-
-
-def is_collective(node: onnx.NodeProto) -> bool:
-    """Whether a node is one that ranks run together."""
-    return (node.domain, node.op_type) in DEFAULT_ATTRIBUTES
-
-
-def has_collectives(model: onnx.ModelProto) -> bool:
-    """Whether a model holds a collective anywhere, subgraphs and functions included."""
-    return any(map(is_collective, nodes_in(model.graph, *model.functions)))
-
-
-def is_constant(node: onnx.NodeProto) -> bool:
-    """Whether a node is an initializer in another form; each segment that reads it gets a copy."""
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and not node.input
-
-
-def describe(node: onnx.NodeProto) -> str:
-    """A node as errors name it."""
-    name = node.name or next((output for output in node.output if output), "")
-    return f"{node.op_type} node {name!r}"
 
 
 def _collectives(node: onnx.NodeProto, level: int) -> list[Collective]:
@@ -314,7 +347,7 @@ def _collectives(node: onnx.NodeProto, level: int) -> list[Collective]:
             f"input "
             f"(Send no output, Recv no input)."
         )
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     if node.op_type == "Send":
         return [Collective("Send", name, None, attributes, level) for name in inputs]
     if node.op_type == "Recv":
@@ -323,55 +356,3 @@ def _collectives(node: onnx.NodeProto, level: int) -> list[Collective]:
         Collective(node.op_type, source, target, attributes, level)
         for source, target in zip(inputs, outputs, strict=True)
     ]
-
-
-def _attributes(node: onnx.NodeProto) -> Attributes:
-    defaults = DEFAULT_ATTRIBUTES[node.domain, node.op_type]
-    found: dict[str, object] = {}
-    for attribute in node.attribute:
-        if attribute.name not in defaults:
-            raise ModelError(
-                f"{describe(node)} has the attribute {attribute.name!r}, which {node.op_type} does not know."
-            )
-        expected = onnx.AttributeProto.INTS if attribute.name == "shape" else onnx.AttributeProto.INT
-        if attribute.type != expected:
-            kind = onnx.AttributeProto.AttributeType.Name(expected)
-            raise ModelError(f"Attribute {attribute.name!r} of {describe(node)} must be of type {kind}.")
-        found[attribute.name] = tuple(attribute.ints) if attribute.name == "shape" else attribute.i
-    for name, default in defaults.items():
-        if name not in found:
-            if default is ...:
-                raise ModelError(f"{describe(node)} lacks its attribute {name!r}.")
-            found[name] = default
-    if node.op_type in POINT_TO_POINT:
-        _check_mail(node, cast("Attributes", found))
-    return cast("Attributes", found)  # each name with a value of its type, by the checks above
-
-
-def _check_mail(node: onnx.NodeProto, attributes: Attributes) -> None:
-    """What only a sender and a receiver must say."""
-    announce, shape = attributes["announce"], attributes.get("shape", ())
-    if announce not in {0, 1}:
-        raise ModelError(f"Attribute 'announce' of {describe(node)} must be 0 or 1, but is {announce}.")
-    if any(dim < -1 for dim in shape) or (-1 in shape and not announce):
-        raise ModelError(
-            f"Attribute 'shape' of {describe(node)} is {list(shape)}: lengths must be at least 0, or -1 "
-            "where they are announced (announce=1)."
-        )
-    if len(shape) > MAX_AXES:
-        raise ModelError(f"{describe(node)} receives {len(shape)} axes; at most {MAX_AXES} are possible.")
-    if "dtype" in attributes and element_dtype(attributes["dtype"]).hasobject:
-        raise ModelError(f"{describe(node)} receives dtype {attributes['dtype']}, which cannot be sent.")
-
-
-def reads(node: onnx.NodeProto) -> list[str]:
-    """The values a node reads, those that its subgraphs take from outside included."""
-    names = [name for name in node.input if name]
-    for graph in subgraphs(node):
-        own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        own |= {tensor.values.name for tensor in graph.sparse_initializer}
-        for inner in graph.node:
-            names.extend(name for name in reads(inner) if name not in own)
-            own.update(inner.output)
-        names.extend(value.name for value in graph.output if value.name not in own)
-    return list(dict.fromkeys(names))

@@ -16,7 +16,7 @@ class Lifetimes:
     produced: list[list[str]] = field(init=False)
     """By a level's segment."""
     received: list[list[str]] = field(init=False)
-    """By a level's collectives."""
+    """By a level's collectives and control flow."""
     dead_before_exchange: list[list[str]] = field(init=False)
     dead_after: list[list[str]] = field(init=False)
     exchanged: set[str] = field(init=False)
@@ -32,6 +32,8 @@ class Lifetimes:
             last.update((name, (level, 0)) for name in segment.inputs)
             last.update((name, (level, 0)) for name in segment.outputs)
             last.update((name, (level, 1)) for c in collectives for name in (c.input, c.output) if name)
+            for control in cut.controls[level]:  # comes after the collectives
+                last.update((name, (level, 2)) for name in (*control.reads, *control.outputs))
         computed = {name for names in self.produced for name in names}
         computed |= {c.output for level in cut.collectives for c in level if c.output}
         kept = {*cut.inputs, *cut.outputs}
@@ -45,6 +47,8 @@ class Lifetimes:
                     self.in_place.add(c.output)
         count = len(cut.segments)
         self.received = [[c.output for c in level if c.output] for level in cut.collectives]
+        for level, controls in enumerate(cut.controls):
+            self.received[level] += [name for control in controls for name in control.outputs]
         self.dead_before_exchange = [[] for _ in range(count)]
         self.dead_after = [[] for _ in range(count)]
         for name, (level, phase) in last.items():

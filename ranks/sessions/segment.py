@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from ranks.common.tensors import element_number
+from ranks.common.tensors import element_dtype, element_number
 from ranks.errors import ModelError
 from ranks.models import optional
-from ranks.sessions.cut import SHARDRUN, Collective, Cut, Segment, is_constant, reads
+from ranks.sessions.cut import Collective, Control, Cut, Segment
+from ranks.sessions.nodes import SHARDRUN, is_constant, reads
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from sharding.common.arrays import DType
 
 
 class SegmentBuilder:
@@ -101,6 +104,32 @@ class SegmentBuilder:
                 found = _recv_type(collective) if collective.input is None else self._passed(collective)
                 self._types[collective.output] = self._merged(collective.output, found)
 
+    def learn_given(
+        self, control: Control, given: Sequence[Sequence[onnx.TypeProto]]
+    ) -> list[tuple[DType, tuple[int, ...]]]:
+        """Takes the types of what control flow gives, from those of its bodies' outputs; returns type and
+        shape of one element of each stacked output, unknown axes 0."""
+        if control.node.op_type == "If":
+            kinds = [_either(*pair) for pair in zip(*given, strict=True)]
+            count = len(kinds)
+        else:
+            kinds = list(given[0])[control.node.op_type == "Loop" :]
+            count = control.carried
+        for name, kind in zip(control.node.output, kinds, strict=False):
+            if name:
+                kept = onnx.TypeProto()
+                kept.CopyFrom(kind)
+                if control.node.op_type != "If" and kept.HasField("tensor_type"):
+                    kept.tensor_type.ClearField("shape")  # other turns may give other lengths
+                self._types[name] = self._merged(name, kept)
+        return [
+            (
+                element_dtype(kind.tensor_type.elem_type),
+                tuple(max(dim.dim_value, 0) for dim in kind.tensor_type.shape.dim),
+            )
+            for kind in kinds[count:]
+        ]
+
     def _passed(self, collective: Collective) -> onnx.TypeProto:
         assert collective.input
         source = self.type_of(collective.input)
@@ -171,6 +200,20 @@ def _believed(declared: onnx.TypeProto, shared: Set[str], *, shaped: bool) -> on
     for dim in result.tensor_type.shape.dim if result.tensor_type.HasField("shape") else ():
         if dim.HasField("dim_value"):
             dim.Clear()
+    return result
+
+
+def _either(a: onnx.TypeProto, b: onnx.TypeProto) -> onnx.TypeProto:
+    """What holds of a value that is of one of these types."""
+    result = onnx.TypeProto()
+    result.CopyFrom(a)
+    ours, theirs = result.tensor_type.shape.dim, b.tensor_type.shape.dim
+    if len(ours) != len(theirs) or not b.tensor_type.HasField("shape"):
+        result.tensor_type.ClearField("shape")
+    else:
+        for dim, other in zip(ours, theirs, strict=True):
+            if dim != other:
+                dim.Clear()
     return result
 
 

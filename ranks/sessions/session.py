@@ -150,6 +150,14 @@ def reason(error: Exception) -> str:
     return text[:600].rstrip(".") + (f"; {more}." if more else ".")
 
 
+def run_error(error: Exception) -> ModelError:
+    """Why a session could not run, in plain words."""
+    why = reason(error)
+    if "cuda_graph" in why or "captur" in why:
+        why = f"{why.rstrip('.')}; without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
+    return ModelError(f"ONNX Runtime could not run the model: {why}")
+
+
 def options_for(config: SessionConfig) -> ort.SessionOptions:
     """ONNX Runtime's options for a session."""
     options = ort.SessionOptions()

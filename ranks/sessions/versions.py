@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def check_versions(model: onnx.ModelProto, path: Path) -> None:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        ort.InferenceSession(small.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(small.SerializeToString(), options, providers=[CPU])
     except Exception as error:  # ONNX Runtime's errors derive from Exception alone
         found = too_new(str(error))
         if found is not None:

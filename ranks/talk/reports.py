@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 
@@ -21,6 +22,39 @@ class StatsReport(TypedDict):
     collectives: int
     weight_bytes: int
     communication_seconds: float
+
+
+class More(TypedDict, total=False):
+    """What changes of sequences take besides the sequence's number: see `ranks.state.session.Host.change`."""
+
+    new: int
+    length: int
+    members: Sequence[Sequence[int]]
+
+
+class Change(More):
+    """A change to a sequence: the arguments of `ranks.state.session.Host.change`."""
+
+    change: str
+    number: int
+
+
+class PairReport(TypedDict):
+    """A `sharding.slices.state.StatePair`."""
+
+    input: str
+    output: str
+    axis: int | None
+    kind: str
+    buffer: bool
+    placement: str
+
+
+class StateReport(TypedDict):
+    """What the sessions of a model take; ``filled``: inputs that follow from a sequence's length."""
+
+    pairs: list[PairReport]
+    filled: list[str]
 
 
 class Ready(TypedDict):

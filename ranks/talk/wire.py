@@ -88,6 +88,7 @@ class Kind(IntEnum):
     ERROR = 6
     STOP = 7
     BYE = 8
+    SESSION = 9
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def read_document(
 
     The name's ending says which it is, else the first character.
     """
-    text = _read_text(Path(path), what, error, max_bytes)
+    text = read_text(Path(path), what, error, max_bytes)
     suffix = Path(path).suffix.lower()
     json_text = suffix == ".json" or (suffix not in {".yaml", ".yml"} and text.lstrip()[:1] == "{")
     kind: Literal["json", "yaml"] = "json" if json_text else "yaml"
@@ -71,7 +71,8 @@ def quote(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _read_text(path: Path, what: str, error: type[ShardrunError], max_bytes: int) -> str:
+def read_text(path: Path, what: str, error: type[ShardrunError], max_bytes: int = MAX_BYTES) -> str:
+    """The text of a regular UTF-8 file of at most so many bytes. Raises ``error``."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):

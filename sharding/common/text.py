@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 # A model may have a million names, each as long as it likes.
@@ -65,6 +66,20 @@ def similar(word: str, known: Iterable[str], most: int, alike: float = 0.6) -> l
     spelled = {item.lower().replace("-", "_"): item for item in itertools.islice(known, _MOST_COMPARED)}
     found = difflib.get_close_matches(word[:_LONGEST_WORD].lower().replace("-", "_"), spelled, most, alike)
     return [spelled[item] for item in found]
+
+
+def listed_collectives(found: Iterable[tuple[str, str]]) -> str:
+    """Collectives, each an operator and the bodies that it lies in, counted for people: those of an inference
+    whichever way it goes first, then those of each body."""
+    groups: dict[str, Counter[str]] = {"": Counter()}
+    for op, within in found:
+        groups.setdefault(within, Counter())[op] += 1
+    texts = {
+        within: ", ".join(f"{count} {op}" for op, count in sorted(counts.items()))
+        for within, counts in groups.items()
+    }
+    inner = [f"in {within}: {text}" for within, text in texts.items() if within]
+    return "; ".join([texts[""], *inner] if texts[""] else inner) or "none"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -34,6 +34,8 @@ class SliceOptions:
     """A saved plan to follow."""
     annotations: bool = True
     """Follow the multi-device annotations that the model carries."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Input -> the output that is its value in the next step, besides the pairs that are found."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Open length -> what it will be most often: the plan is the best for these, and right for all. Left out:
     one for a batch and for the new tokens of a decoder with a cache, else

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.graph.flow_shapes import joined
 from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, shape_of
 from sharding.rules.base import Dim
@@ -91,10 +92,10 @@ class _Question:
             }
             found = self._ask(body.node, results, given)
             after = [_shape(found.get(name)) for name in results]
-            joined = [_join(a, b) for a, b in zip(shapes, after, strict=False)]
-            if joined == shapes:
+            common = [joined(a, b) for a, b in zip(shapes, after, strict=False)]
+            if common == shapes:
                 break
-            shapes = joined
+            shapes = common
         types = {}
         for output, value, shape in zip(message.output, first, shapes, strict=False):
             if shape is not None:
@@ -137,10 +138,3 @@ def _shape(kind: onnx.TypeProto | None) -> tuple[Dim, ...] | None:
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
         for axis in kind.tensor_type.shape.dim
     )
-
-
-def _join(a: tuple[Dim, ...] | None, b: tuple[Dim, ...] | None) -> tuple[Dim, ...] | None:
-    """What holds of both; None where they differ in rank, or one is not known."""
-    if a is None or b is None or len(a) != len(b):
-        return None
-    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -9,6 +9,7 @@ that come from one axis are equal. What is shown, and written into rank models, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
@@ -55,3 +56,8 @@ def shown(axis: Dim) -> Dim:
 def is_made_up(axis: Dim) -> bool:
     """Whether inference made up this symbol, for a length that it does not know."""
     return isinstance(axis, str) and axis.startswith(MADE_UP)
+
+
+def all_known(shape: Sequence[Dim]) -> bool:
+    """Whether no axis is open."""
+    return all(isinstance(axis, int) for axis in shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from sharding.rules.base import Dim
@@ -37,17 +37,31 @@ def onnx_attributes(plain: Mapping[str, object]) -> list[ir.Attr]:
     return ir.convenience.convert_attributes(cast("Mapping[str, int]", plain))  # of the kinds that it takes
 
 
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs in a node's attributes."""
+def bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The graphs in a node's attributes, with the attributes' names."""
     import onnx_ir as ir
 
-    for attribute in node.attributes.values():
+    for name, attribute in node.attributes.items():
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
+            yield name, attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+            yield from ((name, graph) for graph in attribute.as_graphs())
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes."""
+    for _, graph in bodies(node):
+        yield graph
+
+
+def in_turn(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes in order, each followed by those of the graphs in it."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from in_turn(graph)
 
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
@@ -67,6 +81,17 @@ def _collect_outer(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, 
         for inner in subgraphs(node):
             _collect_outer(inner, inside, found)
     found.update((value, None) for value in graph.outputs if value not in inside)
+
+
+def captured_names(node: ir.Node) -> set[str]:
+    """Names that a node's subgraphs mention: among them those of the outer values they use."""
+    names: set[str] = set()
+    for graph in subgraphs(node):
+        names.update(value.name or "" for value in graph.outputs)
+        for inner in graph:
+            names.update(value.name or "" for value in inner.inputs if value is not None)
+            names |= captured_names(inner)
+    return names
 
 
 def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:

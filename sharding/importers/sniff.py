@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
+from sharding.common.ciphers import encryption_of
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.format import HEAD, told
@@ -16,8 +17,6 @@ Format = str
 
 # FlatBuffers' file identifier, bytes 4 to 7 of a .ms file, by version of its schema.
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
-# The first 4 bytes of an encrypted MindIR file (AES-GCM, AES-CBC).
-ENCRYPTED = (b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f")
 OPSETS = range(18, 23)
 """Versions of ONNX's operators that importers can write."""
 RUN_OPSET = 20
@@ -42,7 +41,7 @@ def format_of(path: str | Path) -> Format:
             head = file.read(HEAD)
             if head[4:8] in LITE_IDENTIFIERS:
                 return "mindir_lite"
-            if head[:4] in ENCRYPTED:
+            if encryption_of(head) is not None:
                 return "mindir_encrypted"
             file.seek(0)
             found = _protobuf(file)

@@ -45,6 +45,14 @@ def nodes_in(*roots: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
         yield from graph.node
 
 
+def nodes_in_turn(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph in order, each followed by those of the graphs in it."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from nodes_in_turn(inner)
+
+
 def tensors_in(*roots: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
     """All tensors that graphs and functions hold, and those in the attributes of their nodes."""
     import onnx

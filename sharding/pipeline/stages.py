@@ -17,6 +17,7 @@ from sharding.errors import SliceError
 from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of, subgraphs
 from sharding.pipeline.balance import Costs, balanced
+from sharding.rules.flow import FLOW
 from sharding.search.cost import (
     BYTES_PER_SECOND,
     COLLECTIVE_SECONDS,
@@ -61,6 +62,8 @@ class Stages:
     """In the order of their producers."""
     seconds: tuple[float, ...] = (0.0,)
     """Estimated seconds of each stage in one inference, what it receives included."""
+    apart: frozenset[str] = frozenset()
+    """State inputs that no stage alone can hold: they are fed and returned as any other value is."""
 
     def output_stages(self, graph: Sequence[Step], outputs: Sequence[ir.Value]) -> list[int]:
         """The stage that returns each of the model's outputs; what no step makes is returned by the first."""
@@ -112,6 +115,7 @@ class _Cutter:
         self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
         self.estimates = _seconds(graph, measured, source.sizes)
         self.counted = counted_weights(source)
+        self.state = {pair.input: pair.output for pair in source.state}
         self.cones = self._cones()
         self.main = [index for index, cone in enumerate(self.cones) if cone is None]
         """The steps that are in one stage only."""
@@ -120,12 +124,7 @@ class _Cutter:
         if count == 1:
             return replace(one_stage(self.graph), seconds=(float(self._costs().seconds.sum()),))
         self._order_by(demanded)
-        costs = self._costs()
-        for place, index in enumerate(self.main):
-            stage = demanded[index] if demanded else None
-            if stage is not None:
-                costs.bounds[place] = stage
-        cuts, seconds = self._balanced(costs, count, memory)
+        cuts, seconds = self._cuts(count, demanded, memory)
         stage_of_main = dict.fromkeys(self.main, 0)
         stage = 0
         for place, index in enumerate(self.main):
@@ -133,6 +132,27 @@ class _Cutter:
             if stage < len(cuts) and place == cuts[stage]:
                 stage += 1
         return self._stages(stage_of_main, count, seconds)
+
+    def _cuts(
+        self, count: int, demanded: Sequence[int | None], memory: int | None
+    ) -> tuple[list[int], list[float]]:
+        """The places after which to cut, and each stage's seconds. Where a state stands in the way of every
+        cut, those that reach farthest are let go."""
+        while True:
+            costs = self._costs()
+            for place, index in enumerate(self.main):
+                stage = demanded[index] if demanded else None
+                if stage is not None:
+                    costs.bounds[place] = stage
+            try:
+                return self._balanced(costs, count, memory)
+            except SliceError:
+                if not self.state:
+                    raise
+            spans = self._spans()
+            far = sorted(self.state, key=lambda name: spans.get(name, (0, 0))[0] - spans.get(name, (0, 0))[1])
+            for name in far[: len(far) // 2 + 1]:
+                del self.state[name]
 
     def _order_by(self, demanded: Sequence[int | None]) -> None:
         """Brings the steps of a demanded stage before those of later ones: the graph may list branches of
@@ -170,7 +190,7 @@ class _Cutter:
         constant: list[bool] = []
         for index, step in enumerate(self.graph):
             before = [self.produced[value] for value in step.inputs if value in self.produced]
-            inner = [cones[number] for number in before]
+            inner = [cones[number] for number in before if not self._measures_state(self.graph[number])]
             constant.append(
                 bool(step.inputs)
                 and all(
@@ -181,7 +201,11 @@ class _Cutter:
                 )
             )
             cone: frozenset[int] | None = None
-            if not any(item is None for item in inner) and self._may_repeat(step):
+            if (
+                not any(item is None for item in inner)
+                and not self._reads_state(step)
+                and self._may_repeat(step)
+            ):
                 cone = frozenset({index}.union(*(item for item in inner if item is not None)))
                 held = any(self._reads_counted(self.graph[number]) for number in cone)
                 cheap = not held and self._cheap(step, cone)
@@ -189,6 +213,16 @@ class _Cutter:
                     cone = None
             cones.append(cone)
         return cones
+
+    def _reads_state(self, step: Step) -> bool:
+        """Whether a step reads what one stage alone holds."""
+        return any(
+            value is not None and value.name in self.state and value.is_graph_input() for value in step.inputs
+        )
+
+    def _measures_state(self, step: Step) -> bool:
+        """Whether a step gives a state's lengths, which are sent rather than what is computed from them."""
+        return step.node.op_type in {"Shape", "Size"} and not step.node.domain and self._reads_state(step)
 
     def _reads_counted(self, step: Step) -> bool:
         """Whether a step reads a weight whose bytes count: to repeat it would be to hold it in each stage."""
@@ -198,6 +232,7 @@ class _Cutter:
     def _may_repeat(self, step: Step) -> bool:
         functions = self.source.model.functions
         opaque = any(True for _ in subgraphs(step.node)) or step.node.op_identifier() in functions
+        opaque = opaque or step.node.domain == FLOW
         return not opaque and not draws(step.node, functions)
 
     def _cheap(self, step: Step, cone: frozenset[int]) -> bool:
@@ -229,7 +264,8 @@ class _Cutter:
     def _costs(self) -> Costs:
         place = {index: number for number, index in enumerate(self.main)}
         costs = Costs(len(self.main))
-        outputs = set(self.source.model.graph.outputs)
+        stays = set(self.state.values())
+        outputs = {value for value in self.source.model.graph.outputs if value.name not in stays}
         held: dict[ir.Value, set[Placement]] = {}
         ends: dict[ir.Value, int] = {}
         for number, index in enumerate(self.main):
@@ -261,7 +297,35 @@ class _Cutter:
                 size //= self.world
             seconds = COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
             costs.crosses(start, end, seconds if _can_cross(value) else None)
+        for start, end in self._spans().values():
+            if start < end:
+                costs.crosses(start, end, None)
+        for start, end in self._bodies(place):
+            costs.crosses(start, end, None)  # a stage runs control flow as a whole
         return costs
+
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        """For each state, first and last place of the steps that one stage must run, which alone holds it."""
+        found: dict[str, list[int]] = {}
+        of_output = {made: taken for taken, made in self.state.items()}
+        for number, index in enumerate(self.main):
+            step = self.graph[index]
+            for value in step.inputs:
+                if value is not None and value.name in self.state and value.is_graph_input():
+                    found.setdefault(value.name, []).append(number)
+            for value in step.node.outputs:
+                if value.name in of_output and value.is_graph_output():
+                    found.setdefault(of_output[value.name], []).append(number)
+        return {name: (min(numbers), max(numbers)) for name, numbers in found.items()}
+
+    def _bodies(self, place: Mapping[int, int]) -> list[tuple[int, int]]:
+        """For each opened control-flow node its first and last place among the main steps."""
+        found: dict[int, list[int]] = {}
+        for index, number in place.items():
+            node = self.graph[index].node
+            if node.domain == FLOW:
+                found.setdefault(node.attributes["region"].as_int(), []).append(number)
+        return [(min(numbers), max(numbers)) for numbers in found.values()]
 
     # The result.
 
@@ -284,14 +348,16 @@ class _Cutter:
             for index in members[stage]:
                 of[index] = stage
         ordered = tuple(tuple(sorted(steps)) for steps in members)
-        return Stages(count, tuple(of), ordered, self._crossings(stage_of_main, count), tuple(seconds))
+        apart = frozenset(pair.input for pair in self.source.state).difference(self.state)
+        crossings = self._crossings(stage_of_main, count)
+        return Stages(count, tuple(of), ordered, crossings, tuple(seconds), apart)
 
     def _crossings(self, stage_of_main: dict[int, int], count: int) -> tuple[Crossing, ...]:
         found: list[Crossing] = []
         readers: dict[ir.Value, dict[int, set[Placement]]] = {}
         for index, stage in stage_of_main.items():
-            for value, placement in zip(self.graph[index].inputs, self.options[index].inputs, strict=True):
-                if value is not None:
+            for value, placement in self._uses(index):
+                if self.produced.get(value) in stage_of_main:
                     readers.setdefault(value, {}).setdefault(stage, set()).add(placement)
         outputs = set(self.source.model.graph.outputs)
         for index, here in stage_of_main.items():

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.symbols import shown, shown_shape
-from sharding.graph.values import onnx_attributes, shape_of, subgraphs
+from sharding.graph.symbols import all_known, shown, shown_shape
+from sharding.graph.values import bodies, captured_names, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
+from sharding.planning.head import AXIS, find_head
+from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
+from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
 from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
+from sharding.search.states import Placed
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement
+from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,41 +34,10 @@ if TYPE_CHECKING:
     """What rules hand on without a look at it: an `ir.Value`, or None where an input is absent."""
 
 
-@dataclass(frozen=True)
-class HeldWeight:
-    """A weight in a rank's graph: ``name`` there, ``source`` in the model, and how it is cut."""
-
-    value: ir.Value
-    source: str
-    placement: Placement
-
-
-@dataclass(frozen=True)
-class Collective:
-    """A collective in the order of execution; ``shape`` and ``dtype`` are those of what each rank puts in."""
-
-    op: str
-    tensor: str
-    dtype: str
-    shape: tuple[Dim, ...]
-    stage: int = 0
-
-
+BODY_NAMES = {"then_branch": "then", "else_branch": "else"}
+"""Attributes that hold branches, as people are told of them; any other body is that of a turn."""
 OWN_DOMAIN = "shardrun"
 """Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
-
-
-@dataclass
-class RankGraph:
-    """What one rank runs."""
-
-    inputs: list[ir.Value]
-    outputs: list[ir.Value]
-    nodes: list[ir.Node]
-    weights: list[HeldWeight]
-    constants: list[ir.Value]
-    """Small values that slicing added; each has its data."""
-    collectives: list[Collective]
 
 
 def emit_rank(
@@ -75,11 +49,16 @@ def emit_rank(
     *,
     stages: Stages | None = None,
     stage: int = 0,
+    state: Placed | None = None,
 ) -> RankGraph:
     """Builds the graph of a stage's rank from the chosen option of each step: ``rank`` of ``world`` counts
-    the tensor group. The same collectives, in the same order, come out for every rank of the group."""
+    the tensor group. The same collectives, in the same order, come out for every rank of the group.
+
+    ``state``: the names of inputs and outputs that ranks take and give as they hold them. Every stage has
+    all inputs, and the outputs that it makes."""
     stages = stages or one_stage(graph)
-    emitter = RankEmitter(source, rank, world, stage)
+    state = state or {}
+    emitter = RankEmitter(source, rank, world, stage, state)
     for crossing in sorted(stages.crossings, key=lambda item: item.source):  # stable: then by producer
         if crossing.target == stage:
             emitter.receive(crossing)
@@ -95,30 +74,35 @@ def emit_rank(
 class RankEmitter:
     """Implements `sharding.rules.base.Emitter` and `sharding.search.reshard.CollectiveEmitter`."""
 
-    def __init__(self, source: Source, rank: int, world: int, stage: int = 0) -> None:
+    def __init__(
+        self, source: Source, rank: int, world: int, stage: int = 0, state: Placed | None = None
+    ) -> None:
         import onnx_ir as ir
 
         self.ir = ir
-        self.rank, self.world, self.stage = rank, world, stage
+        self.rank, self.world, self.stage, self.head = rank, world, stage, find_head(source)
         self.source = source
         self.version = source.model.opset_imports.get("", 1)
         self.names = Names(all_names(source.model))
         self.node_names = Names()
         self.nodes: list[ir.Node] = []
-        self.collectives: list[Collective] = []
+        self.collectives: dict[ir.Node, Collective] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self.arithmetic: dict[tuple[str, tuple[ir.Value | None, ...], int], list[ir.Value]] = {}
         self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.weights: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.node: ir.Node | None = None
         self.moving: ir.Value | None = None
-        self.inputs = [self._whole_copy(value) for value in source.model.graph.inputs]
+        edges = (*source.model.graph.inputs, *source.model.graph.outputs)
+        self.state = {value: state[value.name or ""] for value in edges if state and value.name in state}
+        """State inputs and outputs, and the placement at which they have the model's name for them."""
+        self.inputs = [self._given(value) for value in source.model.graph.inputs]
 
-    def _whole_copy(self, value: ir.Value) -> ir.Value:
-        axes = shown_shape(value)
-        shape = None if axes is None else self.ir.Shape(axes)
+    def _given(self, value: ir.Value) -> ir.Value:
+        axes, placement = shown_shape(value), self.state.get(value, REPLICATED)
+        shape = None if axes is None else self.ir.Shape(local_shape(axes, placement, self.world))
         copy = self.ir.Value(name=value.name, type=value.type, shape=shape, doc_string=value.doc_string)
-        self.held[value] = {REPLICATED: copy}
+        self.held[value] = {placement: copy}
         return copy
 
     # What a rule's emit may call.
@@ -157,7 +141,7 @@ class RankEmitter:
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
-            tensor = self.ir.tensor(array, name=self._fresh("shardrun/constant"))
+            tensor = self.ir.tensor(array, name=self.names.fresh("shardrun/constant"))
             self.constants[key] = self.ir.Value(
                 name=tensor.name,
                 type=self.ir.TensorType(tensor.dtype),
@@ -178,12 +162,12 @@ class RankEmitter:
             assert isinstance(length, int)
             produced[axis] = length * self.world
         for item, axes in ((value, shape), (output, produced)):
-            item.type, item.shape = self.moving.type, self.ir.Shape(axes)
+            item.type, item.shape = self.moving.type, self.ir.Shape(self._axes(self.moving, axes) or ())
         if value.name is None:
-            value.name = self._fresh(f"{self.moving.name}/sent")
-        output.name = self._fresh(f"{self.moving.name}/{op_type}")
+            value.name = self.names.fresh(f"{self.moving.name}/sent")
+        output.name = self.names.fresh(f"{self.moving.name}/{op_type}")
         kind, name = dtype_name(self.moving.dtype), self.moving.name or ""
-        self.collectives.append(Collective(op_type, name, kind, tuple(shape), self.stage))
+        self.collectives[self.nodes[-1]] = Collective(op_type, name, kind, tuple(shape), self.stage)
         return output
 
     # The graph.
@@ -199,7 +183,7 @@ class RankEmitter:
             peer=crossing.source,
             dtype=int(value.dtype),
             shape=[axis if isinstance(axis, int) else -1 for axis in shape],
-            announce=int(not _fixed(shape)),
+            announce=int(not all_known(shape)),
         )[0]
         self.held[value] = {crossing.placement: self._adopt(value, crossing.placement, received)}
 
@@ -207,13 +191,13 @@ class RankEmitter:
         """Sends this rank's part of a value to the rank at the same place of a later stage's group."""
         value, shape = crossing.value, self._sent_shape(crossing)
         held = self.get(value, crossing.placement)
-        peer, announce = crossing.target, int(not _fixed(shape))
+        peer, announce = crossing.target, int(not all_known(shape))
         self.op("Send", [held], outputs=0, domain=OWN_DOMAIN, peer=peer, announce=announce)
         name, kind = value.name or "", dtype_name(value.dtype)
-        self.collectives.append(Collective("Send", name, kind, shape, self.stage))
+        self.collectives[self.nodes[-1]] = Collective("Send", name, kind, shape, self.stage)
 
     def _sent_shape(self, crossing: Crossing) -> tuple[Dim, ...]:
-        shape = shown_shape(crossing.value)
+        shape = self._axes(crossing.value, shown_shape(crossing.value))
         assert shape is not None, "only values of known rank cross"
         return local_shape(shape, crossing.placement, self.world)
 
@@ -224,9 +208,23 @@ class RankEmitter:
             None if value is None else self.get(value, placement)
             for value, placement in zip(step.inputs, option.inputs, strict=True)
         ][: len(node.inputs)]
+        if self.head is not None and node is self.head.node:
+            inputs[0] = self._from_position(inputs[0])
         produced: list[Given] = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
         for value, placement, local in zip(node.outputs, option.outputs, produced, strict=True):
             self.held[value] = {placement: self._adopt(value, placement, local)}
+
+    def _from_position(self, hidden: ir.Value | None) -> ir.Value:
+        """Hidden states from the first position on of which logits are wanted."""
+        kind = self.ir.TensorType(self.ir.DataType.INT64)
+        start = self.ir.Value(name=LOGITS_FROM, type=kind, shape=self.ir.Shape([1]))
+        self.inputs.append(start)
+        end, axes = (self.constant(np.asarray([number])) for number in (np.iinfo(np.int64).max, AXIS))
+        cut: ir.Value = self._add(("", "Slice"), [hidden, start, end, axes], [], 1)[0]
+        return cut
+
+    def _axes(self, value: ir.Value, axes: Sequence[Dim] | None) -> Sequence[Dim] | None:
+        return axes if self.head is None else self.head.shape(value, axes)
 
     def get(self, value: ir.Value, placement: Placement) -> ir.Value:
         """This rank's part of a value at a placement, resharded once and then reused."""
@@ -271,19 +269,20 @@ class RankEmitter:
         return parts[placement]
 
     def _adopt(self, value: ir.Value, placement: Placement, local: ir.Value) -> ir.Value:
-        """Names this rank's part of a value: a whole one as in the model, so that subgraphs find it."""
+        """Names this rank's part of a value: a whole one as in the model, so that subgraphs find it; of a
+        state, what is taken and given."""
         if not value.name:  # an optional output that is left out
             local.name = ""
             return local
         wanted = value.name
         named = local.name is not None or local.producer() is None
-        if placement == REPLICATED:
+        if placement == self.state.get(value, REPLICATED):
             if named and local.name != wanted and not self._renamed(local):
                 local = self.op("Identity", [local])[0]
             local.name = wanted
         elif not named:
-            local.name = self._fresh(f"{wanted}/{placement}")
-        shape = shown_shape(value)
+            local.name = self.names.fresh(f"{wanted}/{placement}")
+        shape = self._axes(value, shown_shape(value))
         if local.producer() is not None:
             local.type = value.type
             local.shape = None if shape is None else self.ir.Shape(local_shape(shape, placement, self.world))
@@ -295,31 +294,42 @@ class RankEmitter:
         return producer is not None and producer.domain == DOMAIN and len(local.uses()) == 0
 
     def finish(self, returned: Sequence[ir.Value], sent: Sequence[Crossing] = ()) -> RankGraph:
-        """The finished graph: outputs whole, nodes that nothing needs removed, weights named."""
-        outputs = [self.get(value, REPLICATED) for value in returned]
+        """The finished graph: outputs whole, but for state, nodes that nothing needs removed, weights
+        named."""
+        outputs = [self.get(value, self.state.get(value, REPLICATED)) for value in returned]
         for crossing in sent:
             self.send(crossing)
         weights: list[HeldWeight] = []
         for value in self.source.model.graph.initializers.values():
             parts = sorted(self.weights.get(value, {}).items(), key=lambda item: item[0] != REPLICATED)
             for number, (placement, part) in enumerate(parts):
-                part.name = self._fresh(f"{value.name}/{placement}") if number else value.name
+                part.name = self.names.fresh(f"{value.name}/{placement}") if number else value.name
                 weights.append(HeldWeight(part, value.name or "", placement))
         for node in self.nodes:
             for output in node.outputs:
                 if output.name is None:
-                    output.name = self._fresh(f"{node.name}/output")
+                    output.name = self.names.fresh(f"{node.name}/output")
         nodes = self._needed(outputs)
         used = {value for node in nodes for value in node.inputs} | set(outputs)
-        captured = {name for node in nodes for name in _captured_names(node)}
+        captured = {name for node in nodes for name in captured_names(node)}
+        nodes, outputs = regroup(nodes, outputs, self.inputs)
         return RankGraph(
             self.inputs,
             outputs,
             nodes,
             [held for held in weights if held.value in used or held.value.name in captured],
             [value for value in self.constants.values() if value in used],
-            self.collectives,
+            list(self._in_turn(nodes, "")),
         )
+
+    def _in_turn(self, nodes: Iterable[ir.Node], within: str) -> Iterator[Collective]:
+        """The collectives in the order of the finished nodes."""
+        for node in nodes:
+            if node in self.collectives:
+                yield replace(self.collectives[node], within=within)
+            for name, body in bodies(node):
+                place = f"{node.name} ({BODY_NAMES.get(name, 'turn')})"
+                yield from self._in_turn(body, f"{within}, {place}" if within else place)
 
     def _needed(self, outputs: Sequence[ir.Value]) -> list[ir.Node]:
         """Nodes that lead to an output or a collective: every rank must take part in each collective.
@@ -335,7 +345,7 @@ class RankEmitter:
                 continue
             kept.append(node)
             wanted.update(value for value in node.inputs if value is not None)
-            names.update(_captured_names(node))
+            names.update(captured_names(node))
         return kept[::-1]
 
     def _add(
@@ -369,21 +379,3 @@ class RankEmitter:
         }
         empty = [self.ir.AttrInt64s(name, []) for name in attributes if name not in plain]
         return [*onnx_attributes(plain), *empty]
-
-    def _fresh(self, wanted: str) -> str:
-        return self.names.fresh(wanted)
-
-
-def _fixed(shape: Sequence[Dim]) -> bool:
-    return all(isinstance(axis, int) for axis in shape)
-
-
-def _captured_names(node: ir.Node) -> set[str]:
-    """Names that a node's subgraphs mention: among them those of the outer values they use."""
-    names: set[str] = set()
-    for graph in subgraphs(node):
-        names.update(value.name or "" for value in graph.outputs)
-        for inner in graph:
-            names.update(value.name or "" for value in inner.inputs if value is not None)
-            names |= _captured_names(inner)
-    return names

@@ -18,6 +18,7 @@ from sharding.rewrite.built_weights import MOVES
 from sharding.rules.elementwise import BROADCASTING, UNARY
 from sharding.search.problem import counted_weights
 from sharding.search.solve import solve
+from sharding.search.states import place, settle
 from sharding.search.steps import Step
 from sharding.slices.placement import REPLICATED, Partial, Placement, Split, is_finer
 
@@ -30,8 +31,13 @@ NARROW = 2
 """At least so many times as many rows as columns."""
 SHARE = 3
 """Together the narrow ones are at most one part in so many of all."""
-KEEPING = MOVES | {"Cast"}
+KEEPING = MOVES | {
+    *("Cast", "LayerNormalization", "LpNormalization", "RMSNormalization", "RotaryEmbedding"),
+    "SimplifiedLayerNormalization",
+}
 """Operators between one head and where it is kept."""
+CACHES = {"Attention": (1, 2), "GroupQueryAttention": (1, 2)}
+"""Operators that give keys and values back with those of before, and these inputs of them."""
 PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
 """Operators whose second input is a weight matrix."""
 PLAIN = MOVES | {*UNARY, *BROADCASTING, "Add", "Cast", "Div", "Expand", "Mul", "Neg", "Sub", "Where"}
@@ -49,7 +55,7 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         nonlocal choices, whole, count
         if count is None:
             count = _collectives(source, graph, choices, world)
-        tried = solve(source, graph, world, whole=whole | names)
+        tried = settle(source, graph, solve(source, graph, world, whole=whole | names), world)
         fewer = _collectives(source, graph, tried, world)
         if count - fewer >= worth:
             whole, choices, count = whole | names, tried, fewer
@@ -77,7 +83,8 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
 
 
 def _collectives(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> int:
-    return len(emit_rank(source, graph, choices, 0, world).collectives)
+    held = place(source, graph, choices, world)
+    return len(emit_rank(source, graph, choices, 0, world, state=held).collectives)
 
 
 def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> frozenset[str]:
@@ -140,7 +147,8 @@ def _given_back(value: ir.Value) -> bool:
             biased = node.op_type == "Add" and all(
                 item is None or item.is_initializer() for i, item in enumerate(node.inputs) if i != index
             )
-            still = plain and (biased or node.op_type in KEEPING) and not node.domain
+            kept = node.op_type in KEEPING or index in CACHES.get(node.op_type, ())
+            still = plain and (biased or kept)
             waiting += [(item, still) for item in fresh]
     return False
 

@@ -14,24 +14,29 @@ from sharding.demands.annotations import is_annotated
 from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError, SliceError
 from sharding.graph.fold import SMALL_ELEMENTS
+from sharding.graph.state_size import StateSize, joined_shape, state_size
 from sharding.graph.symbols import shown_shape
 from sharding.importers.mindir.encryption import Key
 from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Stages, plan_stages
-from sharding.planning.emit import OWN_DOMAIN, Collective, emit_rank
+from sharding.planning.emit import OWN_DOMAIN, emit_rank
 from sharding.planning.expected import expected_sizes
+from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.pins import demanded_options, demanded_stages, pin
+from sharding.planning.rank_graph import Collective
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
 from sharding.search.reshard import COLLECTIVES, DOMAIN
 from sharding.search.solve import counted_weights, solve
+from sharding.search.states import Placed, place, settle
 from sharding.search.steps import Step, steps
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
-from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes
+from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
+from sharding.slices.state import StatePair, placed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -66,6 +71,8 @@ class Plan:
     """The axes that data groups and micro-batches cut; empty where nothing is cut."""
     reason: str = ""
     """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+    state: tuple[StatePair, ...] = ()
+    """The inputs that are fed what outputs gave in the step before, and how ranks hold both."""
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -95,6 +102,29 @@ class Plan:
             for name, placements in stage.items():
                 found.setdefault(name, {}).update(dict.fromkeys(placements))
         return {name: tuple(placements) for name, placements in found.items()}
+
+    @property
+    def placed(self) -> Placed:
+        """The names of state inputs and outputs, and how ranks hold them."""
+        found = {pair: parse_placement(pair.placement) or REPLICATED for pair in self.state}
+        return {name: where for pair, where in found.items() for name in (pair.input, pair.output)}
+
+    def state_size(self, dims: Mapping[str, int]) -> StateSize | None:
+        """What ranks keep from one step to the next; ``dims``: lengths that symbols stand for."""
+        graph = self.source.model.graph
+        inputs = {value.name: value for value in graph.inputs}
+        outputs = {value.name: value for value in graph.outputs}
+        places = dict(zip(outputs, self.pipeline.output_stages(self.steps, graph.outputs), strict=True))
+        kept = [
+            (
+                pair,
+                places[pair.output],
+                dtype_name(inputs[pair.input].dtype),
+                joined_shape(shown_shape(inputs[pair.input]), shown_shape(outputs[pair.output])),
+            )
+            for pair in self.state
+        ]
+        return state_size(kept, self.tensor_size, dims)
 
     def weight_stages(self, name: str) -> tuple[int, ...]:
         """The stages that hold a weight."""
@@ -157,49 +187,9 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """The plan as plain JSON values."""
-        return {
-            "source": self.source.file.file,
-            "world_size": self.world_size,
-            "strategy": self.strategy,
-            "mesh": dict(self.mesh.axes),
-            "micro_batches": self.micro_batches,
-            "lengths": dict(self.lengths),
-            "batch": {"inputs": dict(self.batch.inputs), "outputs": dict(self.batch.outputs)},
-            "reason": self.reason,
-            "stages": [
-                {
-                    "nodes": [self.steps[index].node.name or "" for index in members],
-                    "weight_bytes": self.stage_weight_bytes(stage),
-                    "seconds": self.pipeline.seconds[stage],
-                }
-                for stage, members in enumerate(self.pipeline.members)
-            ],
-            "rank_weight_bytes": self.rank_weight_bytes(),
-            "split_share": self.split_share(),
-            "weights": {
-                name: {
-                    "placement": [str(placement) for placement in held],
-                    "dtype": self.source.weights[name].dtype,
-                    "shape": list(self.source.weights[name].shape),
-                    "bytes": self.source.weights[name].nbytes,
-                    "stages": list(self.weight_stages(name)),
-                }
-                for name, held in self.weights.items()
-            },
-            "collectives": [
-                {
-                    "op": item.op,
-                    "tensor": item.tensor,
-                    "dtype": item.dtype,
-                    "shape": list(item.shape),
-                    "stage": item.stage,
-                }
-                for item in self.collectives
-            ],
-            "whole": self.whole,
-            "whole_weights": list(self.whole_weights),
-            "warning": self.warning,
-        }
+        from sharding.planning.plan_json import to_json
+
+        return to_json(self)
 
 
 def plan_model(
@@ -230,6 +220,7 @@ def plan_model(
     source = read_model(model, key)
     _refuse_sliced(source)
     refuse_others_of(source.model.graph, source.path)
+    source = replace(source, state=found_state(source, options.state))
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
@@ -278,7 +269,7 @@ class Planner:
         if key not in self._solved:
             graph = steps(self.source, world)
             demands = pin(self.source, graph, options)
-            found = solve(self.source, graph, world, demands)
+            found = settle(self.source, graph, solve(self.source, graph, world, demands), world)
             asked = demands or options.steering is not None or options.plan is not None
             whole = world > 1 and not asked  # what was asked for stands, and all else is cut
             self._solved[key] = graph, hold_whole(self.source, graph, found, world) if whole else found
@@ -324,12 +315,19 @@ def _splits_something(plan: Plan) -> bool:
     return any(isinstance(where, Split) for name in plan.split_weights for where in plan.weights[name])
 
 
+LOOKING_UP = frozenset({"GroupQueryAttention", "RotaryEmbedding"})
+"""Operators that look up positions in tables, which each rank needs whole to turn its own heads."""
+
+
 def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh, stages: Stages) -> Plan:
     world = mesh.length("tensor")
+    source = replace(source, state=tuple(p for p in source.state if p.input not in stages.apart))
+    where = place(source, graph, choices, world)
+    state = tuple(placed(pair, where[pair.input]) for pair in source.state)
     stage_held: list[dict[str, tuple[Placement, ...]]] = []
     collectives: list[Collective] = []
     for stage in range(stages.count):
-        first = emit_rank(source, graph, choices, 0, world, stages=stages, stage=stage)
+        first = emit_rank(source, graph, choices, 0, world, stages=stages, stage=stage, state=where)
         held: dict[str, tuple[Placement, ...]] = {}
         for part in first.weights:
             held[part.source] = (*held.get(part.source, ()), part.placement)
@@ -338,26 +336,29 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     worth_splitting = counted_weights(source)
     whole: Counter[str] = Counter()
     for step, choice in zip(graph, choices, strict=True):
-        placed = zip(step.inputs, step.options[choice].inputs, strict=True)
+        option = step.options[choice]
+        held_at = zip(step.inputs, option.inputs, strict=True)
+        if option.divides_work and step.node.op_type in LOOKING_UP:
+            continue
         if any(
             value is not None
             and value.is_initializer()
             and value.name in worth_splitting
-            and where == REPLICATED
-            for value, where in placed
+            and there == REPLICATED
+            for value, there in held_at
         ):
             whole[step.node.op_type] += 1
     names = dict.fromkeys(
         name
         for held in stage_held
-        for name, where in held.items()
-        if name in worth_splitting and REPLICATED in where
+        for name, there in held.items()
+        if name in worth_splitting and REPLICATED in there
     )
     if world == 1:
         whole, names = Counter(), {}
     return Plan(
         source, mesh.size, graph, choices, tuple(stage_held), tuple(collectives), dict(whole), tuple(names),
-        mesh, stages,
+        mesh, stages, state=state,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.common.text import counted, human_bytes, reason_rows
+from sharding.common.text import counted, human_bytes, listed_collectives, reason_rows
 
 if TYPE_CHECKING:
     from sharding.planning.plan import Plan
@@ -15,7 +15,6 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
     """What the command shows, as (what, value)."""
     total = sum(plan.source.weights[name].nbytes for name in plan.held)
     split = sum(plan.source.weights[name].nbytes for name in plan.split_weights)
-    counts = plan.collective_counts()
     listed = [
         ("ranks", str(plan.world_size)),
         *_mesh_rows(plan),
@@ -29,7 +28,8 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
             f"{human_bytes(plan.rank_weight_bytes())} ({_percent(plan.rank_weight_bytes(), total)})",
         ),
         *([("share of split weights", f"{100 * plan.split_share():.1f} %")] if plan.split_weights else []),
-        ("collectives", ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "none"),
+        ("collectives", listed_collectives((item.op, item.within) for item in plan.collectives)),
+        *([("state", size.text())] if (size := plan.state_size(plan.lengths)) else []),
         *reason_rows(plan.reason),
     ]
     if plan.lengths:

@@ -26,7 +26,7 @@ def lift_weights(model: ir.Model) -> None:
 
     Those that a function holds stay: a function sees nothing from outside.
     """
-    names = _Names(model)
+    names = UniqueNames(model)
     for node in model.graph:
         for body in subgraphs(node):
             _lift(model.graph, body, names)
@@ -35,14 +35,14 @@ def lift_weights(model: ir.Model) -> None:
 def fold_branches(model: ir.Model) -> bool:
     """Replaces each `If` of the main graph of known condition by its branch; whether there was one."""
     found = [(node, branch) for node in model.graph if (branch := _taken(node)) is not None]
-    names = _Names(model) if found else None
+    names = UniqueNames(model) if found else None
     for node, branch in found:
         assert names is not None
         _inline(model, node, branch, names)
     return bool(found)
 
 
-class _Names:
+class UniqueNames:
     """The names of all values of a model, in bodies too: how often each occurs."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -55,6 +55,11 @@ class _Names:
                 self.counts[value.name or ""] = self.counts.get(value.name or "", 0) + sign
             for node in graph:
                 self._add(subgraphs(node), sign)
+
+    def add(self, value: ir.Value) -> None:
+        """Counts a new value, and renames it if another one has its name."""
+        self.counts[value.name or ""] = self.counts.get(value.name or "", 0) + 1
+        self.make_unique(value)
 
     def make_unique(self, value: ir.Value) -> None:
         """Renames a value if another one has its name."""
@@ -77,7 +82,7 @@ def _own_values(graph: ir.Graph) -> Iterable[ir.Value]:
         yield from (value for value in node.outputs if value.name)
 
 
-def _lift(graph: ir.Graph, body: ir.Graph, names: _Names) -> None:
+def _lift(graph: ir.Graph, body: ir.Graph, names: UniqueNames) -> None:
     outputs = set(body.outputs)
     for value in list(body.initializers.values()):
         if value.is_graph_input() or value in outputs or not _is_large(value.const_value):
@@ -124,7 +129,7 @@ def _taken(node: ir.Node) -> ir.Graph | None:
     return branch if tensors or len(set(named)) == len(node.outputs) else None
 
 
-def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> None:
+def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: UniqueNames) -> None:
     import onnx_ir as ir
 
     graph = model.graph
@@ -154,22 +159,22 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: _Names) -> 
         for user, index in list(output.uses()):
             user.replace_input_with(index, result)
         for holder in model.graphs():
-            _replace_output(holder.outputs, output, result)
+            replace_output(holder.outputs, output, result)
     graph.insert_before(node, [*moved, *results])
-    _let_go(node)
+    let_go(node)
     graph.remove(node, safe=True)
 
 
-def _let_go(node: ir.Node) -> None:
+def let_go(node: ir.Node) -> None:
     """Takes the nodes of the branch that is not taken off the uses of what they read."""
     for body in subgraphs(node):
         for inner in body:
-            _let_go(inner)
+            let_go(inner)
             for index in range(len(inner.inputs)):
                 inner.replace_input_with(index, None)
 
 
-def _replace_output(outputs: MutableSequence[ir.Value], old: ir.Value, new: ir.Value) -> None:
+def replace_output(outputs: MutableSequence[ir.Value], old: ir.Value, new: ir.Value) -> None:
     for index, value in enumerate(outputs):
         if value is old:
             outputs[index] = new

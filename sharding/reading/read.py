@@ -19,6 +19,7 @@ from sharding.onnx_files.functions import inline_functions
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 from sharding.onnx_files.tensors import WeightTensor, locate
 from sharding.onnx_files.validity import check, check_nodes, first_cause
+from sharding.reading.bodies import open_bodies
 from sharding.reading.control_flow import fold_branches, lift_weights
 from sharding.reading.declared import confirm, forget
 from sharding.reading.shapes import infer, part_merged_axes
@@ -26,6 +27,7 @@ from sharding.rewrite.folded_weights import fold_weights
 from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
 from sharding.slices.manifest import FileEntry, sha256_of
+from sharding.slices.state import StatePair
 
 if TYPE_CHECKING:
     import onnx
@@ -48,6 +50,8 @@ class Source:
     """What open lengths count as where a plan is estimated."""
     made_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For weights that are not in the file: the file's names of those that they were folded from."""
+    state: tuple[StatePair, ...] = ()
+    """The inputs that are fed what outputs gave in the step before, where a plan looks for them."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:
@@ -71,8 +75,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
         infer(model, path)
         if confirm(model, path, declared):
             infer(model, path)
-        if not fold_branches(model):  # what a branch held may now be known better
-            break
+        if not fold_branches(model) and not open_bodies(model, path):
+            break  # else what a body held may now be known better
     part_merged_axes(model)
     made_of = fold_weights(model, path)
     made_of |= recurrent_weights_to_initializers(model, path)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sharding.common.attributes import integer
 from sharding.errors import ModelError
-from sharding.graph import body_shapes, contrib_shapes, shape_values
+from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
 from sharding.graph.fold import evaluate, small_constant
 from sharding.graph.open_lengths import refine
 from sharding.graph.symbols import is_made_up
@@ -27,6 +27,7 @@ from sharding.rewrite.lowering import lower
 from sharding.rewrite.merged_axes import take_apart
 from sharding.rewrite.simplify import simplify
 from sharding.rules.base import Dim
+from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,9 @@ def _infer_all(model: ir.Model, path: Path) -> None:
         raise ModelError(f"{path} is not a valid ONNX model: {error}.") from None
     for node in proto.graph.node:
         _forget_in_bodies(node)
+        if node.domain == FLOW and node.op_type == "Enter":
+            node.domain, node.op_type = "", "Identity"
+            del node.attribute[:]
     try:
         # Its own data propagation would allocate whatever length a ConstantOfShape asks for.
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, data_prop=False)
@@ -161,6 +165,10 @@ class _Completion:
                 found: dict[str, onnx.TypeProto] | None = body_shapes.infer(
                     node, self.model, _forget_in_bodies
                 )
+            elif node.domain == FLOW:
+                found = flow_shapes.infer(node)
+                if node.op_type == "Enter" and node.inputs[0] in self.known:
+                    self.known[node.outputs[0]] = self.known[node.inputs[0]]
             else:
                 found = contrib_shapes.infer(node)
             if found is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from sharding.common.names import Names
 from sharding.graph.values import onnx_attributes, shape_of
 from sharding.rules.base import Dim
+from sharding.rules.common import zero_is_zero
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -89,6 +90,10 @@ class GraphWriter:
         shape = list(shape_of(value) or ())
         return self.described(made, value, [*shape[:axis], 1, *shape[axis:]])
 
+    def reshaped(self, value: ir.Value, entries: Sequence[Entry]) -> ir.Value:
+        """A Reshape to these lengths; of them one may be -1 where none is 0."""
+        return self.op("Reshape", [value, self.vector(entries)], **zero_is_zero(self.opset))
+
     def described(self, made: ir.Value, old: ir.Value, shape: Iterable[Dim] | None) -> ir.Value:
         made.type = old.type
         made.shape = None if shape is None else self.ir.Shape(list(shape))
@@ -128,3 +133,16 @@ class GraphWriter:
             self.graph.register_initializer(made)
             self.constants[key] = made
         return self.constants[key]
+
+
+def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, left: str | None = None) -> None:
+    """The new value takes the old one's name and place, also among the graph's outputs; ``left`` is what the
+    old one is called then."""
+    name, kind, shape = old.name, old.type, old.shape
+    old.name = left
+    new.name, new.type, new.shape = name, kind, shape
+    for user, index in list(old.uses()):
+        user.replace_input_with(index, new)
+    for index, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[index] = new

@@ -26,8 +26,6 @@ Look = Callable[["ir.Value"], "Known | None"]
 Shape = tuple[Dim, ...]
 OPSET = 13
 """The first where the axes of Squeeze, Unsqueeze and Split are given alike."""
-ALLOW_ZERO = 14
-"""The first opset in which a 0 in the shape of Reshape can mean 0."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,8 @@ def _piece(value: ir.Value | None, index: int, count: int, known: Look) -> Piece
         producer = _only_reader(value)
     shape = None if producer is None else shape_of(producer.inputs[0])
     if producer is None or producer.inputs[0] is None or not shape or value is None:
+        return None
+    if producer.op_type not in _CUTS:  # one more Squeeze or Unsqueeze
         return None
     axis_and_length = _CUTS[producer.op_type](producer, shape, (index, count), value, known)
     if axis_and_length is None:
@@ -234,6 +234,4 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
 def _reshape(
     writer: GraphWriter, value: ir.Value, entries: list[Entry], lengths: list[Dim], old: ir.Value
 ) -> ir.Value:
-    allowed = {"allowzero": 1} if writer.opset >= ALLOW_ZERO else {}
-    made = writer.op("Reshape", [value, writer.vector(entries)], **allowed)
-    return writer.described(made, old, lengths)
+    return writer.described(writer.reshaped(value, entries), old, lengths)

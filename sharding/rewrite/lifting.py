@@ -323,7 +323,10 @@ _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     "MatMul": _matmul,
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalization),
+    **dict.fromkeys(
+        ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalization
+    ),
+    "LpNormalization": _along(-1),
     "Split": _along(0),
     "Transpose": _transpose,
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduce),

@@ -15,6 +15,7 @@ import numpy as np
 
 from sharding.common.names import Names, all_names
 from sharding.graph.values import onnx_attributes, shape_of
+from sharding.rewrite.graph_writer import take_place
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,7 +82,7 @@ class _Embedding:
         for index, value in results.items():
             old = self.output(index)
             if old is not None:
-                self.replace(old, value)
+                take_place(self.graph, old, value)
         self.graph.remove(self.node, safe=True)
 
     def places(self, ids: ir.Value, table: ir.Value) -> ir.Value:
@@ -110,17 +111,6 @@ class _Embedding:
         if self.version >= REDUCE_SUM_AXES_ARE_AN_INPUT:
             return self.op("ReduceSum", [ones, self.constant([1])], keepdims=0)
         return self.op("ReduceSum", [ones], axes=[1], keepdims=0)
-
-    def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """The new value takes the old one's name and place, also among the graph's outputs."""
-        name, kind, shape = old.name, old.type, old.shape
-        old.name = None
-        new.name, new.type, new.shape = name, kind, shape
-        for user, index in list(old.uses()):
-            user.replace_input_with(index, new)
-        for index, value in enumerate(self.graph.outputs):
-            if value is old:
-                self.graph.outputs[index] = new
 
     def constant(self, value: ArrayLike, kind: DTypeLike = np.int64) -> ir.Value:
         tensor = self.ir.tensor(np.asarray(value, dtype=kind))

@@ -4,6 +4,9 @@ Exporters write attention as a product of three axes: [batch, heads, length, siz
 length, size]. Each rank should have its own heads of every row of the batch, but no cut of the merged axis
 can say that, least of all where the batch is a symbol. The same products with both axes give the same
 numbers, and the axis of heads can be cut. At most a Reshape leads from one form to the other.
+
+Normalizations of each head are written with merged axes too: [batch, length, heads * size] becomes [batch,
+length * heads, size], and what is normalized is made [batch, length, heads * size] again.
 """
 
 from __future__ import annotations
@@ -70,10 +73,10 @@ class _Analysis:
         if any(value.dtype is None and value.name for value in node.outputs):
             return
         plan = self._source(node) if node.op_type in {"Reshape", "Tile"} else self._lift(node)
-        if node.op_type == "Reshape" and node.inputs[0] in self.forms:
-            base = node.inputs[0]
-            if base is not None and same(self._apart(base), shape_of(node.outputs[0])):
-                self.wanted_values.append(base)  # apart again, as it was
+        base = node.inputs[0] if node.op_type == "Reshape" else None
+        parted = base in self.forms and base is not None and self._parted(base, shape_of(node.outputs[0]))
+        if parted and base is not None:
+            self.wanted_values.append(base)
         if plan is None:
             return
         self.plans[node] = plan
@@ -83,8 +86,14 @@ class _Analysis:
             ranks = {len(shape_of(value) or ()) for value in (*node.inputs, *node.outputs)}
             if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES}:
                 self.wanted_values.append(node.outputs[0])
-        elif plan.base in self.forms:
+        elif plan.base in self.forms and not parted:
             self._join(node.outputs[0], plan.base)
+
+    def _parted(self, base: ir.Value, target: Sequence[Dim] | None) -> bool:
+        """Whether a Reshape takes a merged axis apart again: all as it was, or what was merged goes to the
+        axes before and after."""
+        apart = self._apart(base)
+        return same(apart, target) or _has_boundary(apart, self.forms[base].axis + 1, target)
 
     def _lift(self, node: ir.Node) -> Lift | None:
         forms = [self.forms.get(value) if value is not None else None for value in node.inputs]
@@ -146,8 +155,10 @@ class _Analysis:
         if entries is None or entries.size != len(target):
             return False
         zeros = not ("allowzero" in node.attributes and node.attributes["allowzero"].value)
+        base = self.forms.get(node.inputs[0]) if node.inputs[0] is not None else None
+        copied = form.axis if base is None else min(form.axis, base.axis)  # axes that stay where they are
         return not zeros or all(
-            entry != 0 or (axis != form.axis and isinstance(target[axis], int))
+            entry != 0 or axis < copied or (axis != form.axis and isinstance(target[axis], int))
             for axis, entry in enumerate(entries.tolist())
         )
 
@@ -167,6 +178,18 @@ class _Analysis:
     def _join(self, first: ir.Value, *others: ir.Value) -> None:
         for other in others:
             self.groups[self._group(other)] = self._group(first)
+
+
+def _has_boundary(source: Sequence[Dim] | None, boundary: int, target: Sequence[Dim] | None) -> bool:
+    """Whether an axis of a Reshape's target ends where the source has this boundary."""
+    if source is None or target is None:
+        return False
+    before, after = product(source[:boundary]), product(source[boundary:])
+    return any(
+        (before is not None and product(target[:axis]) == before)
+        or (after is not None and product(target[axis:]) == after)
+        for axis in range(1, len(target))
+    )
 
 
 def _merged(source: Sequence[Dim], target: Sequence[Dim]) -> Form | None:

@@ -12,6 +12,7 @@ from sharding.graph.values import shape_of
 from sharding.rewrite.graph_writer import Entry, GraphWriter, Pick
 from sharding.rewrite.lifting import Form, Lift
 from sharding.rules.base import Dim
+from sharding.rules.common import zero_is_zero
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -91,16 +92,22 @@ class Writer(GraphWriter):
         if same(shape_of(value), shape):
             self.apart[old] = value
             return
-        made = self.op("Reshape", [value, self._target(node, form)])
+        made = self.reshaped(value, self._target(value, node, form))
         self.apart[old] = self.described(made, old, shape)
 
-    def _target(self, node: ir.Node, form: Form) -> ir.Value:
-        """A Reshape's target with two entries for one; entries that copy an axis are known lengths."""
+    def _target(self, value: ir.Value, node: ir.Node, form: Form) -> list[Entry]:
+        """A Reshape's target with two entries for one. ``value``: what is reshaped; entries that copy one of
+        its axes, all of them before the merged one, are its length."""
         given, axis, whole = node.inputs[1], form.axis, shape_of(node.outputs[0]) or ()
         assert given is not None
         known = self.known(given)
         entries = self._entries(given, len(whole))
-        entries = [cast("Entry", whole[i]) if entry == 0 else entry for i, entry in enumerate(entries)]
+        copying = not ("allowzero" in node.attributes and node.attributes["allowzero"].value)
+        for place, said in enumerate(whole):
+            if entries[place] == 0 and isinstance(said, int):
+                entries[place] = said
+            elif entries[place] == 0 and copying:
+                entries[place] = self.lengths(value)[place]
         outer, inner = form.outer, form.inner
         pair: list[Entry]
         own = None if known is None else known.tolist()[axis]
@@ -116,7 +123,7 @@ class Writer(GraphWriter):
                 negative = self.op("Less", [self.vector([entries[axis]]), self.constant([0])])
                 length = self.op("Where", [negative, self.constant([-1]), length])
             pair = [length, inner] if isinstance(inner, int) else [cast("Entry", outer), length]
-        return self.vector([*entries[:axis], *pair, *entries[axis + 1 :]])
+        return [*entries[:axis], *pair, *entries[axis + 1 :]]
 
     def _part(self, value: ir.Value, axis: int, form: Form) -> ir.Value:
         """An input without a `Form`: it has length 1 there, or was not merged by a Reshape."""
@@ -134,9 +141,9 @@ class Writer(GraphWriter):
                     continue
                 assert isinstance(other, int), "one of both is known"
                 pair.append(self.op("Div", [self.vector([entries[axis]]), self.constant([other])]))
-            target = self.vector([*entries[:axis], *pair, *entries[axis + 1 :]])
+            entries[axis : axis + 1] = pair
             shape[axis : axis + 1] = [form.outer, form.inner]
-            made = self.described(self.op("Reshape", [value, target]), value, shape)
+            made = self.described(self.reshaped(value, entries), value, shape)
         self.parts[value, axis] = made
         return made
 
@@ -155,8 +162,8 @@ class Writer(GraphWriter):
                 self._measured(user, new, axis)
                 continue
             if merged is None:
-                target = self.vector(self._together(new, axis))
-                merged = self.described(self.op("Reshape", [new, target]), old, shape_of(old))
+                merged = self.reshaped(new, self._together(new, axis))
+                merged = self.described(merged, old, shape_of(old))
             user.replace_input_with(index, merged)
 
     def _together(self, new: ir.Value, axis: int) -> list[Entry]:
@@ -200,11 +207,13 @@ class Writer(GraphWriter):
             return False
         entries = self._entries(given, len(shape))
         if not ("allowzero" in user.attributes and user.attributes["allowzero"].value):
-            whole = self._together(new, axis) if 0 in entries[axis:] else []
+            whole = self._together(new, axis) if 0 in entries else []
             entries = [
-                (length if isinstance(length, int) else whole[i]) if entry == 0 and i >= axis else entry
+                (length if isinstance(length, int) else whole[i]) if entry == 0 else entry
                 for i, (entry, length) in enumerate(zip(entries, shape, strict=True))
             ]
+            for attribute in self.ir.convenience.convert_attributes(zero_is_zero(self.opset)):
+                user.attributes.add(attribute)
         user.replace_input_with(0, new)
         user.replace_input_with(1, self.vector(entries))
         return True

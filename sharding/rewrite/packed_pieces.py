@@ -12,6 +12,7 @@ import numpy as np
 from sharding.common.names import Names, all_names
 from sharding.graph.values import onnx_attributes, shape_of
 from sharding.onnx_files.tensors import locate
+from sharding.rewrite.graph_writer import take_place
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class Weight:
     value: ir.Value
     axis: int
     turn: ir.Node | None = None
-    """A transposition between the weight and its use."""
+    """A node between the weight and its use: it is transposed, or dequantized."""
+    beside: tuple[Weight, ...] = ()
+    """Further inputs of that node that have the columns: scales and zero points."""
 
 
 @dataclass
@@ -79,6 +82,7 @@ class Pieces:
                 value = self._link(node, bias, piece, value)
             piece.write(self, value)
         weights = [*product.weights, *(bias for _, bias in chain.links if bias is not None)]
+        weights += [other for weight in product.weights for other in weight.beside]
         self._tidy([weight.value for weight in weights])
 
     def _product(self, product: Product, piece: Piece) -> ir.Value:
@@ -86,11 +90,19 @@ class Pieces:
         for weight in product.weights:
             part = self._part(weight, piece, product.columns)
             if weight.turn is not None:
-                shape = [*(shape_of(part) or ())][::-1]
-                part = self.op("Transpose", [part], shape, part.type, perm=[1, 0])
+                part = self._turned(weight, weight.turn, part, piece, product.columns)
             inputs[weight.index] = part
         more = {"N": piece.length} if node.op_type == "MatMulNBits" else {}
         return self._like(node, inputs, piece.length, **more)
+
+    def _turned(self, weight: Weight, turn: ir.Node, part: ir.Value, piece: Piece, columns: Dim) -> ir.Value:
+        shape = list(shape_of(part) or ())
+        if turn.op_type == "Transpose":
+            return self.op("Transpose", [part], shape[::-1], part.type, perm=[1, 0])
+        inputs = [part, *turn.inputs[1:]]
+        for other in weight.beside:
+            inputs[other.index] = self._part(other, piece, columns)
+        return self._again(turn, inputs, shape)
 
     def _link(self, node: ir.Node, bias: Weight | None, piece: Piece, value: ir.Value) -> ir.Value:
         inputs = [value, *node.inputs[1:]]
@@ -100,10 +112,12 @@ class Pieces:
 
     def _like(self, node: ir.Node, inputs: list[ir.Value | None], columns: int, **more: int) -> ir.Value:
         """The same node for fewer columns."""
-        old = node.outputs[0]
-        shape = [*(shape_of(old) or ())[:-1], columns]
+        return self._again(node, inputs, [*(shape_of(node.outputs[0]) or ())[:-1], columns], **more)
+
+    def _again(self, node: ir.Node, inputs: list[ir.Value | None], shape: list[Dim], **more: int) -> ir.Value:
+        """The same node with other inputs, which gives this shape."""
         kept = {name: item for name, item in node.attributes.items() if name not in more}
-        made = self.op(node.op_type, inputs, shape, old.type, node.domain, **more)
+        made = self.op(node.op_type, inputs, shape, node.outputs[0].type, node.domain, **more)
         producer = made.producer()
         assert producer is not None
         for item in kept.values():
@@ -171,14 +185,7 @@ class Pieces:
 
     def rename(self, old: ir.Value, new: ir.Value) -> None:
         """The new value takes the old one's name and place, also among the graph's outputs."""
-        name, kind, shape = old.name, old.type, old.shape
-        old.name = self._fresh(f"{name}/packed")
-        new.name, new.type, new.shape = name, kind, shape
-        for user, index in list(old.uses()):
-            user.replace_input_with(index, new)
-        for index, value in enumerate(self.graph.outputs):
-            if value is old:
-                self.graph.outputs[index] = new
+        take_place(self.graph, old, new, self._fresh(f"{old.name}/packed"))
 
     def _tidy(self, weights: list[ir.Value]) -> None:
         """Removes the whole product, what nothing reads any more, and its weights."""

@@ -107,9 +107,11 @@ def _integer(node: ir.Node, name: str, default: int) -> int:
 
 
 def _weight(node: ir.Node, index: int, axis: int) -> Weight | None:
-    """A weight of whole bytes that this node alone uses, directly or transposed."""
+    """A weight that this node alone uses: of whole bytes, directly or transposed, or a dequantized one."""
     value = node.inputs[index]
     turn = None if value is None else value.producer()
+    if turn is not None and turn.op_type == "DequantizeLinear":
+        return _dequantized(turn, value, index, axis)
     if turn is not None:
         if turn.op_type != "Transpose" or turn.domain or not _private(value):
             return None
@@ -121,6 +123,31 @@ def _weight(node: ir.Node, index: int, axis: int) -> Weight | None:
     if value is None or not value.is_initializer() or value.const_value is None or not _private(value):
         return None
     return Weight(index, value, axis, turn) if value.const_value.dtype.bitwidth >= BYTE_BITS else None
+
+
+def _dequantized(turn: ir.Node, result: ir.Value | None, index: int, axis: int) -> Weight | None:
+    """A weight of few bits, its scales and zero points: one for all, one per column or row, or by blocks."""
+    value = turn.inputs[0]
+    shape = shape_of(value)
+    if value is None or shape is None or len(shape) != SQUARE or not (_private(result) and _private(value)):
+        return None
+    beside = []
+    for place, other in enumerate(turn.inputs[1:], 1):
+        if other is None:
+            continue
+        own = shape_of(other)
+        if own is None or not other.is_initializer() or other.const_value is None:
+            return None
+        if math.prod(n for n in own if isinstance(n, int)) == 1:
+            continue
+        if len(own) == SQUARE and own[axis] == shape[axis]:
+            beside.append(Weight(place, other, axis))
+        elif len(own) == 1 and _integer(turn, "axis", 1) % SQUARE == axis and own[0] == shape[axis]:
+            beside.append(Weight(place, other, 0))
+        elif len(own) != 1 or own[0] != shape[1 - axis]:
+            return None
+    known = value.is_initializer() and value.const_value is not None
+    return Weight(index, value, axis, turn, tuple(beside)) if known else None
 
 
 def _bias(node: ir.Node, index: int, columns: int) -> Weight | None:

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sharding.common.attributes import integer, integers
-from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
     absent,
     dim,
-    int64,
     option,
     partial_option,
     shape_of,
@@ -51,29 +50,34 @@ def _broadcast_part(shape: Shape | None, axis: int, length: Dim) -> Split | bool
     return Split(len(shape) + axis) if shape[axis] == length else False
 
 
-def _copies(node: NodeView, heads: Dim, pairs: Dim) -> int | None:
+def copies_of(node: NodeView, heads: Dim, pairs: Dim) -> int | None:
     """With how many copies key/value heads are cut where the query heads are cut over all ranks.
 
     1 where the ranks divide both; more where the ranks are a multiple of the key/value heads, so that all
-    query heads of a rank share one; None where heads cannot be cut so.
+    query heads of a rank share one (all ranks hold the only one whole); None where heads cannot be cut so.
     """
     if not node.divisible(heads):
         return None
     if node.divisible(pairs):
         return 1
-    short = isinstance(pairs, int) and pairs > 1 and node.world % pairs == 0
+    short = isinstance(pairs, int) and pairs > 0 and node.world % pairs == 0
     return node.world // pairs if short and isinstance(pairs, int) else None
 
 
-def _outputs(node: NodeView, placements: Sequence[Placement]) -> list[Placement]:
+def shared_heads(node: NodeView, axis: int, copies: int) -> Placement:
+    """Where keys or values lie whose heads, along ``axis``, are held with so many copies."""
+    return REPLICATED if copies == node.world else Split(axis, copies=copies)
+
+
+def first_outputs(node: NodeView, placements: Sequence[Placement]) -> list[Placement]:
     return list(placements[: len(node.output_shapes)])
 
 
-def _present(node: NodeView, parts: Mapping[int, Placement]) -> dict[int, Placement]:
+def given_parts(node: NodeView, parts: Mapping[int, Placement]) -> dict[int, Placement]:
     return {index: placement for index, placement in parts.items() if not absent(node, index)}
 
 
-def _with_broadcast(
+def with_broadcast(
     node: NodeView, parts: Mapping[int, Placement], index: int, axis: int, length: Dim
 ) -> dict[int, Placement] | None:
     """These parts and that of a broadcast operand; None where it cannot be told."""
@@ -95,28 +99,28 @@ def attention(node: NodeView) -> list[Option]:
     heads = query[1] if four else integer(node.attributes, "q_num_heads", 0)
     pairs = key[1] if four else integer(node.attributes, "kv_num_heads", 0)
     options: list[Option] = []
-    copies = _copies(node, heads, pairs)
+    copies = copies_of(node, heads, pairs)
     if copies is not None:
-        own, cache = Split(1 if four else 2), Split(1, copies=copies)
-        shared = Split(own.axis, copies=copies)
-        parts = _present(node, {0: own, 1: shared, 2: shared, 4: cache, 5: cache})
-        whole = _with_broadcast(node, parts, 3, -3, heads)
+        own, cache = Split(1 if four else 2), shared_heads(node, 1, copies)
+        shared = shared_heads(node, own.axis, copies)
+        parts = given_parts(node, {0: own, 1: shared, 2: shared, 4: cache, 5: cache})
+        whole = with_broadcast(node, parts, 3, -3, heads)
         if whole is not None:
             emit = partial(divided_counts, node) if node.attributes.get("q_num_heads") else None
-            options.append(option(node, whole, _outputs(node, [own, cache, cache, Split(1)]), emit))
+            options.append(option(node, whole, first_outputs(node, [own, cache, cache, Split(1)]), emit))
     if node.divisible(query[0]):
         first = Split(0)
-        parts = _present(node, dict.fromkeys((0, 1, 2, 4, 5, 6), first))
-        whole = _with_broadcast(node, parts, 3, -4, query[0])
+        parts = given_parts(node, dict.fromkeys((0, 1, 2, 4, 5, 6), first))
+        whole = with_broadcast(node, parts, 3, -4, query[0])
         if whole is not None:
             options.append(option(node, whole, first))
     length = query[2 if four else 1]
     causal = node.attributes.get("is_causal", 0) or not absent(node, 4) or not absent(node, 6)
     if node.divisible(length) and not causal:
         rows = Split(2 if four else 1)
-        whole = _with_broadcast(node, {0: rows}, 3, -2, length)
+        whole = with_broadcast(node, {0: rows}, 3, -2, length)
         if whole is not None:
-            options.append(option(node, whole, _outputs(node, [rows, REPLICATED, REPLICATED, Split(2)])))
+            options.append(option(node, whole, first_outputs(node, [rows, REPLICATED, REPLICATED, Split(2)])))
     return options
 
 
@@ -147,17 +151,17 @@ def _fused(
     options: list[Option] = []
     if node.divisible(heads) and node.divisible(weights[1], 3) and len(set(sizes)) == 1:
         vectors = dict.fromkeys((2, *per_column), Split(0, 3))
-        parts = _present(node, {1: Split(1, 3), past: Split(2), **vectors})
-        whole = parts if bias is None else _with_broadcast(node, parts, bias, -3, heads)
+        parts = given_parts(node, {1: Split(1, 3), past: Split(2), **vectors})
+        whole = parts if bias is None else with_broadcast(node, parts, bias, -3, heads)
         if whole is not None:
-            outputs = _outputs(node, [Split(2), Split(2)])
+            outputs = first_outputs(node, [Split(2), Split(2)])
             options.append(option(node, whole, outputs, partial(divided_counts, node)))
     batch = _batch_mask(node, mask, shape[0])
     if node.divisible(shape[0]) and batch is not None:
-        parts = _present(node, {0: Split(0), past: Split(1), **batch})
-        whole = parts if bias is None else _with_broadcast(node, parts, bias, -4, shape[0])
+        parts = given_parts(node, {0: Split(0), past: Split(1), **batch})
+        whole = parts if bias is None else with_broadcast(node, parts, bias, -4, shape[0])
         if whole is not None:
-            options.append(option(node, whole, _outputs(node, [Split(0), Split(1)])))
+            options.append(option(node, whole, first_outputs(node, [Split(0), Split(1)])))
     return options
 
 
@@ -202,16 +206,16 @@ def _multi_head(node: NodeView, *, bias: int, mask: int, added: int, past: int, 
             if shape is not None
         }
         cache = Split(1)
-        parts |= _present(node, {past: cache, past + 1: cache, bias: Split(0, 3)})
-        whole = _with_broadcast(node, parts, added, -3, heads)
+        parts |= given_parts(node, {past: cache, past + 1: cache, bias: Split(0, 3)})
+        whole = with_broadcast(node, parts, added, -3, heads)
         if whole is not None:
-            outputs = _outputs(node, [Split(2), cache, cache, cache])
+            outputs = first_outputs(node, [Split(2), cache, cache, cache])
             options.append(option(node, whole, outputs, partial(divided_counts, node)))
     batch = _batch_mask(node, mask, query[0])
     if node.divisible(query[0]) and batch is not None:
         first = Split(0)
-        parts = _present(node, {**dict.fromkeys((0, 1, 2, past, past + 1, beams), first), **batch})
-        whole = _with_broadcast(node, parts, added, -4, query[0])
+        parts = given_parts(node, {**dict.fromkeys((0, 1, 2, past, past + 1, beams), first), **batch})
+        whole = with_broadcast(node, parts, added, -4, query[0])
         if whole is not None:
             options.append(option(node, whole, first))
     return options + _queries(node, mask, added, past)
@@ -230,10 +234,10 @@ def _queries(node: NodeView, mask: int, added: int, past: int) -> list[Option]:
             return []
         if len(masked) == 3:
             parts[mask] = Split(1)
-    whole = _with_broadcast(node, parts, added, -2, query[1])
+    whole = with_broadcast(node, parts, added, -2, query[1])
     if whole is None:
         return []
-    return [option(node, whole, _outputs(node, [Split(1), REPLICATED, REPLICATED, Split(2)]))]
+    return [option(node, whole, first_outputs(node, [Split(1), REPLICATED, REPLICATED, Split(2)]))]
 
 
 @rule("PackedAttention", domain=MICROSOFT)
@@ -243,7 +247,7 @@ def packed_attention(node: NodeView) -> list[Option]:
     heads, sizes = integer(node.attributes, "num_heads", 0), integers(node.attributes, "qkv_hidden_sizes")
     if weights is None or not node.divisible(heads) or not node.divisible(weights[1], 3):
         return []
-    whole = _with_broadcast(node, {1: Split(1, 3), 2: Split(0, 3)}, 5, -3, heads)
+    whole = with_broadcast(node, {1: Split(1, 3), 2: Split(0, 3)}, 5, -3, heads)
     if whole is None or len(set(sizes or (1,))) != 1:
         return []
     return [option(node, whole, Split(1), partial(divided_counts, node))]
@@ -259,67 +263,9 @@ def packed_multi_head_attention(node: NodeView) -> list[Option]:
     biased = not absent(node, 3)
     if biased and len({shape[1] if shape and len(shape) == 2 else None for shape in shapes}) != 1:
         return []
-    parts = _present(node, {0: Split(1), 1: Split(1), 2: Split(1), 3: Split(0, 3)})
-    whole = _with_broadcast(node, parts, 6, -3, heads)
+    parts = given_parts(node, {0: Split(1), 1: Split(1), 2: Split(1), 3: Split(0, 3)})
+    whole = with_broadcast(node, parts, 6, -3, heads)
     return [] if whole is None else [option(node, whole, Split(1), partial(divided_counts, node))]
-
-
-@rule("GroupQueryAttention", domain=MICROSOFT)
-def group_query_attention(node: NodeView) -> list[Option]:
-    """Groups of query heads share a key and a value head; with a cache, rotary embedding, all in one."""
-    query, key = node.shapes[0], shape_of(node, 1)
-    heads, pairs = (integer(node.attributes, name, 0) for name in ("num_heads", "kv_num_heads"))
-    packed = absent(node, 1)
-    quantized = not absent(node, 12) or not absent(node, 13)
-    if (
-        query is None
-        or len(query) != 3
-        or (key is None and not packed)
-        or quantized
-        or heads < 1
-        or pairs < 1
-    ):
-        return []
-    options: list[Option] = []
-    copies = _copies(node, heads, pairs)
-    if copies is not None and (copies == 1 or not packed):
-        cache = Split(1, copies=copies)
-        parts = _present(node, {3: cache, 4: cache, 11: Split(0)})
-        emit: Emit | None = partial(divided_counts, node)
-        if not packed:
-            parts |= {0: Split(2), **dict.fromkeys((1, 2), Split(2, copies=copies))}
-        elif heads == pairs:
-            parts[0] = Split(2, 3)
-        else:
-            emit = partial(_unpacked, node)
-        whole = _with_broadcast(node, parts, 10, -3, heads)
-        width = dim(query, 2)
-        if whole is not None and (
-            not packed or (isinstance(width, int) and width % (heads + 2 * pairs) == 0)
-        ):
-            outputs = _outputs(node, [Split(2), cache, cache, Split(1)])
-            options.append(option(node, whole, outputs, emit))
-    positions = dim(shape_of(node, 9), 0)
-    if node.divisible(query[0]) and (absent(node, 9) or positions == query[0]):
-        parts = _present(node, dict.fromkeys((0, 1, 2, 3, 4, 5, 9), Split(0)))
-        whole = _with_broadcast(node, parts, 10, -4, query[0])
-        if whole is not None:
-            options.append(option(node, whole, Split(0)))
-    return options
-
-
-def _unpacked(node: NodeView, e: Emitter, values: Values) -> list[Value]:
-    """Takes this rank's heads out of the packed queries, keys and values, which are unequally many."""
-    heads, pairs = (integer(node.attributes, name) for name in ("num_heads", "kv_num_heads"))
-    size = int((node.shapes[0] or ())[2] or 0) // (heads + 2 * pairs)
-    taken, start = [], 0
-    for count in (heads, pairs, pairs):
-        width = count * size // e.world
-        first = start + e.rank * width
-        bounds = [int64(e, [bound]) for bound in (first, first + width, 2)]
-        taken += e.op("Slice", [values[0], *bounds])
-        start += count * size
-    return divided_counts(node, e, [*taken, *values[3:]])
 
 
 @rule("RotaryEmbedding")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
 
 Shape = Sequence[Dim]
+ALLOW_ZERO = 14
+"""The first opset in which a 0 in the shape of Reshape can mean 0."""
+
+
+class Allow(TypedDict, total=False):
+    """The attribute of a Reshape."""
+
+    allowzero: int
+
+
+def zero_is_zero(opset: int) -> Allow:
+    """The attributes of a Reshape whose target is made of lengths: one is 0 where a batch or sequence is
+    empty: without them 0 copies a length of the input."""
+    return {"allowzero": 1} if opset >= ALLOW_ZERO else {}
 
 
 def option(
@@ -141,6 +155,11 @@ def first_rank_only(e: Emitter, values: Values, index: int) -> list[Value]:
     while kept and kept[-1] is None:
         kept.pop()
     return kept
+
+
+def bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
+    """The node as it is, its optional input ``index`` on the first rank only."""
+    return e.copy(first_rank_only(e, values, index))
 
 
 def shape_like(node: NodeView, index: int = 0) -> Shape | None:

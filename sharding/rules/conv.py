@@ -11,7 +11,7 @@ from functools import partial
 
 from sharding.common.attributes import integer
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
-from sharding.rules.common import absent, constant, dim, first_rank_only, option, splits, summable
+from sharding.rules.common import absent, bias_once, constant, dim, option, splits, summable
 from sharding.slices.placement import PARTIAL, Placement, Split
 
 MICROSOFT = "com.microsoft"
@@ -94,7 +94,7 @@ def convolution(node: NodeView, layout: Layout) -> list[Option]:
     if layout.linear:
         emit = None
         if layout.bias is not None and _has(node, layout.bias):
-            emit = partial(_bias_once, layout.bias)
+            emit = partial(bias_once, layout.bias)
         for blocks in node.blocks(w[layout.in_axis]) if group == 1 else ():
             summands: dict[int, Placement] = {
                 layout.x: Split(channel, blocks),
@@ -129,10 +129,6 @@ def _one_number(node: NodeView, index: int) -> bool:
     return (shape is not None and all(length == 1 for length in shape)) or (
         value is not None and value.size == 1
     )
-
-
-def _bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
-    return e.copy(first_rank_only(e, values, index))
 
 
 def _whole_groups(node: NodeView, layout: Layout, group: int, channel: int) -> list[Option]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
-from sharding.rules.common import absent, dim, option, shape_of, summable
+from sharding.rules.common import absent, dim, option, shape_of, summable, zero_is_zero
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
 MICROSOFT = "com.microsoft"
@@ -144,7 +144,7 @@ def _own_experts(  # noqa: PLR0917 - what the rule binds, then what `Emit` takes
     if hidden is None:
         return [scaled]
     (shape,) = e.op("Shape", [x])
-    return e.op("Reshape", [scaled, shape])
+    return e.op("Reshape", [scaled, shape], **zero_is_zero(e.version))
 
 
 def _cut(e: Emitter, value: Value, axis: int, count: int) -> Value:

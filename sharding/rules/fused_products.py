@@ -11,6 +11,7 @@ from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,
+    bias_once,
     dim,
     first_rank_only,
     floating,
@@ -218,10 +219,6 @@ def matmul_integer_to_float(node: NodeView) -> list[Option]:
             options.append(option(node, {1: Split(1, blocks), **parts}, Split(last, blocks)))
     for blocks in node.blocks(weights[0]):
         parts = {0: Split(last, blocks), 1: Split(0, blocks)}
-        emit = None if absent(node, 6) else partial(_bias_once, 6)
+        emit = None if absent(node, 6) else partial(bias_once, 6)
         options.append(option(node, parts, PARTIAL, emit))
     return options
-
-
-def _bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
-    return e.copy(first_rank_only(e, values, index))

@@ -6,14 +6,16 @@ QLinearMatMul apart where its weight's rows are to be split.)
 
 from __future__ import annotations
 
+from functools import partial
+
 from sharding.common.attributes import integer
 from sharding.rules.along_axis import others
-from sharding.rules.base import Emitter, NodeView, Option, Values, rule
+from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
     absent,
     axis_attribute,
+    bias_once,
     dim,
-    first_rank_only,
     option,
     shape_of,
     splits,
@@ -67,12 +69,9 @@ def qgemm(node: NodeView) -> list[Option]:
         options.append(option(node, {0: Split(1 - a_k, blocks)}, Split(0, blocks)))
     if absent(node, 7):
         for blocks in node.blocks(dim(b, b_k)):
-            options.append(option(node, {0: Split(a_k, blocks), 3: Split(b_k, blocks)}, PARTIAL, _bias_once))
+            parts = {0: Split(a_k, blocks), 3: Split(b_k, blocks)}
+            options.append(option(node, parts, PARTIAL, partial(bias_once, 6)))
     return options
-
-
-def _bias_once(e: Emitter, values: Values) -> list[object]:
-    return e.copy(first_rank_only(e, values, 6))
 
 
 @rule("QLinearAdd", "QLinearMul", domain=MICROSOFT)

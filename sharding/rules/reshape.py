@@ -116,10 +116,6 @@ def reshape(node: NodeView) -> list[Option]:
         return []
     options = []
     for before, after in _pairs(node, source, target):
-        # A 0 entry copies the input's length, which on the split axis is not the whole one.
-        copied = not node.attributes.get("allowzero", 0) and before.axis < len(target)
-        if copied and constant(node, 1) is None and not isinstance(target[before.axis], int):
-            continue
         emit = partial(_emit_reshape, node, target, (before.axis, after.axis))
         options.append(option(node, {0: before}, after, emit))
     return options + partial_option(node)
@@ -134,6 +130,7 @@ def _emit_reshape(
     value = constant(node, 1)
     if value is None:
         # What is computed is right for all other axes; but a 0 would copy this rank's length of the input.
+        # (It cannot be a 0 where that length is open: an axis that is copied keeps its split.)
         lengths: list[int | None] = [None] * len(target)
         copied = dim(target, before)
         if isinstance(copied, int) and not node.attributes.get("allowzero", 0):

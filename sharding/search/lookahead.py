@@ -45,8 +45,8 @@ class Lookahead:
         known = self.now.get(number)
         if known is None:
             known = {}
-            if self.problem.values[number].output:
-                known = {p: self.problem.bring(number, (p,), WHOLE)[0] for p in self.candidates[number]}
+            if self.problem.values[number].output is not None:
+                known = {p: self.problem.end(number, (p,)) for p in self.candidates[number]}
             self.now[number] = known
         return known
 
@@ -102,7 +102,7 @@ class Lookahead:
         together = {p: cost + later.get(p, 0) for p, cost in here.items()}
         least = min(together.values())
         together = {p: cost - least for p, cost in together.items()}
-        several = number in self._sums or problem.values[number].output
+        several = number in self._sums or problem.values[number].output is not None
         self._sums[number] = together
         if several and not weight:  # moved once, used by all
             closed = {

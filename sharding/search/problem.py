@@ -40,6 +40,8 @@ Held = tuple[int, ...]
 WHOLE, SUM = 0, 1
 """The numbers of the placements replicated and partial."""
 WHOLE_ONLY: Held = (WHOLE,)
+ANYWHERE = -1
+"""Of an output, instead of a placement: it may stay where it is made, but for a sum."""
 
 
 def counted_weights(source: Source) -> set[str]:
@@ -75,8 +77,11 @@ class Value:
     """Computed from weights alone."""
     static: bool = False
     """A constant made of counted weights: to gather it at every inference would undo the cut."""
-    output: bool = False
-    """An output of the model that is no weight: needed whole."""
+    output: int | None = None
+    """For an output of the model that is no weight, the placement at which it is needed: whole, or, where the
+    next step takes it as its ranks hold it, `ANYWHERE`."""
+    free: bool = False
+    """A state's input: ranks may hold any part of it at no cost."""
     last_use: int = -1
     """The last step that uses it; the end, for a weight that is an output."""
 
@@ -102,7 +107,7 @@ class Problem:
         self.counted = counted_weights(source).difference(whole)
         self._numbers: dict[Placement, int] = {REPLICATED: WHOLE, PARTIAL: SUM}
         self._placements: list[Placement] = [REPLICATED, PARTIAL]
-        self._brought: dict[tuple[tuple[int, bool], Held, int], tuple[int, Held]] = {}
+        self._brought: dict[tuple[tuple[int, bool, bool], Held, int], tuple[int, Held]] = {}
         self._used: dict[tuple[int, int], int] = {}
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[Value] = []
@@ -122,6 +127,8 @@ class Problem:
     def _describe(self, source: Source, graph: Sequence[Step]) -> None:
         model_graph, end = source.model.graph, len(graph)
         counted, outputs = self.counted, set(model_graph.outputs)
+        stays = {pair.output for pair in source.state}
+        given = {pair.input for pair in source.state}
         last: dict[ir.Value, int] = {}
         for index, step in enumerate(graph):
             last.update((value, index) for value in step.inputs if value is not None)
@@ -133,8 +140,12 @@ class Problem:
             self.numbers[value] = len(self.values)
             is_counted = weight and value.name in counted
             size = source.weights[value.name or ""].nbytes if is_counted else source.sizes.bytes(value)
-            output = value in outputs and not weight
-            self.values.append(Value(size, weight, is_counted, constant, static, output, last.get(value, -1)))
+            output = None
+            if value in outputs and not weight:
+                output = ANYWHERE if value.name in stays else WHOLE
+            free = not weight and value.is_graph_input() and value.name in given
+            use = last.get(value, -1)
+            self.values.append(Value(size, weight, is_counted, constant, static, output, free, use))
 
         for value in model_graph.inputs:
             add(value)
@@ -165,6 +176,15 @@ class Problem:
             self._placements.append(placement)
         return number
 
+    def end(self, number: int, held: Held | None) -> int:
+        """The cost of having an output as it is needed."""
+        wanted = self.values[number].output
+        if wanted is None or held is None:
+            return 0
+        if wanted == ANYWHERE:
+            wanted = WHOLE if SUM in held else held[0]
+        return self.bring(number, held, wanted)[0]
+
     def cuts(self, choices: Sequence[int]) -> bool:
         """Whether the chosen options cut a weight whose bytes count."""
         return any(
@@ -181,7 +201,7 @@ class Problem:
         held = held or WHOLE_ONLY
         if wanted in held:
             return 0, held
-        key = ((value.size, value.static), held, wanted)
+        key = ((value.size, value.static, value.free), held, wanted)
         found = self._brought.get(key)
         if found is None:
             found = self._brought[key] = self._move(value, held, wanted)
@@ -207,7 +227,7 @@ class Problem:
             (reshard_seconds(self._placements[number], target, value.size, self.world), number)
             for number in held
         )
-        cost = picoseconds(seconds)
+        cost = 0 if value.free and source == WHOLE else picoseconds(seconds)
         if source == WHOLE or seconds <= NODE_SECONDS:  # a local slice, free again at the next use
             return cost, held
         if value.static:

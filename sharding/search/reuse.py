@@ -41,7 +41,7 @@ class Reuse:
         self.problem = problem
         roots, uses = _uses(problem)
         counts = Counter(root for use in uses for root in use.roots)
-        returned = [value.output and value.constant for value in problem.values]
+        returned = [value.output is not None and value.constant for value in problem.values]
         kept = set(problem.weight_outputs).union(*(roots[n] for n in roots if returned[n]))
         self.roots = roots
         self.counts = {root: count for root, count in counts.items() if count > 1 and root not in kept}

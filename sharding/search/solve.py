@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sharding.common.text import counted
 from sharding.errors import SliceError
+from sharding.search.carried import carried_ways
 from sharding.search.fixed import fix
 from sharding.search.lookahead import Lookahead
 from sharding.search.problem import BYTE, NEVER, WHOLE, WHOLE_ONLY, Held, Problem, counted_weights
@@ -59,13 +60,20 @@ def solve(
         fix(graph, fixed, world, source.path, source.sizes)
     problem = Problem(source, graph, world, whole)
     try:
-        return _best(problem).choices
+        return _settled(problem, graph, _best(problem)).choices
     except _NoWayError as error:
         node = graph[error.step].node
         raise SliceError(
             f"{source.path}: {node.op_type} {node.name!r} cannot run on {counted(world, 'rank')} with its "
             f"inputs held as is demanded: demand other placements there, or none."
         ) from None
+
+
+def _settled(problem: Problem, graph: list[Step], found: _Found) -> _Found:
+    """What was found, where each loop gives what it carries to the next turn as it was given it; else the
+    best of what is so."""
+    ways = carried_ways(problem, graph, found.choices)
+    return min(map(_best, ways), key=lambda item: item.cost) if ways else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +255,7 @@ class _Search:
             for number, where in now.items():
                 value = values[number]
                 if value.last_use <= index:
-                    if value.output and where is not None:
-                        cost += problem.bring(number, where, WHOLE)[0]
+                    cost += problem.end(number, where)
                     now[number] = None
                 elif not where or (where == WHOLE_ONLY and not value.weight):
                     now[number] = None

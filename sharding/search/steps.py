@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
     """
     graph, opsets = source.model.graph, source.model.opset_imports
     functions = {(identifier[0], identifier[1]) for identifier in source.model.functions}
-    nodes = _constants_late(graph)
+    nodes = _constants_late(graph, {pair.input for pair in source.state})
     views = [node_view(node, opsets, world) for node in nodes]
     found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
     can_write = opsets.get("", 1) >= WRITING_OPSET
@@ -78,13 +79,15 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
     return result
 
 
-def _constants_late(graph: ir.Graph) -> list[ir.Node]:
-    """The graph's nodes in order, but those that compute with weights alone only just before they are needed.
+def _constants_late(graph: ir.Graph, state: Collection[str] = ()) -> list[ir.Node]:
+    """The graph's nodes in order, but those that compute with weights or state alone only just before they
+    are needed.
 
-    The solver then decides on a transposed or converted weight together with its use.
+    The solver then decides on a transposed or converted weight together with its use, and one pipeline stage
+    has all that a state is used for.
     """
     waiting: dict[ir.Node, None] = {}
-    constants = set(graph.initializers.values())
+    constants = {*graph.initializers.values(), *(value for value in graph.inputs if value.name in state)}
     order: list[ir.Node] = []
 
     def place(node: ir.Node) -> None:

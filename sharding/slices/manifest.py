@@ -15,6 +15,7 @@ from pathlib import Path
 from sharding.errors import ShardError
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import AXES, Mesh
+from sharding.slices.state import StatePair, check_pairs, read_pairs, to_json
 
 FORMAT = "shardrun-slices"
 VERSION = 2
@@ -73,6 +74,8 @@ class CollectiveEntry:
     dtype: str
     shape: Shape
     stage: int = 0
+    within: str = ""
+    """The bodies of control flow that it lies in; the file leaves it out for others."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ class Manifest:
     """Inputs that have a default in the model; the file may leave them out."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """The open lengths planned for, by symbol; the file may leave them out."""
+    state: tuple[StatePair, ...] = ()
+    """The inputs that are fed what outputs gave in the step before; the file may leave them out."""
 
     def __post_init__(self) -> None:
         if self.mesh is _NO_MESH:
@@ -131,12 +136,16 @@ class Manifest:
         head = {"format": FORMAT, "version": VERSION, "created_by": self.created_by}
         body = asdict(self)
         body["mesh"] = dict(self.mesh.axes)
+        body["state"] = to_json(self.state)
         for entry in (*body["inputs"], *body["optional_inputs"], *body["outputs"]):
             if not entry["open_rank"]:
                 del entry["open_rank"]
         for entry in body["weights"].values():
             if not entry["made_of"]:
                 del entry["made_of"]
+        for entry in body["collectives"]:
+            if not entry["within"]:
+                del entry["within"]
         order = (
             "source",
             "world_size",
@@ -152,6 +161,7 @@ class Manifest:
             "inputs",
             *(["optional_inputs"] if self.optional_inputs else []),
             "outputs",
+            *(["state"] if self.state else []),
             "whole",
         )
         return json.dumps(head | {key: body[key] for key in order}, indent=1, ensure_ascii=False) + "\n"
@@ -224,6 +234,7 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         lengths={name: item.integer(1) for name, item in root["lengths"].entries()}
         if "lengths" in root.mapping()
         else {},
+        state=read_pairs(root["state"]) if "state" in root.mapping() else (),
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):
@@ -232,6 +243,12 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
     if manifest.mesh.size != world_size:
         raise root["mesh"].error(f"a mesh of {world_size} ranks, the world size", dict(manifest.mesh.axes))
     _check_batch(root, manifest)
+    if manifest.state:
+        inputs, outputs = (
+            {entry.name: None if entry.open_rank else entry.shape for entry in entries}
+            for entries in ((*manifest.inputs, *manifest.optional_inputs), manifest.outputs)
+        )
+        check_pairs(root["state"], manifest.state, inputs, outputs, manifest.mesh.length("tensor"))
     return manifest
 
 
@@ -350,7 +367,8 @@ def _shape(item: Field) -> Shape:
 
 def _collective(item: Field) -> CollectiveEntry:
     shape, stage = _shape(item["shape"]), item["stage"].integer(0)
-    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage)
+    within = item.text("within") if "within" in item.mapping() else ""
+    return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage, within)
 
 
 def _tensor(item: Field) -> TensorEntry:

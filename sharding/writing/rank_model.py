@@ -6,10 +6,15 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
+import numpy as np
+
+from sharding.planning.emit import OWN_DOMAIN, emit_rank
 from sharding.planning.plan import Plan
+from sharding.planning.rank_graph import HeldWeight, RankGraph
+from sharding.rules.flow import FLOW
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
+from sharding.slices.state import LOGITS_FROM, METADATA, metadata_text
 from sharding.writing.layout import Layout, Part, Place, part_of
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ def rank_model(plan: Plan, layout: Layout, rank: int) -> tuple[bytes, list[str]]
         plan.tensor_size,
         stages=plan.pipeline,
         stage=stage,
+        state=plan.placed,
     )
     places = layout.add_rank(rank, graph)
     for held in graph.weights:
@@ -69,13 +75,11 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
 
     model = plan.source.model
     source = model.graph
-    defaults = [value for value in rank_graph.inputs if value.name in plan.source.defaults]
+    given = {**plan.source.defaults, LOGITS_FROM: ir.tensor(np.zeros(1, np.int64), name=LOGITS_FROM)}
+    defaults = [value for value in rank_graph.inputs if value.name in given]
     for value in defaults:
-        value.const_value = plan.source.defaults[value.name or ""]
-    opsets = dict(source.opset_imports)
-    for node in rank_graph.nodes:
-        if node.domain in {DOMAIN, OWN_DOMAIN}:
-            opsets.setdefault(node.domain, 1)
+        value.const_value = given[value.name or ""]
+    opsets = {domain: version for domain, version in source.opset_imports.items() if domain != FLOW}
     graph = ir.Graph(
         rank_graph.inputs,
         rank_graph.outputs,
@@ -86,6 +90,9 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
         doc_string=source.doc_string,
         metadata_props=dict(source.metadata_props),
     )
+    for node in graph.all_nodes():
+        if node.domain in {DOMAIN, OWN_DOMAIN}:
+            graph.opset_imports.setdefault(node.domain, 1)
     metadata = dict(model.metadata_props)
     metadata.update(_metadata(plan, rank))
     result = ir.Model(
@@ -118,4 +125,6 @@ def _metadata(plan: Plan, rank: int) -> dict[str, str]:
         "shardrun.mesh": str(plan.mesh),
         "shardrun.micro_batches": str(plan.micro_batches),
         "shardrun.layout": json.dumps(layout, ensure_ascii=False),
+        # All pairs in every file: a rank holds those whose outputs it gives.
+        **({METADATA: metadata_text(plan.state)} if plan.state else {}),
     }

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from sharding.common.version import version
 from sharding.errors import SliceError
+from sharding.planning.head import find_head
 from sharding.planning.plan import Plan, model_tensors
 from sharding.slices import manifest as manifests
 from sharding.slices.folder import check_output as check_output  # noqa: PLC0414 - part of this module's interface
 from sharding.slices.folder import new_folder
 from sharding.slices.manifest import FileEntry, Manifest, RankEntry
 from sharding.slices.placement import REPLICATED, Placement
+from sharding.slices.state import LOGITS_FROM
 from sharding.writing.layout import Layout
 from sharding.writing.rank_model import rank_model
 from sharding.writing.stream import HashedFile, write_data
@@ -22,6 +24,7 @@ from sharding.writing.stream import HashedFile, write_data
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_LOGITS_FROM = manifests.TensorEntry(LOGITS_FROM, "int64", (1,))
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
 
@@ -137,11 +140,11 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         ranks=tuple(entries),
         weights=weights,
         collectives=tuple(
-            manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage)
+            manifests.CollectiveEntry(item.op, item.tensor, item.dtype, item.shape, item.stage, item.within)
             for item in plan.collectives
         ),
         inputs=tensor_entries(fed),
-        optional_inputs=tensor_entries(optional),
+        optional_inputs=(*tensor_entries(optional), *([_LOGITS_FROM] if find_head(plan.source) else [])),
         outputs=tensor_entries(graph.outputs),
         whole=dict(sorted(plan.whole.items())),
         strategy=plan.strategy,
@@ -151,6 +154,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         created_by=f"shardrun {version()}",
         reason=plan.reason,
         lengths=dict(plan.lengths),
+        state=plan.state,
     )
 
 

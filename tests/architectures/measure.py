@@ -14,7 +14,7 @@ import onnxruntime
 
 from launcher.group.group import start
 from sharding.demands.options import SliceOptions
-from sharding.planning.plan import Plan, plan_model
+from sharding.planning.plan import plan_model
 from sharding.writing.write import write_slices
 from tests.architectures.zoo import Model
 from tests.sharding import lockstep
@@ -35,8 +35,10 @@ class Measured:
     """The largest relative error of any output of any rank, for both example inputs."""
     counts: Counter[str] = field(default_factory=Counter)
     """Operator -> collectives in one inference."""
-    cache_outputs: int = 0
-    """Among them those that make a key or value cache whole, which the outputs' contract demands."""
+    state: int = 0
+    """Bytes of state for each further token, whole."""
+    rank_state: int = 0
+    """Of these, what the rank with most of them keeps."""
     sent: Counter[str] = field(default_factory=Counter)
     """Operator -> bytes that each rank puts into them, for the first example input."""
     whole: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ def measure(model: Model, ranks: int, scratch: Path, strategy: str = "tensor") -
     manifest = write_slices(plan, scratch / "slices")
     total = sum(plan.source.weights[name].nbytes for name in plan.held)
     split = sum(plan.source.weights[name].nbytes for name in plan.split_weights)
+    size = plan.state_size(plan.lengths)
     sent: Counter[str] = Counter()
     error = 0.0
     for number, feeds in enumerate(model.feeds):
@@ -76,7 +79,8 @@ def measure(model: Model, ranks: int, scratch: Path, strategy: str = "tensor") -
         planning_seconds=seconds,
         error=error,
         counts=Counter(plan.collective_counts()),
-        cache_outputs=_cache_outputs(plan),
+        state=size.token_bytes if size else 0,
+        rank_state=size.rank_token_bytes if size else 0,
         sent=sent,
         whole=plan.whole_weights,
     )
@@ -114,25 +118,6 @@ def own_spread(model: Model) -> float:
         )
         for feeds in model.feeds
     )
-
-
-def _cache_outputs(plan: Plan) -> int:
-    """How many collectives stand between a product with weights and a key or value cache that is an output.
-
-    Of a fused attention's inputs, all but the first, the query, lead to its caches.
-    """
-    collectives = {item.tensor for item in plan.collectives}
-    waiting = [value for value in plan.source.model.graph.outputs if (value.name or "").startswith("present")]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or "MatMul" in node.op_type:
-            continue
-        inputs = node.inputs[1:] if "Attention" in node.op_type else node.inputs
-        new = {value for value in inputs if value is not None} - seen
-        seen |= new
-        waiting += new
-    return len(collectives & {value.name for value in seen})
 
 
 @contextmanager

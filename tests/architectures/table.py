@@ -10,10 +10,11 @@ from tests.models import ROOT
 
 PAGE = ROOT / "docs" / "coverage.md"
 HEAD = [
-    "| model | strategy | ranks | split | a rank holds | collectives | a layer | bytes | error | planning |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    "| model | strategy | ranks | split | a rank holds | collectives | a layer | bytes | state "
+    "| error | planning |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 ]
-_CACHES = re.compile(r"([0-9]+) caches")
+_STATE = re.compile(r"([0-9,]+) of ([0-9,]+)")
 
 
 def row(name: str, result: Measured) -> str:
@@ -28,6 +29,7 @@ def row(name: str, result: Measured) -> str:
         counts,
         per_layer(name, result),
         f"{sum(result.sent.values()):,}",
+        f"{result.rank_state:,} of {result.state:,}" if result.state else "",
         f"{result.error:.0e}",
         f"{result.planning_seconds:.2f}",
     ]
@@ -35,19 +37,18 @@ def row(name: str, result: Measured) -> str:
 
 
 def per_layer(name: str, result: Measured) -> str:
-    """Collectives of each transformer layer, and those outside of layers and for caches."""
+    """Collectives of each transformer layer, and those outside of layers."""
     if zoo.layers(name) is None or result.strategy != "tensor":
         return ""
     inside, outside = inside_and_outside(name, result)
-    caches = f" + {result.cache_outputs} caches" if result.cache_outputs else ""
-    return f"{inside}" + (f" + {outside}" if outside else "") + caches
+    return f"{inside}" + (f" + {outside}" if outside else "")
 
 
 def inside_and_outside(name: str, result: Measured) -> tuple[int, int]:
     """Collectives of each layer, and those outside of layers, of an architecture that has layers."""
     layers, outside = zoo.layers(name), zoo.OUTSIDE.get(name, 0)
     assert layers is not None
-    inside, rest = divmod(result.total - result.cache_outputs - outside, layers)
+    inside, rest = divmod(result.total - outside, layers)
     return inside, outside + rest
 
 
@@ -56,7 +57,7 @@ def read(page: Path = PAGE) -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = {}
     for line in page.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| ") and len(cells) == 10 and cells[2].isdigit():
+        if line.startswith("| ") and len(cells) == 11 and cells[2].isdigit():
             found.setdefault(cells[0], []).append(_measured(cells))
     return found
 
@@ -66,15 +67,17 @@ def _measured(cells: list[str]) -> Measured:
     for item in cells[5].split(", ") if cells[5] != "none" else ():
         number, _, op = item.partition(" ")
         counts[op] = int(number)
-    caches = _CACHES.search(cells[6])
+    state = _STATE.search(cells[8])
+    kept, whole = (int(number.replace(",", "")) for number in state.groups()) if state else (0, 0)
     return Measured(
         ranks=int(cells[2]),
         strategy=cells[1],
         split_share=float(cells[3].partition(" ")[0] or 0) / 100,
         rank_share=float(cells[4].partition(" ")[0]) / 100,
-        planning_seconds=float(cells[9]),
-        error=float(cells[8]),
+        planning_seconds=float(cells[10]),
+        error=float(cells[9]),
         counts=counts,
-        cache_outputs=int(caches[1]) if caches else 0,
+        rank_state=kept,
+        state=whole,
         sent=Counter({"all": int(cells[7].replace(",", ""))}),
     )

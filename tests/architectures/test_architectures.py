@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
+import sharding
+from sharding.demands.options import SliceOptions
 from tests.architectures import table, zoo
 from tests.architectures.measure import measure, processes_error
 from tests.models import BUILD_SECONDS
+from tests.sharding import lockstep
 
 MORE_RANKS = dict.fromkeys(
     (
@@ -77,3 +81,33 @@ def test_parts_of_a_batch_give_the_unsliced_outputs(name: str, ranks: int, tmp_p
 def test_processes_give_the_unsliced_outputs(name: str, strategy: str, tmp_path: Path) -> None:
     measure(zoo.get(name), 2, tmp_path, strategy)
     assert processes_error(zoo.get(name), tmp_path / "slices") <= zoo.tolerance(name)
+
+
+EMPTY = {
+    "bert": ("batch", "sequence"),
+    "deberta": ("batch", "sequence"),
+    "falcon": ("batch", "sequence"),
+    "mpt": ("batch", "sequence"),
+    "t5_encoder": ("batch", "sequence"),
+    "albert": ("batch", "sequence"),
+    "llama_cache": ("batch", "sequence", "past_length"),
+    "clip": ("images",),
+    "vit": ("batch",),
+}
+"""Lengths that may be 0: ONNX Runtime gives what the model declares."""
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_batches_and_sequences(name: str, tmp_path: Path) -> None:
+    model = zoo.get(name)
+    sharding.slice_model(model.path, 2, tmp_path / "slices", options=SliceOptions(allow_replicated=True))
+    session = onnxruntime.InferenceSession(model.path, providers=["CPUExecutionProvider"])
+    for symbol in EMPTY[name]:
+        feeds = {
+            item.name: model.feeds[0][item.name][
+                tuple(slice(0, 0) if length == symbol else slice(None) for length in item.shape)
+            ]
+            for item in session.get_inputs()
+        }
+        assert any(array.size == 0 for array in feeds.values())
+        lockstep.assert_same(tmp_path / "slices", model.path, feeds)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,8 +21,7 @@ import numpy as np
 
 from tests.architectures import decoders, encoders, language, variants
 from tests.architectures.build import EXPORTED, MODULES
-from tests.architectures.exporting import Feeds
-from tests.models import BUILD_SECONDS, ROOT, cache_folder
+from tests.models import BUILD_SECONDS, ROOT, Model, cache_folder
 
 BASES = variants.BASES
 NAMES = (*EXPORTED, *BASES)
@@ -47,15 +45,6 @@ FLOAT_TOLERANCE = 1e-4
 INT8_TOLERANCE = 0.1
 """A value beside a rounding boundary moves by a whole step where float sums are added in another order: plain
 ONNX Runtime with and without its own optimisations differs from itself as much (`measure.own_spread`)."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """One architecture, built."""
-
-    name: str
-    path: Path
-    feeds: tuple[Feeds, Feeds]
 
 
 def layers(name: str) -> int | None:

@@ -3,7 +3,8 @@
 In a fenced block marked `console`, lines that begin with `$ ` are commands and the rest is their output; a
 line of only `...` stands for any lines. Numbers are compared by place, not by value. `python` blocks are run
 as programs; one with a file name behind the word is written to that file instead. Blocks of any other kind
-are not run. The folder holds `model.onnx`, the sentence encoder.
+are not run. The folder holds `model.onnx`, the sentence encoder,
+and `llama`, a small language model.
 """
 
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from tests import models
 from tests.end_to_end.processes import run_clean
+from tests.launcher.generation import tiny
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,9 +51,10 @@ def matches(expected: str, found: str) -> bool:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, and the environment's commands on PATH."""
+    """A folder with a model and a language model's folder, and the environment's commands on PATH."""
     folder = tmp_path_factory.mktemp("documents")
     shutil.copy(models.get("minilm").path, folder / "model.onnx")
+    tiny.save_folder(folder / "llama")
     commands = folder / "bin"
     commands.mkdir()
     # The command as pip would make it, also where the project is not installed.

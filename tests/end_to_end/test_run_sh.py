@@ -53,7 +53,7 @@ def test_help_needs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("tset",), "unknown command 'tset'; expected test, lint, setup or help"),
+        (("tset",), "unknown command 'tset'; expected test, lint, check, setup or help"),
         (("",), "unknown command ''"),
         (("lint", "launcher"), "'lint' takes no further arguments, but got: launcher"),
         (("setup", "-v"), "'setup' takes no further arguments"),

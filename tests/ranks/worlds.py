@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -16,8 +17,17 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).with_name("collectives_program.py")
+SERVER = Path(__file__).with_name("torch_server.py")
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120  # seconds for a whole world
+SETTINGS = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # Freed arrays stay with the process: getting their pages anew took half of the time of the cases.
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 28),
+}
 
 
 def mpirun() -> str | None:
@@ -50,6 +60,47 @@ class World:
         )
 
 
+class Copies:
+    """The server that starts ranks with torch imported; one for a process of the tests, and ends with it."""
+
+    def __init__(self) -> None:
+        self.server = subprocess.Popen(
+            [sys.executable, str(SERVER)],
+            env={**os.environ, **SETTINGS},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    def ask(self, **request: Any) -> int | None:
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.write(f"{json.dumps(request)}\n".encode())
+        answer = self.server.stdout.readline()
+        assert answer, f"the server ended with {self.server.wait()}"
+        number: int | None = json.loads(answer)
+        return number
+
+
+copies = functools.cache(Copies)
+
+
+class Copy:
+    """A process that the server started, with what `subprocess.Popen` has of it."""
+
+    def __init__(self, command: list[str], environ: dict[str, str], output: Path) -> None:
+        pid = copies().ask(argv=command[1:], environ=environ, output=str(output))
+        assert pid is not None
+        self.pid = pid
+        self.status: int | None = None
+
+    def wait(self, timeout: float = 60) -> int:
+        if self.status is None:
+            self.status = copies().ask(pid=self.pid, seconds=timeout)
+        if self.status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.status
+
+
 def run(
     backend: str,
     size: int,
@@ -59,17 +110,21 @@ def run(
     timeout: float = 60,
     environ: dict[str, str] | None = None,
     program: Path = PROGRAM,
+    copied: bool | None = None,
     **options: Any,
 ) -> World:
-    """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds."""
+    """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds.
+
+    ``copied``: ranks are copies of a process that has imported torch, instead of new ones; by default where
+    the backend needs it.
+    """
+    copied = backend == "gloo" if copied is None else copied
     with tempfile.TemporaryDirectory() as folder:
         base = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            **SETTINGS,
             "SHARDRUN_COLLECTIVES": backend,
             "SHARDRUN_TIMEOUT": str(timeout),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
             **(environ or {}),
         }
         command = [sys.executable, str(program), folder, scenario, json.dumps(options)]
@@ -81,11 +136,14 @@ def run(
             statuses = _finish([_start([found, *flags, *command], {**base, **as_root}, folder, "mpirun")])
         else:
             job = secrets.token_hex(16)
-            started = []
+            started: list[Any] = []
             for rank in range(size):
                 who = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "SHARDRUN_JOB": job}
                 variables = {**base, **{name: str(value) for name, value in who.items()}}
-                started.append(_start(command, variables, folder, f"rank{rank}"))
+                if copied:
+                    started.append(Copy(command, variables, Path(folder, f"rank{rank}.err")))
+                else:
+                    started.append(_start(command, variables, folder, f"rank{rank}"))
             statuses = _finish(started)
         ranks = [
             Ended(
@@ -110,7 +168,7 @@ def _start(command: list[str], environ: dict[str, str], folder: str, name: str) 
         )
 
 
-def _finish(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+def _finish(processes: list[Any]) -> list[int]:
     try:
         return [process.wait(TIMEOUT) for process in processes]
     finally:

@@ -4,10 +4,12 @@ For tests of slicing alone: it shares no code with the ranks' executor, and ever
 ranks are at the same one with equal types and shapes.
 """
 
+import dataclasses
 import itertools
 import json
+import re
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ Mail = dict[tuple[int, int, int], deque[np.ndarray[Any, Any]]]
 def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Arrays]:
     """The outputs by name, as each place of the tensor groups has them, given the whole inputs.
 
-    Data groups and micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
+    Each rank is fed its part of a state, and the parts that ranks return are put together. Data groups and
+    micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
     """
     manifest = read_manifest(folder)
     pieces = manifest.mesh.length("data") * manifest.micro_batches
@@ -57,18 +60,63 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
 def _run_piece(
     folder: Path, manifest: Manifest, group: int, feeds: Mapping[str, np.ndarray[Any, Any]]
 ) -> list[Arrays]:
-    mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), []
+    mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), list[list[Arrays]]()
+    world = mesh.length("tensor")
+    own = [
+        {
+            **feeds,
+            **{
+                pair.input: cut(feeds[pair.input], pair.placement, place, world)
+                for pair in manifest.state
+                if pair.input in feeds
+            },
+        }
+        for place in range(world)
+    ]
     for stage in range(mesh.length("pipeline")):
         ranks = [
             mesh.rank(data=group, pipeline=stage, tensor=place) for place in range(mesh.length("tensor"))
         ]
-        results.append(_run_stage(folder, manifest, ranks, stage, feeds, mail))
+        results.append(_run_stage(folder, manifest, ranks, stage, own, mail))
     assert not any(mail.values()), "something was sent that nobody received"
     names = [output.name for output in manifest.outputs]
-    return [
+    found = [
         {name: next(part[place][name] for part in results if name in part[place]) for name in names}
-        for place in range(mesh.length("tensor"))
+        for place in range(world)
     ]
+    for pair in manifest.state:
+        whole = joined([outputs[pair.output] for outputs in found], pair.placement)
+        for outputs in found:
+            outputs[pair.output] = whole if pair.placement != "replicated" else outputs[pair.output]
+    return found
+
+
+def cut(array: np.ndarray[Any, Any], placement: str, place: int, world: int) -> np.ndarray[Any, Any]:
+    """A rank's part of a value."""
+    if placement == "replicated":
+        return array
+    axis, blocks, copies = _split(placement)
+    parts = [
+        np.split(block, world // copies, axis)[place // copies] for block in np.split(array, blocks, axis)
+    ]
+    return np.concatenate(parts, axis)
+
+
+def joined(parts: list[np.ndarray[Any, Any]], placement: str) -> np.ndarray[Any, Any]:
+    """The whole of what ranks hold; copies must be equal."""
+    if placement == "replicated":
+        return parts[0]
+    axis, blocks, copies = _split(placement)
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(part, parts[number // copies * copies])
+    pieces = [np.split(part, blocks, axis) for part in parts[::copies]]
+    return np.concatenate([piece[block] for block in range(blocks) for piece in pieces], axis)
+
+
+def _split(placement: str) -> tuple[int, int, int]:
+    found = re.fullmatch(r"split:(\d+)(?:/(\d+))?(?:\*(\d+))?", placement)
+    assert found is not None
+    return int(found[1]), int(found[2] or 1), int(found[3] or 1)
 
 
 def _run_stage(
@@ -76,7 +124,7 @@ def _run_stage(
     manifest: Manifest,
     ranks: list[int],
     stage: int,
-    feeds: Mapping[str, np.ndarray[Any, Any]],
+    feeds: list[Arrays],
     mail: Mail,
 ) -> list[Arrays]:
     models = []
@@ -88,20 +136,164 @@ def _run_stage(
         layout = json.loads(properties["shardrun.layout"])
         own = [name for name, place in layout["outputs"] if place == stage]
         assert own == [output.name for output in models[-1].graph.output]
-    values: list[Arrays] = [dict(feeds) for _ in ranks]
+        _check_state(models[-1], manifest, properties, own)
+    taken = {item.name for item in models[0].graph.input}
+    values: list[Arrays] = [{name: own[name] for name in own if name in taken} for own in feeds]
     parts = [_parts(model) for model in models]
     assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
     _check_order(models[0])
-    for step in zip(*parts, strict=True):
-        for rank, (nodes, _) in enumerate(step):
-            _run_segment(models[rank], nodes, values[rank], folder)
-        collectives = [collective for _, collective in step]
-        if collectives[0] is not None:
-            _combine(collectives, values, stage, mail)
+    _run_parts(models, parts, values, folder, stage, mail)
     return [
         {output.name: held[output.name] for output in model.graph.output}
         for model, held in zip(models, values, strict=True)
     ]
+
+
+def _check_state(
+    model: onnx.ModelProto, manifest: Manifest, properties: Mapping[str, str], own: list[str]
+) -> None:
+    """A rank's file holds, says and takes the pairs whose outputs it gives, with the shapes of its parts."""
+    everyone = [dataclasses.asdict(pair) for pair in manifest.state]
+    assert json.loads(properties.get("shardrun.state", "[]")) == everyone
+    pairs = [pair for pair in manifest.state if pair.output in own]
+    inputs = {item.name: item for item in model.graph.input}
+    shapes = {entry.name: entry.shape for entry in (*manifest.inputs, *manifest.outputs)}
+    outputs = {item.name: item for item in model.graph.output}
+    for pair in pairs:
+        for name, listed in ((pair.input, inputs), (pair.output, outputs)):
+            axes = listed[name].type.tensor_type.shape.dim
+            held = [item.dim_value if item.HasField("dim_value") else item.dim_param or None for item in axes]
+            expected = list(shapes[name])
+            if pair.placement != "replicated":
+                axis, _, copies = _split(pair.placement)
+                expected[axis] = int(expected[axis] or 0) // (manifest.mesh.length("tensor") // copies)
+            assert held == expected, (name, held, expected)
+
+
+def _run_parts(
+    models: list[onnx.ModelProto],
+    parts: list[Any],
+    values: list[Arrays],
+    folder: Path,
+    stage: int,
+    mail: Mail,
+) -> None:
+    """Runs all ranks' nodes; ``values`` then hold what they made."""
+    for step in zip(*parts, strict=True):
+        for rank, (nodes, _) in enumerate(step):
+            _run_segment(models[rank], nodes, values[rank], folder)
+        last = [node for _, node in step]
+        if last[0] is None:
+            continue
+        if last[0].op_type in {"If", "Loop", "Scan"}:
+            _run_control(models, last, values, folder)
+        else:
+            _combine(last, values, stage, mail)
+
+
+def _run_control(
+    models: list[onnx.ModelProto], nodes: list[onnx.NodeProto], values: list[Arrays], folder: Path
+) -> None:
+    """Control flow with collectives in its bodies: all ranks run the same body in step."""
+    first = nodes[0]
+    given = [
+        {name: _value(model, held, name) for name in first.input if name}
+        for model, held in zip(models, values, strict=True)
+    ]
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in first.attribute}
+
+    def body(name: str, formals: list[list[np.ndarray[Any, Any]]]) -> list[list[np.ndarray[Any, Any]]]:
+        graphs = [next(item.g for item in node.attribute if item.name == name) for node in nodes]
+        inner, held = [], []
+        for model, graph, outside, mine in zip(models, graphs, values, formals, strict=True):
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)
+            copy.graph.ClearField("node")
+            copy.graph.node.extend(graph.node)
+            copy.graph.ClearField("output")
+            copy.graph.output.extend(graph.output)
+            copy.graph.initializer.extend(graph.initializer)
+            inner.append(copy)
+            held.append({**outside, **dict(zip([item.name for item in graph.input], mine, strict=True))})
+        parts = [_parts(model) for model in inner]
+        assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
+        _run_parts(inner, parts, held, folder, 0, defaultdict(deque))
+        return [[h[item.name] for item in model.graph.output] for model, h in zip(inner, held, strict=True)]
+
+    def alike(name: str) -> np.ndarray[Any, Any]:
+        for mine in given:
+            np.testing.assert_array_equal(mine[name], given[0][name])
+        return given[0][name]
+
+    if first.op_type == "If":
+        chosen = "then_branch" if alike(first.input[0]).item() else "else_branch"
+        results = body(chosen, [[] for _ in nodes])
+    else:
+        results = _turns(first, attributes, given, alike, body)
+    for node, held, result in zip(nodes, values, results, strict=True):
+        held.update(zip(node.output, result, strict=True))
+
+
+def _turns(
+    node: onnx.NodeProto, attributes: dict[str, Any], given: list[Arrays], alike: Any, body: Any
+) -> list[list[np.ndarray[Any, Any]]]:
+    names = list(node.input)
+    scanned = attributes.get("num_scan_inputs", 0)
+    carried = names[2:] if node.op_type == "Loop" else names[: len(names) - scanned]
+    rows = names[len(names) - scanned :] if scanned else []
+    axes = attributes.get("scan_input_axes", [0] * scanned)
+    backward = attributes.get("scan_input_directions", [0] * scanned)
+    states = [[mine[name] for name in carried] for mine in given]
+    stacks: list[list[list[np.ndarray[Any, Any]]]] = [[] for _ in given]
+    if node.op_type == "Loop":
+        count = int(alike(names[0]).item()) if names[0] else 1 << 62
+        going = bool(alike(names[1]).item()) if names[1] else True
+    else:
+        count, going = given[0][rows[0]].shape[axes[0]], True
+    turn = 0
+    while going and turn < count:
+        told = [np.array(turn), np.array(going)] if node.op_type == "Loop" else []
+        formals = [
+            [
+                *told,
+                *state,
+                *(
+                    np.take(mine[row], count - 1 - turn if back else turn, axis)
+                    for row, axis, back in zip(rows, axes, backward, strict=True)
+                ),
+            ]
+            for state, mine in zip(states, given, strict=True)
+        ]
+        results = body("body", formals)
+        if node.op_type == "Loop":
+            going = bool(results[0][0].item())
+            assert all(bool(result[0].item()) == going for result in results)
+            results = [result[1:] for result in results]
+        states = [result[: len(carried)] for result in results]
+        for stack, result in zip(stacks, results, strict=True):
+            stack.append(result[len(carried) :])
+        turn += 1
+    assert turn, "a loop without a turn leaves no shapes here"
+    places = len(stacks[0][0])
+    outer = attributes.get("scan_output_axes", [0] * places)
+    reverse = attributes.get("scan_output_directions", [0] * places)
+    return [
+        [
+            *state,
+            *(
+                np.stack([row[place] for row in (stack[::-1] if reverse[place] else stack)], outer[place])
+                for place in range(places)
+            ),
+        ]
+        for state, stack in zip(states, stacks, strict=True)
+    ]
+
+
+def _value(model: onnx.ModelProto, held: Arrays, name: str) -> np.ndarray[Any, Any]:
+    """A value, or a small constant of the model."""
+    if name in held:
+        return held[name]
+    return onnx.numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == name))
 
 
 def _check_order(model: onnx.ModelProto) -> None:
@@ -120,7 +312,7 @@ def _parts(model: onnx.ModelProto) -> list[tuple[list[onnx.NodeProto], onnx.Node
     parts: list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]] = []
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if node.op_type in COLLECTIVES and node.domain in {"com.microsoft", "shardrun"}:
+        if _is_collective(node) or any(map(_is_collective, _inner(node))):
             parts.append((nodes, node))
             nodes = []
         else:
@@ -128,8 +320,20 @@ def _parts(model: onnx.ModelProto) -> list[tuple[list[onnx.NodeProto], onnx.Node
     return [*parts, (nodes, None)]
 
 
+def _is_collective(node: onnx.NodeProto) -> bool:
+    return node.op_type in COLLECTIVES and node.domain in {"com.microsoft", "shardrun"}
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                yield inner
+                yield from _inner(inner)
+
+
 def _run_segment(model: onnx.ModelProto, nodes: list[onnx.NodeProto], values: Arrays, folder: Path) -> None:
-    initializers = {item.name: item for item in model.graph.initializer}
+    initializers = {item.name: item for item in model.graph.initializer if item.name not in values}
     produced = [name for node in nodes for name in node.output if name]
     mentioned = {name for node in nodes for name in _reads(node)} - set(produced)
     wanted = {item.name for item in model.graph.output}
@@ -254,7 +458,8 @@ def assert_same(
 def collectives(folder: Path) -> list[str]:
     """The collectives in rank 0's model, in order."""
     model = onnx.load(folder / "rank_0.onnx", load_external_data=False)
-    return [node.op_type for node in model.graph.node if node.domain == "com.microsoft"]
+    nodes = (item for node in model.graph.node for item in (node, *_inner(node)))
+    return [node.op_type for node in nodes if _is_collective(node)]
 
 
 def peak_kilobytes() -> int:

@@ -152,6 +152,7 @@ def _slice_all(
     tally: Tally,
 ) -> None:
     source: Source | None = None
+    whole = False
     for world in sorted({*worlds, *forced}):
         where = f"{test.name}, variant {number}, {world} ranks"
         try:
@@ -170,6 +171,11 @@ def _slice_all(
                 tally.forced += chosen is not None
                 tally.split += chosen is None and bool(plan.split_weights)
                 now = plan if chosen is None else _plan(source, world, chosen)
+                if chosen is None and not plan.split_weights and not plan.collectives:
+                    # Each rank gets the whole model, as many as they are: it is written and run once.
+                    whole, done = True, whole
+                    if done:
+                        continue
                 folder = path.parent / "slices"
                 write_slices(now, folder)
                 if not all(_same(found, test) for found in _ranks(folder, feeds, world)):

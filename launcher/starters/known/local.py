@@ -11,4 +11,4 @@ def _make() -> Launcher:
     return LocalLauncher()
 
 
-STARTER = Starter(_make, order=1, spans_hosts=False)
+STARTER = Starter(_make, order=1, spans_hosts=False, meaning="processes of this machine")

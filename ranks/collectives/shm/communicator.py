@@ -152,8 +152,7 @@ class ShmCommunicator(Communicator):
         self._phases.check()
         first, rendezvous = mine[0] == self.rank, self._rendezvous
         members = tuple(self.members[rank] for rank in mine)
-        if self._whole is not self:
-            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        self._check_whole(self._whole)
         made = [create(len(mine), self._area.arena_bytes)] if first and len(mine) > 1 else []
         given = list(made)
         try:

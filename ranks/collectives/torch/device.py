@@ -153,8 +153,7 @@ class DeviceCommunicator(Communicator):
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         self._check_usable()
-        if self._whole is not self:
-            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        self._check_whole(self._whole)
         try:
             group = self._membership.split(groups, mine)
         except BaseException as error:

@@ -15,7 +15,7 @@ from ranks.collectives.host import CLOSED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
-from ranks.errors import CollectiveError, DeviceError
+from ranks.errors import DeviceError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
@@ -59,8 +59,7 @@ class GlooCommunicator(HostCommunicator):
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         what = self._begin("split")
-        if self._whole is not self:
-            raise CollectiveError("split: this group is a part of another one already; split the whole.")
+        self._check_whole(self._whole)
         try:
             group = self._membership.split(groups, mine)
         except RuntimeError as error:

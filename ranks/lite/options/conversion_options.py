@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ranks.errors import ModelError
 from ranks.lite.options.check import check_isinstance
 from ranks.lite.options.types import DataType, Format, ModelType
+from sharding.common.ciphers import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
 _DATA_TYPES = (DataType.FLOAT32, DataType.INT8, DataType.UINT8, DataType.UNKNOWN)
-_MODES = ("AES-GCM", "AES-CBC")
 _SHOWN = (
     "weight_fp16", "input_shape", "input_format", "input_data_type", "output_data_type", "save_type",
     "decrypt_key", "decrypt_mode", "enable_encryption", "encrypt_key", "infer", "optimize", "device",
@@ -68,8 +68,8 @@ def _check_data_type(name: str, value: object) -> None:
 
 def _check_mode(name: str, value: object) -> None:
     check_isinstance(name, value, str)
-    if value not in _MODES:
-        raise ValueError(f"{name} must be in [{', '.join(_MODES)}], but got {value}.")
+    if value not in MODES:
+        raise ValueError(f"{name} must be in [{', '.join(MODES)}], but got {value}.")
 
 
 def _check_device(name: str, value: object) -> None:
@@ -117,7 +117,7 @@ class ConverterOptions:
     """
 
     decrypt_key = _Option("", str)
-    decrypt_mode = _Option("AES-GCM", _check_mode)
+    decrypt_mode = _Option(MODES[0], _check_mode)
     device = _Option("", _check_device)
     enable_encryption = _Option(False, bool)
     encrypt_key = _Option("", str)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ranks.common.notice import warn_user
 from ranks.lite.options.check import check_choice, check_isinstance, count, integer, list_of_integers
 from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
-
-GPU_PROVIDERS = ("", "tensorrt")
-ASCEND_PROVIDERS = ("", "ge")
 
 
 @dataclass
@@ -30,10 +28,52 @@ class Threads:
 
 
 class Device:
-    """Base of the three devices."""
+    """Base of the three devices; messages say ``_name``."""
+
+    _name: ClassVar[str]
 
 
-class CPU(Device):
+class _Half(Device):
+    """A device that may compute in float16."""
+
+    def __init__(self) -> None:
+        self._precision = "enforce_fp32"
+        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
+
+    @property
+    def precision_mode(self) -> str:
+        return self._precision
+
+    @precision_mode.setter
+    def precision_mode(self, mode: str) -> None:
+        check_choice(f"{self._name}_precision_mode", mode, CPU_GPU_MODES)
+        self._precision = self.precision_chosen = mode
+
+    def prefer_fp16(self, preferred: bool) -> None:
+        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
+        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
+        self.precision_chosen = self._precision if preferred else ""
+
+
+class _Provided(Device):
+    """A device that ``_providers`` serve; "" is its own."""
+
+    _providers: ClassVar[tuple[str, ...]]
+    _provider = ""
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    @provider.setter
+    def provider(self, provider: str) -> None:
+        check_isinstance(f"{self._name}_provider", provider, str)
+        if provider not in self._providers:
+            raise ValueError(f"{self._name}_provider must be in {list(self._providers)}, but got {provider}.")
+        self._provider = provider
+
+
+class CPU(_Half):
     """CPU options.
 
     - ``precision_mode``: "enforce_fp32" (once set, float16 nodes compute in float32, too) or
@@ -44,10 +84,11 @@ class CPU(Device):
     - ``thread_affinity_core_list``: the cores that the threads may use.
     """
 
+    _name = "cpu"
+
     def __init__(self, threads: Threads) -> None:
+        super().__init__()
         self._threads = threads
-        self._precision = "enforce_fp32"
-        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
 
     def __str__(self) -> str:
         return (
@@ -58,20 +99,6 @@ class CPU(Device):
             f"thread_affinity_mode: {self.thread_affinity_mode},\n"
             f"thread_affinity_core_list: {self.thread_affinity_core_list}."
         )
-
-    @property
-    def precision_mode(self) -> str:
-        return self._precision
-
-    @precision_mode.setter
-    def precision_mode(self, mode: str) -> None:
-        check_choice("cpu_precision_mode", mode, CPU_GPU_MODES)
-        self._precision = self.precision_chosen = mode
-
-    def prefer_fp16(self, preferred: bool) -> None:
-        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
-        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
-        self.precision_chosen = self._precision if preferred else ""
 
     @property
     def thread_num(self) -> int:
@@ -106,7 +133,7 @@ class CPU(Device):
         self._threads.thread_affinity_core_list = list_of_integers("cpu_thread_affinity_core_list", cores)
 
 
-class GPU(Device):
+class GPU(_Half, _Provided):
     """GPU options; ``rank_id`` and ``group_size`` are this process's, from the launcher's environment.
 
     ``precision_mode`` is "enforce_fp32" (once set, all nodes compute in float32, and not in TF32) or
@@ -115,11 +142,12 @@ class GPU(Device):
     ``provider`` is "" for CUDA or "tensorrt".
     """
 
+    _name = "gpu"
+    _providers = ("", "tensorrt")
+
     def __init__(self) -> None:
-        self._precision = "enforce_fp32"
-        self.precision_chosen = ""  # what the script set; the default leaves the model as it is
+        super().__init__()
         self._device_id = 0
-        self._provider = ""
 
     def __str__(self) -> str:
         return (
@@ -131,37 +159,12 @@ class GPU(Device):
         )
 
     @property
-    def precision_mode(self) -> str:
-        return self._precision
-
-    @precision_mode.setter
-    def precision_mode(self, mode: str) -> None:
-        check_choice("gpu_precision_mode", mode, CPU_GPU_MODES)
-        self._precision = self.precision_chosen = mode
-
-    def prefer_fp16(self, preferred: bool) -> None:
-        """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
-        self._precision = "preferred_fp16" if preferred else "enforce_fp32"
-        self.precision_chosen = self._precision if preferred else ""
-
-    @property
     def device_id(self) -> int:
         return self._device_id
 
     @device_id.setter
     def device_id(self, number: int) -> None:
         self._device_id = count("gpu_device_id", number)
-
-    @property
-    def provider(self) -> str:
-        return self._provider
-
-    @provider.setter
-    def provider(self, provider: str) -> None:
-        check_isinstance("gpu_provider", provider, str)
-        if provider not in GPU_PROVIDERS:
-            raise ValueError(f"gpu_provider must be in {list(GPU_PROVIDERS)}, but got {provider}.")
-        self._provider = provider
 
     @property
     def rank_id(self) -> int:
@@ -176,15 +179,17 @@ class GPU(Device):
         return identify().world_size
 
 
-class Ascend(Device):
+class Ascend(_Provided):
     """Ascend options. ``rank_id`` is the environment's unless set; ``provider`` is "" or "ge"."""
+
+    _name = "ascend"
+    _providers = ("", "ge")
 
     def __init__(self) -> None:
         self._precision = ""
         self.legacy_precision_mode = ""  # CANN's own name for it, from `AscendDeviceInfo`
         self._device_id: int | None = None
         self._rank_id: int | None = None
-        self._provider = ""
 
     def __str__(self) -> str:
         return (
@@ -224,17 +229,6 @@ class Ascend(Device):
     def chosen(self) -> tuple[int | None, int | None]:
         """Rank and device that the script set, None where it set none."""
         return self._rank_id, self._device_id
-
-    @property
-    def provider(self) -> str:
-        return self._provider
-
-    @provider.setter
-    def provider(self, provider: str) -> None:
-        check_isinstance("ascend_provider", provider, str)
-        if provider not in ASCEND_PROVIDERS:
-            raise ValueError(f"ascend_provider must be in {list(ASCEND_PROVIDERS)}, but got {provider}.")
-        self._provider = provider
 
 
 def environment_rank() -> int:

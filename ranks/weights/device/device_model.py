@@ -33,6 +33,7 @@ from ranks.sessions import session
 from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
+from ranks.weights.prepared.keys import runtime
 from ranks.weights.prepared.prepare import without_doubles
 from sharding.onnx_files.external import place_of
 from sharding.onnx_files.walk import graphs_in, subgraphs
@@ -190,7 +191,7 @@ def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[
         block.seal()
         told, descriptors = block.export()
         placed = [tensor for tensor, _ in tensors]
-        description = {"format": FORMAT, "runtime": _runtime(), "memory": told, "tensors": placed}
+        description = {"format": FORMAT, "runtime": runtime(), "memory": told, "tensors": placed}
         return DeviceWeights(block, folder, description, descriptors, used)
     except BaseException:
         block.close()
@@ -206,10 +207,10 @@ def open_device_weights(
     process does not see; `DeviceError` where there is no CUDA device or the memory is gone.
     """
     tensors, memory = description.get("tensors"), description.get("memory")
-    if description.get("format") != FORMAT or description.get("runtime") != _runtime():
+    if description.get("format") != FORMAT or description.get("runtime") != runtime():
         raise WeightsError(
             f"the weights on the GPU are of format {description.get('format')} for ONNX Runtime "
-            f"{description.get('runtime')}, but this process has format {FORMAT} and {_runtime()}: use the "
+            f"{description.get('runtime')}, but this process has format {FORMAT} and {runtime()}: use the "
             "same releases in both."
         )
     if not (isinstance(memory, dict) and isinstance(tensors, list)):
@@ -222,10 +223,6 @@ def open_device_weights(
     except BaseException:
         block.close()
         raise
-
-
-def _runtime() -> str:
-    return f"{ort.__version__} {ort.get_build_info()}"
 
 
 def _prepare(model: Path, config: SessionConfig, work: Path) -> None:

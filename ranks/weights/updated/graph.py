@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
-from ranks.sessions.cut import describe, is_collective, is_constant, reads
+from ranks.sessions.nodes import describe, is_collective, is_constant, reads
 from ranks.weights.updated.products import Products, matrices_in, right_factors
 from sharding.common.names import Names
 from sharding.common.text import similar

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 import numpy as np
 
 from ranks.common import forks
+from ranks.common.descriptors import close_all
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
 from ranks.weights.updated.values import Snapshot, Spec, number_of
@@ -170,7 +171,7 @@ class Attached:
             self._cell = np.frombuffer(self._page.map, "<u8", 1)
             self._current = self._read(description, left)
         finally:
-            _close(left)
+            close_all(left)
 
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()
@@ -194,11 +195,11 @@ class Attached:
             return
         left = list(files)
         try:
-            _close(left[:1])
+            close_all(left[:1])
             del left[:1]
             self._current = self._read(description, left)
         finally:
-            _close(left)
+            close_all(left)
 
     def _read(self, description: Mapping[str, object], left: list[int]) -> Snapshot:
         """A version from its description and files, which are taken out of ``left``."""
@@ -296,9 +297,3 @@ def _sealed_size(descriptor: int, wanted: int) -> int:
     except OSError:
         pass
     raise WeightsError("The owner's weights do not lie in sealed memory: it is no owner to trust.")
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)

@@ -14,7 +14,7 @@ from ranks.common import forks
 from ranks.common.tensors import element_number
 from ranks.errors import ModelError, WeightsError
 from ranks.models import model_file
-from ranks.sessions.cut import reads
+from ranks.sessions.nodes import reads
 from ranks.weights.updated.graph import Divided, divide
 from ranks.weights.updated.values import (
     Delta,

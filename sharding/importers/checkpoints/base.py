@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.common.registry import Names, Registry
+from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 
 if TYPE_CHECKING:
@@ -68,15 +69,23 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """A format of another package, as an entry point of the group ``shardrun.checkpoints``."""
+    """One format: a module of `sharding.importers.checkpoints.formats` holds one, and has its name."""
 
     is_it: Callable[[Path, bytes], bool]
-    """Whether a file that is of none of our formats is of this one, by its path and its first bytes."""
-    read: Callable[[Path], Checkpoint]
-    """Opens it. Raises `ModelError`."""
+    """Whether a file that none before it has taken is of it, by its path and its first 70,000 bytes."""
+    read: Callable[..., Checkpoint]
+    """``read(path)`` opens it, ``read(path, key)`` where it is ``keyed``. Raises `ModelError`."""
+    order: int = 0
+    """Of ours, the one with the lowest is asked first; those of other packages come after ours."""
+    keyed: bool = False
+    """Whether a file of it may be encrypted."""
+    part: bool = True
+    """Whether an index may name files of it."""
 
 
-FORMATS: Registry[CheckpointFormat] = Registry(Names("", "shardrun.checkpoints"), CheckpointFormat)
+FORMATS: Registry[CheckpointFormat] = Registry(
+    Names("sharding/importers/checkpoints/formats", "shardrun.checkpoints"), CheckpointFormat
+)
 
 
 def check_entry(entry: Entry, what: str) -> Entry:
@@ -94,6 +103,11 @@ def check_entry(entry: Entry, what: str) -> Entry:
     if any(len(part) % entry.dtype.itemsize for part in entry.parts):
         raise ModelError(f"{what} is cut into parts that do not hold whole elements.")
     return entry
+
+
+def shown_name(name: str) -> str:
+    """A name in a file, for people: quoted, on one line, and not endless."""
+    return repr(shortened(one_line(name), 100))
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sharding.common.text import one_line, shortened
+from sharding.common.ciphers import encryption_of
 from sharding.errors import ModelError
-from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, shown_name, special_dtype
 from sharding.importers.mapped import mapped
-from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
+from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import MalformedError, fields
 
 _BYTES, _VARINT = 2, 0
@@ -37,11 +37,14 @@ Part = tuple[str, tuple[int, ...], memoryview]
 """Element type, shape and bytes of a tensor, or of the next part of one."""
 
 
-def looks_like(head: bytes) -> bool:
+def looks_like(path: Path, head: bytes) -> bool:
     """Whether a file that begins so (some hundred bytes) is a `Checkpoint`: a value with a tag and a tensor.
 
-    A MindIR file begins with field 1 too, but there it is a short text that is no message.
+    Of an encrypted one the name says it. A MindIR file begins with field 1 too, but there it is a short text
+    that is no message.
     """
+    if encryption_of(head) is not None:
+        return path.suffix == ".ckpt"
     data = memoryview(head)
     try:
         number, wire, _, start, _ = next(fields(data, 0, 1 << 62))
@@ -98,7 +101,9 @@ def _value(data: memoryview, start: int, end: int, path: Path, found: dict[str, 
         elif number == 2 and wire == _BYTES:
             tensor = _tensor(data, first, stop, path)
         elif number == 3:
-            raise ModelError(f"{path} holds the map parameter {_shown(tag)} (a hash table): not supported.")
+            raise ModelError(
+                f"{path} holds the map parameter {shown_name(tag)} (a hash table): not supported."
+            )
     if not tag or tensor is None:
         raise ModelError(f"{path} is not a MindSpore checkpoint: a value in it has no name or no tensor.")
     if tensor[0] not in _NO_TENSORS:
@@ -141,7 +146,7 @@ def _text(data: memoryview, path: Path) -> str:
 
 
 def _entry(name: str, values: list[Part], path: Path) -> Entry:
-    what = f"{path}: the parameter {_shown(name)}"
+    what = f"{path}: the parameter {shown_name(name)}"
     kind, shape, _ = values[0]
     if any(value[:2] != (kind, shape) for value in values):
         raise ModelError(f"{what} is there several times, with different types or shapes.")
@@ -150,12 +155,8 @@ def _entry(name: str, values: list[Part], path: Path) -> Entry:
     elif kind in _TYPES:
         dtype = np.dtype(_TYPES[kind])
     else:
-        raise ModelError(f"{what} has the type {_shown(kind)}; expected {', '.join(_TYPES)} or BFloat16.")
+        raise ModelError(f"{what} has the type {shown_name(kind)}; expected {', '.join(_TYPES)} or BFloat16.")
     parts = tuple(value[2] for value in values)
     if shape == (0,) and sum(map(len, parts)) == dtype.itemsize:
         shape = ()  # how MindSpore writes the shape of a scalar
     return check_entry(Entry(name, dtype, shape, parts), what)
-
-
-def _shown(name: str) -> str:
-    return repr(shortened(one_line(name), 100))

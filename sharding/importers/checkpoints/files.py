@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
-from sharding.importers.checkpoints import ckpt, safetensors, sharded, torch_file
+from sharding.importers.checkpoints import torch_file
 from sharding.importers.checkpoints.base import FORMATS, Checkpoint
-from sharding.importers.mindir.encryption import encryption_of
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
 
 Kind = str
-"""``ckpt``, ``safetensors``, ``torch``; ``program``: torch.export's ``.pt2``; ``script``: TorchScript;
-``index``: that of several files; ``unknown``; or the name of one of `FORMATS`."""
+"""The name of one of `FORMATS`; ``program``: torch.export's ``.pt2``; ``script``: TorchScript; or
+``unknown``."""
 
 INDEXES = (
     "model.safetensors.index.json",
@@ -27,6 +25,7 @@ INDEXES = (
     "pytorch_model.bin",
 )
 """The weights in a folder of ``transformers``, in the order in which they are looked for."""
+_NO_WEIGHTS = {"program", "script"}
 _HEAD = 70_000
 
 
@@ -38,37 +37,17 @@ def kind_of(path: Path) -> Kind:
         refuse_placeholder(path)
         with path.open("rb") as file:
             head = file.read(_HEAD)
-        if head.startswith(b"PK"):
-            return _archive_kind(path)
+        if head.startswith(torch_file.ARCHIVE) and (kind := torch_file.archive_kind(path)) in _NO_WEIGHTS:
+            return kind
     except FileNotFoundError:
         raise ModelError(f"{shown(path)} does not exist{hint(path)}; expected a checkpoint.") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not head:
         raise ModelError(f"{path} is empty; expected a checkpoint.")
-    if safetensors.looks_like(head):
-        return "safetensors"
-    if head.startswith(torch_file.LEGACY) or (head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".bin"}):
-        return "torch"
-    if path.name.endswith(".json"):
-        return "index"
-    encrypted = encryption_of(head[:4]) is not None and path.suffix == ".ckpt"
-    if encrypted or ckpt.looks_like(head):
-        return "ckpt"
-    return next((name for name, item in FORMATS.all().items() if item.is_it(path, head)), "unknown")
-
-
-def _archive_kind(path: Path) -> Kind:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.partition("/")[2] for name in archive.namelist()]
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        raise ModelError(f"{path} is truncated or damaged: its archive has no list of contents.") from None
-    if "archive_format" in names or any(name.startswith("serialized_exported_program") for name in names):
-        return "program"
-    if "constants.pkl" in names or any(name.startswith("code/") for name in names):
-        return "script"
-    return "torch" if any(name.endswith("data.pkl") for name in names) else "unknown"
+    own = FORMATS.own()
+    asked = (*sorted(own, key=lambda name: own[name].order), *FORMATS.names.others)
+    return next((name for name in asked if FORMATS[name].is_it(path, head)), "unknown")
 
 
 def open_checkpoint(path: Path, key: Key | None = None) -> Checkpoint:
@@ -79,21 +58,20 @@ def open_checkpoint(path: Path, key: Key | None = None) -> Checkpoint:
     if path.is_dir():
         path = _in_folder(path)
     kind = kind_of(path)
-    if kind == "ckpt":
-        return ckpt.read(path, key)
+    if kind in FORMATS and FORMATS[kind].keyed:
+        return FORMATS[kind].read(path, key)
     if key is not None:
         raise ModelError(f"{path} is not encrypted, but a key was given: leave --dec-key-file out.")
-    if kind == "index":
-        return sharded.read(path, _open_one)
-    return _open_one(path)
+    return _open(path, kind)
 
 
-def _open_one(path: Path) -> Checkpoint:
+def open_part(path: Path) -> Checkpoint:
+    """Opens one of the files that an index names. Raises `ModelError`."""
     kind = kind_of(path)
-    if kind == "safetensors":
-        return safetensors.read(path)
-    if kind == "torch":
-        return torch_file.read(path)
+    return _open(path, "unknown" if kind in FORMATS and not FORMATS[kind].part else kind)
+
+
+def _open(path: Path, kind: Kind) -> Checkpoint:
     if kind in FORMATS:
         return FORMATS[kind].read(path)
     if kind == "program":

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sharding.common.text import one_line, shortened
 from sharding.errors import OptionError
+from sharding.importers.checkpoints.base import shown_name
 
 MOST_SECONDS = 20.0
 """Of computing, for the names of one checkpoint."""
@@ -106,11 +106,8 @@ def rename_all(names: Iterable[str], rules: Sequence[Rule]) -> dict[str, str]:
     for new, name in pairs:
         if new in found:
             raise OptionError(
-                f"--rename gives two weights the name {_shown(new)}: {_shown(found[new])} and {_shown(name)}."
+                f"--rename gives two weights the name {shown_name(new)}: {shown_name(found[new])} and "
+                f"{shown_name(name)}."
             )
         found[new] = name
     return found
-
-
-def _shown(name: str) -> str:
-    return repr(shortened(one_line(name), 100))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """How files begin that torch wrote before 1.6: a pickled magic number."""
+ARCHIVE = b"PK"
+"""How a newer one begins, as any .zip does."""
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 """Names under which training scripts keep the weights beside an optimizer's state."""
 _COPIED_MOST = 4
@@ -38,6 +40,28 @@ _WRONG = re.compile(
 """What is wrong, in a message of torch that goes on with how to load the file all the same."""
 _PICKLED_MOST = 256 << 20
 """Bytes of the pickle in an archive; it has names and shapes only."""
+
+
+def looks_like(path: Path, head: bytes) -> bool:
+    """Whether a file is of either format. Raises `ModelError` for a damaged archive."""
+    if head.startswith(ARCHIVE):
+        return archive_kind(path) == "torch"
+    return head.startswith(LEGACY) or (head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".bin"})
+
+
+def archive_kind(path: Path) -> str:
+    """What an archive holds, by its names: a ``program`` of torch.export, TorchScript's ``script``, ``torch``
+    for weights, else ``unknown``. Raises `ModelError` for a damaged one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        raise ModelError(f"{path} is truncated or damaged: its archive has no list of contents.") from None
+    if "archive_format" in names or any(name.startswith("serialized_exported_program") for name in names):
+        return "program"
+    if "constants.pkl" in names or any(name.startswith("code/") for name in names):
+        return "script"
+    return "torch" if any(name.endswith("data.pkl") for name in names) else "unknown"
 
 
 def read(path: Path) -> Checkpoint:

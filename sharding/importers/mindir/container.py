@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.common.ciphers import encryption_of
 from sharding.errors import ModelError
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
-from sharding.importers.mindir.encryption import Key, decrypt, encryption_of
+from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from sharding.common.ciphers import GCM, encryption_of
 from sharding.errors import ModelError
 
-GCM, CBC = "AES-GCM", "AES-CBC"
-_MAGIC = {0x7F3A5ED8: GCM, 0x7F3A5ED9: CBC}
 _TAG_BYTES = 16
 GCM_VECTOR = 12
 """Bytes of the vector that AES-GCM uses; the file has 16."""
@@ -30,11 +29,6 @@ class Key:
 
     def __repr__(self) -> str:
         return f"Key({self.mode})"
-
-
-def encryption_of(head: bytes) -> str | None:
-    """How a file that begins so is encrypted; None if it is not."""
-    return _MAGIC.get(int.from_bytes(head[:4], "little")) if len(head) >= 4 else None
 
 
 def decrypt(data: memoryview, method: str, key: Key | None, path: Path) -> bytes:
@@ -66,7 +60,7 @@ def _block(data: memoryview, start: int, method: str, key: Key, path: Path) -> t
             raise damaged
         return int(struct.unpack_from("<I", data, at)[0])
 
-    if _MAGIC.get(number(start)) != method:
+    if encryption_of(bytes(data[start : start + 4])) != method:
         raise damaged
     position = start + 4
     tag = bytes(data[position : position + _TAG_BYTES])

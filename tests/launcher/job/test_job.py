@@ -249,7 +249,7 @@ def test_an_option_is_one_entry(tmp_path: Path) -> None:
     """It is a flag, a key of job files, in the help and in messages, and a field of the job."""
     shutil.copytree(Path(launcher.__file__).parent, tmp_path / "launcher")
     table = tmp_path / "launcher" / "job" / "options.py"
-    entry = '    colour: str | None = _option(Choice(("red", "blue")), RANKS, "what ranks are painted")\n'
+    entry = '    colour: str | None = described(Choice(("red", "blue")), RANKS, "what ranks are painted")\n'
     last = "    dec_key_file:"
     assert last in table.read_text()
     table.write_text(table.read_text().replace(last, entry + last))

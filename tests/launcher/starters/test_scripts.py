@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 from launcher import cli
-from launcher.job.job import Job
+from launcher.job.job import Job, merge
+from launcher.job.options import DATA, RANKS, TYPES, grouped
+from launcher.starters import scripts
 from launcher.starters.scripts import write_scripts
 from tests.launcher import processes
 from tests.launcher.cli_tools import environment, run, save_mlp, shardrun
@@ -191,3 +194,24 @@ def test_arguments_with_absolute_paths(folder: Path, monkeypatch: pytest.MonkeyP
         f"x={folder}/y.bin", "--input", f"{folder}/a=b.npz", "--dim", "n=m=3", "--seed", "0", "--output",
         f"{folder}/o.npz",
     ]  # fmt: skip
+
+
+def test_every_option_of_a_rank_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script says is read back as what the job said, for each row of the table of options."""
+    monkeypatch.chdir(folder)
+    for name in ("x.bin", "key"):
+        (folder / name).write_bytes(b"0" * 16)
+    given = {
+        "collectives": "shm", "threads": 3, "timeout": 2.5, "target": "gpu", "precision_mode": "enforce_fp32",
+        "execution_plan": {"MatMul": "float16", "a=b": "float32"}, "inputs": (f"x={folder / 'x.bin'}",),
+        "dims": {"n": 0, "m": 7}, "seed": 0, "output": folder / "o.npz", "repeat": 2, "verify": True,
+        "against": folder / "m.onnx",
+    }  # fmt: skip
+    of_ranks = [option.name for group in (RANKS, TYPES, DATA) for option in grouped(group)]
+    assert sorted(given) == sorted({*of_ranks} - {"ranks", "rank_table", "launcher"})
+    assert all(given[name] != getattr(Job(), name) for name in given)
+    arguments = shlex.split(" ".join(scripts._arguments(Job(model=folder / "m.onnx", ranks=1, **given))))
+    read = cli.build_parser().parse_args(["run", f"{folder}/m.onnx", *arguments])
+    job = merge(vars(read), None)
+    assert {name: getattr(job, name) for name in given} == given
+    assert job.launcher == "external"

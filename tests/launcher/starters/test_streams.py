@@ -117,7 +117,7 @@ def test_children_of_a_script_end_as_without_us(place: Path) -> None:
 LEAVING = """
 import atexit, sys
 from launcher import cli
-from launcher.common.exits import Terminated
+from launcher.common.signals import Terminated
 
 class Taken:
     def __del__(self):

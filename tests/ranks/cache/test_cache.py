@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ranks.cache import entries, locks
 from ranks.cache.cache import Cache
+from ranks.cache.folder import recall, remembered_hash
 from ranks.cache.intact import SEAL, Files
 from ranks.cache.limit import bound
 
@@ -35,33 +37,27 @@ class Maker:
         return (folder / self.name).is_file()
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_many_who_ask_at_once_get_one(root: Path) -> None:
+def test_many_who_ask_at_once_get_one(cache: Path) -> None:
     make, told = Maker(), []
     with ThreadPoolExecutor(8) as pool:
         found = [
-            pool.submit(Cache(KIND, root).get_or_make, KEY, make, before=lambda: told.append(1))
+            pool.submit(Cache(KIND, cache).get_or_make, KEY, make, before=lambda: told.append(1))
             for _ in range(16)
         ]
         places = {future.result() for future in found}
-    assert places == {root / KIND / KEY} and make.calls == len(told) == 1
-    assert names(root / KIND) == {KEY, f"{KEY}.lock"} and names(root / KIND / KEY) == {"m.onnx", SEAL}
-    assert (root / KIND / KEY).stat().st_mode & 0o777 == 0o700
+    assert places == {cache / KIND / KEY} and make.calls == len(told) == 1
+    assert names(cache / KIND) == {KEY, f"{KEY}.lock"} and names(cache / KIND / KEY) == {"m.onnx", SEAL}
+    assert (cache / KIND / KEY).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("harm", ["changed", "lost", "no seal", "a file in its place"])
-def test_what_is_damaged_is_made_again(root: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_damaged_is_made_again(cache: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     make = Maker()
-    place = Cache(KIND, root).get_or_make(KEY, make)
+    place = Cache(KIND, cache).get_or_make(KEY, make)
     if harm == "changed":
         (place / "m.onnx").write_text("other")
     elif harm == "lost":
@@ -73,7 +69,7 @@ def test_what_is_damaged_is_made_again(root: Path, harm: str, caplog: pytest.Log
         place.write_text("not ours")
     (place.parent / f"{KEY}.tmpdead").mkdir()  # left by a crash
     with caplog.at_level(logging.WARNING):
-        assert Cache(KIND, root).get_or_make(KEY, make) == place
+        assert Cache(KIND, cache).get_or_make(KEY, make) == place
     assert [record.getMessage() for record in caplog.records] == [f"{place} was damaged and is made again"]
     assert make.calls == 2 and (place / "m.onnx").read_text() == "made 2"
     left = names(place.parent) - {KEY, f"{KEY}.lock"}
@@ -84,64 +80,96 @@ def test_what_is_damaged_is_made_again(root: Path, harm: str, caplog: pytest.Log
         assert not left
 
 
-def test_what_is_not_ours_in_a_damaged_folder_is_kept(root: Path) -> None:
+@pytest.mark.parametrize("thing", ["folder", "pipe", "link", "closed"])
+def test_what_lies_in_the_place_of_a_lock(cache: Path, thing: str) -> None:
     make = Maker()
-    place = Cache(KIND, root).get_or_make(KEY, make)
+    place = Cache(KIND, cache).get_or_make(KEY, make)
+    lock = place.with_name(f"{KEY}.lock")
+    lock.unlink()
+    if thing == "folder":
+        lock.mkdir()
+        (lock / "notes.txt").write_text("mine")
+    elif thing == "pipe":
+        os.mkfifo(lock)
+    elif thing == "link":
+        lock.symlink_to(cache / "nowhere" / "else")
+    else:
+        lock.touch(0o000)
+    (place / "m.onnx").unlink()
+    assert Cache(KIND, cache).get_or_make(KEY, make) == place
+    assert make.calls == 2 and lock.is_file() and not lock.is_symlink()
+    assert [path.read_text() for path in place.parent.glob("*/notes.txt")] == ["mine"] * (thing == "folder")
+
+
+def test_a_folder_in_the_place_of_a_remembered_hash(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+    found = remembered_hash(file)
+    (memo,) = (cache / "hashes").iterdir()
+    memo.unlink()
+    memo.mkdir()
+    assert remembered_hash(file) == found
+    assert memo.is_file() and recall(file, "file") == found
+
+
+def test_what_is_not_ours_in_a_damaged_folder_is_kept(cache: Path) -> None:
+    make = Maker()
+    place = Cache(KIND, cache).get_or_make(KEY, make)
     (place / SEAL).unlink()
     (place / "notes.txt").write_text("mine")
-    Cache(KIND, root).get_or_make(KEY, make)
+    Cache(KIND, cache).get_or_make(KEY, make)
     assert [path.read_text() for path in place.parent.glob("*/notes.txt")] == ["mine"]
     assert not (place / "notes.txt").exists()
 
 
 def test_a_whole_folder_that_does_not_fit_is_not_called_damaged(
-    root: Path, caplog: pytest.LogCaptureFixture
+    cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = Maker(), Maker("n.onnx")
-    Cache(KIND, root).get_or_make(KEY, one, fits=one.fits)
+    Cache(KIND, cache).get_or_make(KEY, one, fits=one.fits)
     with caplog.at_level(logging.WARNING):
-        place = Cache(KIND, root).get_or_make(KEY, other, fits=other.fits)
+        place = Cache(KIND, cache).get_or_make(KEY, other, fits=other.fits)
     assert names(place) == {"n.onnx", SEAL} and not caplog.records
 
 
-def test_what_fails_leaves_nothing(root: Path) -> None:
+def test_what_fails_leaves_nothing(cache: Path) -> None:
     def fail(folder: Path) -> None:
         folder.mkdir()
         (folder / "m.onnx").touch()
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        Cache(KIND, root).get_or_make(KEY, fail)
-    assert names(root / KIND) == {f"{KEY}.lock"}
+        Cache(KIND, cache).get_or_make(KEY, fail)
+    assert names(cache / KIND) == {f"{KEY}.lock"}
 
 
 def test_another_was_faster_where_locks_do_not_work(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Maker()
 
     def slow(folder: Path) -> None:
         Maker()(folder)
-        Cache(KIND, root).get_or_make(KEY, first)
+        Cache(KIND, cache).get_or_make(KEY, first)
 
     monkeypatch.setattr(locks, "lock", lambda *_: False)
     with caplog.at_level(logging.WARNING):
-        place = Cache(KIND, root).get_or_make(KEY, slow)
+        place = Cache(KIND, cache).get_or_make(KEY, slow)
     assert first.calls == 1 and (place / "m.onnx").is_file() and not caplog.records
 
 
 def test_what_was_got_is_held_and_what_was_made_is_bounded(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = Maker()
     with locks.collected() as kept:
-        place = Cache(KIND, root).get_or_make(KEY, make)
-    bound(root, 0)
+        place = Cache(KIND, cache).get_or_make(KEY, make)
+    bound(cache, 0)
     assert place.is_dir() and [pin.is_at(place) for pin in kept] == [True]
     kept[0].close()
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "1")
-    Cache(KIND, root).get_or_make(KEY.replace("0", "1"), make)
-    assert not place.exists() and len(entries.listing(root, KIND)) == 1
+    Cache(KIND, cache).get_or_make(KEY.replace("0", "1"), make)
+    assert not place.exists() and len(entries.listing(cache, KIND)) == 1
 
 
 def test_a_folder_outside_of_the_cache_has_no_limit_and_no_mark(

@@ -24,13 +24,7 @@ from tests.ranks import api_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 MINDIR = Path(__file__).parents[2] / "data" / "mindir" / "mlp"
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("single")]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single: None) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("single", "cache")]
 
 
 def is_held(folder: Path) -> bool:

@@ -41,7 +41,8 @@ def test_suite(backend: str, size: int) -> None:
     need(backend)
     light = backend != "shm" and size > 2
     options = {"light": light, "largest": 64 * MIB}
-    world = worlds.run(backend, size, "suite", launcher=launcher(backend), **options)
+    copied = backend == "gloo" and size > 2  # of two ranks each starts as a user's does
+    world = worlds.run(backend, size, "suite", launcher=launcher(backend), copied=copied, **options)
     assert world.status in {None, 0}, str(world)
     operations = {"sum", "gather", "exchange", "spread"} | ({"pass_on"} if size > 1 else set())
     for rank, ended in enumerate(world.ranks):
@@ -73,7 +74,7 @@ def test_sends_before_receives(backend: str, kept: int) -> None:
 def test_device_tensors() -> None:
     """The logic that NCCL and HCCL share, on CPU tensors over Gloo; NCCL itself needs a GPU for each rank."""
     need("gloo")
-    world = worlds.run("auto", 2, "tensors")
+    world = worlds.run("auto", 2, "tensors", copied=True)
     for ended in world.ranks:
         assert ended.reports.get("finished") and ended.reports["cases"] > 20, ended.errors
 

@@ -55,7 +55,7 @@ def test_every_rank_learns_of_a_death(backend: str, operation: str) -> None:
 def test_a_group_of_device_tensors_is_aborted_when_a_rank_is_killed() -> None:
     """With torch's own functions, on CPU tensors over Gloo."""
     need("gloo")
-    world = worlds.run("auto", 3, "device_killed", timeout=60, who=2)
+    world = worlds.run("auto", 3, "device_killed", timeout=60, copied=True, who=2)
     for ended in world.ranks[:2]:
         report = ended.reports
         assert ended.status == 0 and report.get("finished"), ended.errors

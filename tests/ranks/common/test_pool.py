@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,16 +14,7 @@ import pytest
 
 from ranks.common.pool import Pool
 from ranks.errors import QueueFullError, ShardrunError
-
-SECONDS = 30
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does; fails the test where it does not."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+from tests.ranks.threads import SECONDS, until, works_in_child
 
 
 class Work:
@@ -245,31 +235,15 @@ def test_a_child_forked_while_all_is_in_use() -> None:
     until(lambda: len(pool.free) == 2 and bool(pool._queue._helpers))  # one sleeps
     clients = [Client(pool, number) for number in range(3)]
     until(lambda: pool.waiting == 1 and len(work.begun) == 5)
-    held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with pool._queue.lock:
-            held.set()
-            done.wait(SECONDS)
+    def serves() -> bool:
+        work._passes = threading.Semaphore(0)
+        theirs = [Client(pool, number) for number in range(3)]
+        until(lambda: pool.waiting == 1 and len(work.begun) == 7)
+        work.let(3)
+        return sorted(client.join()[1] for client in theirs) == [0, 1, 2]
 
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(SECONDS)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(SECONDS)
-        code = 1
-        try:
-            work._passes = threading.Semaphore(0)
-            theirs = [Client(pool, number) for number in range(3)]
-            until(lambda: pool.waiting == 1 and len(work.begun) == 7)
-            work.let(3)
-            code = 0 if sorted(client.join()[1] for client in theirs) == [0, 1, 2] else 2
-        finally:
-            os._exit(code)
-    done.set()
-    holder.join()
-    assert os.waitpid(child, 0)[1] == 0
+    assert works_in_child(serves, pool._queue.lock)
     work.let(3)
     assert sorted(client.join()[1] for client in clients) == [0, 1, 2]
     pool.close()

@@ -115,3 +115,17 @@ def test_no_other_module_reads_one() -> None:
             texts = [item.value for item in used if isinstance(item, ast.Constant)]
             found += [(name, text) for text in texts if re.fullmatch("SHARDRUN_[A-Z_]+", str(text))]
     assert not found
+
+
+def test_their_names_are_said_once() -> None:
+    """Code names the variable, not its text; texts for people name none that is not there."""
+    known = {variable.name for variable in settings.VARIABLES}
+    again, unknown = [], []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if node.value in known and module != "ranks.common.settings":
+                    again.append(f"{module}:{node.lineno} {node.value}")
+                found = set(re.findall(r"\bSHARDRUN_[A-Z_]*[A-Z]\b", node.value))
+                unknown += [f"{module}:{node.lineno} {name}" for name in sorted(found - known)]
+    assert not again and not unknown

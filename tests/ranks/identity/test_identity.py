@@ -16,6 +16,7 @@ from ranks.errors import IdentityError
 from ranks.identity.identity import identify
 from ranks.identity.place import Identity
 from ranks.identity.rank_file import identity_from_table
+from ranks.identity.sources import alone
 from sharding.common.documents import MAX_BYTES
 from sharding.common.rank_table import load_rank_table
 
@@ -329,3 +330,12 @@ def test_bad_rank_tables(
     for word in [str(path), *words]:
         assert word in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, OPENMPI, MPICH, SRUN, {"RANK_TABLE_FILE": "t"}])
+def test_a_process_beside_the_ranks_is_no_rank(environ: dict[str, str]) -> None:
+    """Of whatever launcher's; what the user set for all of shardrun's processes stays."""
+    users = {"SHARDRUN_TIMEOUT": "5", "SHARDRUN_CACHE_LIMIT": "1GB", "OMPI_MCA_btl": "self", "HOME": "/"}
+    left = alone({**environ, **users, "SHARDRUN_JOB": "0" * 32, "SHARDRUN_CONTROL": "unix:@c"})
+    assert identify(environ=left) == Identity()
+    assert users.items() <= left.items() and not {"SHARDRUN_JOB", "SHARDRUN_CONTROL"} & left.keys()

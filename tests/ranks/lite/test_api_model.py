@@ -3,8 +3,6 @@
 import gc
 import json
 import os
-import signal
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from ranks import (
 )
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from tests.ranks import api_models
+from tests.ranks.threads import works_in_child
 
 pytestmark = pytest.mark.usefixtures("single")
 
@@ -123,27 +122,12 @@ def test_a_child_forked_while_another_thread_predicts(tmp_path: Path) -> None:
     assert model._built is not None
     loaded = model._built.model
     assert not loaded.concurrent
-    held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with loaded._lock:
-            held.set()
-            done.wait(60)
+    def answers() -> bool:
+        (answer,) = loaded.run({"x": np.ones(shape, ml_dtypes.bfloat16)})
+        return bool((answer == 1).all())
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        try:
-            (answer,) = loaded.run({"x": np.ones(shape, ml_dtypes.bfloat16)})
-            os._exit(0 if (answer == 1).all() else 1)
-        finally:
-            os._exit(2)
-    done.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    assert works_in_child(answers, loaded._lock)
 
 
 def test_outputs_stay_the_callers(tmp_path: Path) -> None:

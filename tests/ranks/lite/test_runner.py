@@ -6,10 +6,9 @@ import os
 import pickle
 import sys
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from ranks.lite.runner import sizes
 from ranks.run.executor import RankModel
 from tests.launcher.cli_tools import run
 from tests.ranks import api_models
+from tests.ranks.threads import SECONDS, until
 
 pytestmark = pytest.mark.usefixtures("single")
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 30
 FAILED = r"^ModelParallelRunner's build from file failed! Error is "
 
 
@@ -55,14 +54,6 @@ def built(path: Path, given: Context | None = None) -> ModelParallelRunner:
 def waiting(runner: ModelParallelRunner) -> int:
     assert runner._pool is not None
     return runner._pool.waiting
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does; fails the test where it does not."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Gate:

@@ -22,12 +22,6 @@ DATA = Path(__file__).parents[2] / "data" / "mindir"
 KEY = b"0123456789ABCDEF"
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def built(path: Path, **options: Any) -> Model:
     model = Model()
     model.build_from_file(str(path), ModelType.MINDIR, Context(), **options)

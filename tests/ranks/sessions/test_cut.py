@@ -159,6 +159,13 @@ def test_every_segment_reads_only_what_is_there(seed: int) -> None:
 
 def _in_subgraph() -> onnx.ModelProto:
     branch = helper.make_graph([node("AllReduce", ["x"], ["inner"])], "branch", [], [value("inner", None)])
+    nodes = [node("SequenceMap", ["x"], ["y"], body=branch)]
+    return model(nodes, [X], ["y"])
+
+
+def _sent_in_branch() -> onnx.ModelProto:
+    send = helper.make_node("Send", ["x"], [], domain="shardrun", peer=1)
+    branch = helper.make_graph([send, node("Neg", ["x"], ["inner"])], "branch", [], [value("inner", None)])
     nodes = [node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch)]
     return model(nodes, [X, value("condition", [], 9)], ["y"])
 
@@ -183,7 +190,8 @@ def _named(*nodes: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
 
 
 BAD = {
-    "subgraph": (_in_subgraph, "AllReduce node 'inner' lies in a subgraph of If node 'y'"),
+    "subgraph": (_in_subgraph, "AllReduce node 'inner' lies in a subgraph of SequenceMap node 'y'"),
+    "send in a branch": (_sent_in_branch, "Send node '' lies in a subgraph of If node 'y'"),
     "function": (_in_function, "Function F holds the collective AllReduce node 'q'"),
     "function's subgraph": (_in_functions_subgraph, "Function F holds the collective AllReduce node 'inner'"),
     "undefined": (lambda: _named(node("Relu", ["z"], ["y"])), "reads 'z', which is no input"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -426,6 +427,23 @@ def flip(path: Path, at: int) -> None:
     os.utime(path, ns=(times, times))
 
 
+def folder_for(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def denied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file cannot be read, also where the tests run as root, until another is put in its place."""
+    original, inode = os.open, path.stat().st_ino
+
+    def opened(name: Any, *arguments: Any, **options: Any) -> int:
+        if name == path and path.stat().st_ino == inode:
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+        return original(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -437,10 +455,18 @@ def flip(path: Path, at: int) -> None:
         "graph bit",
         "entry bad",
         "entry other",
+        "entry closed",
+        "entry folder",
+        "blob folder",
+        "graph pipe",
     ],
 )
 def test_what_is_damaged_is_made_again(
-    store: Store, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    store: Store,
+    tmp_path: Path,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = save(mlp(), tmp_path / "m.onnx")
     same(store, model, X)
@@ -455,6 +481,10 @@ def test_what_is_damaged_is_made_again(
         "graph gone": graph.unlink,
         "graph bad": lambda: overwrite(graph, graph.read_bytes()[:-10]),
         "entry bad": lambda: overwrite(entry, b'{"format": 2, "blobs": 3}'),
+        "entry closed": lambda: denied(entry, monkeypatch),
+        "entry folder": lambda: (entry.unlink(), entry.mkdir()),
+        "blob folder": lambda: folder_for(first_blob(store)),
+        "graph pipe": lambda: (graph.unlink(), os.mkfifo(graph)),
         "entry other": lambda: overwrite(entry, json.dumps({**content, "format": 0}).encode()),
     }
     actions[damage]()

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from ranks.weights.shared import client
 from ranks.weights.updated.memory import MOST_FILES
 from ranks.weights.updated.variable import VariableWeights
 from tests.ranks.common.test_pool import until
+from tests.ranks.threads import works_in_child
 from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
 
 pytestmark = [
@@ -186,30 +186,15 @@ def test_a_forked_child_has_weights_of_its_own(pair: Any, path: Path, tmp_path: 
     wanted = oracle(replaced(path, values, tmp_path / "now.onnx"), FEEDS)
     attached = weights_of(guest)._attached
     assert attached is not None
-    held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with weights_of(owner)._lock, attached._lock:
-            held.set()
-            done.wait(60)
+    def updates() -> bool:
+        first = error(guest.run(FEEDS), before)
+        owner.update_weights(values)
+        owner.update_weights(values)
+        good = first <= 1e-5 and error(owner.run(FEEDS), wanted) <= 1e-5
+        return good and error(guest.run(FEEDS), before) <= 1e-5
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        try:
-            first = error(guest.run(FEEDS), before)
-            owner.update_weights(values)
-            owner.update_weights(values)
-            good = first <= 1e-5 and error(owner.run(FEEDS), wanted) <= 1e-5
-            os._exit(0 if good and error(guest.run(FEEDS), before) <= 1e-5 else 1)
-        finally:
-            os._exit(2)
-    done.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    assert works_in_child(updates, weights_of(owner)._lock, attached._lock)
     assert error(guest.run(FEEDS), before) <= 1e-5 and error(owner.run(FEEDS), before) <= 1e-5
     assert (weights_of(owner).version, weights_of(guest).version, fetched) == (0, 0, [])
 

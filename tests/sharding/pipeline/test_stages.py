@@ -242,6 +242,29 @@ def test_measured_times_move_the_cut(tmp_path: Path) -> None:
     assert cut_after("r8") == 8
 
 
+def test_a_value_that_ranks_hold_in_parts_crosses_in_parts(tmp_path: Path) -> None:
+    """The first product takes nearly all of the time, so that any cut behind it makes stages as fast. Of two
+    ranks each sends half of a value that is split: half of three fifths is less than two fifths whole."""
+    text = """g (float[64, 128] x) => (float[64, 128] y) {
+      wide = MatMul(x, w0) w = Relu(wide) narrow = MatMul(w, w1) n = Relu(narrow)
+      b = MatMul(n, w2) c = Relu(b) y = MatMul(c, w3) }"""
+    weights = {f"w{i}": array(*((192, 128) if i % 2 else (128, 192)), seed=i) for i in range(4)}
+    path = graphs.save(tmp_path / "m.onnx", text, weights)
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    onnx.save(model, path)
+
+    def crosses(tensor: int) -> list[tuple[str, str]]:
+        plan = _plan(path, Mesh.of(tensor=tensor), micro_batches=1)
+        measured = {node.name: 1e-6 for node in model.graph.node} | {"wide": 10.0}
+        stages = plan_stages(plan.source, plan.steps, plan.choices, tensor, 2, measured=measured)
+        return [(crossing.value.name or "", str(crossing.placement)) for crossing in stages.crossings]
+
+    assert crosses(tensor=2) in ([("wide", "split:1")], [("w", "split:1")])
+    assert crosses(tensor=1) in ([("narrow", "replicated")], [("n", "replicated")])
+
+
 def test_the_lengths_that_inputs_will_have_move_the_cut(tmp_path: Path) -> None:
     """Two towers of attention-like products, one after the other: the cut goes through that of a long input.
     One weight stands before them and one behind, so that weights are balanced by any cut between."""

@@ -3,13 +3,11 @@
 ``SHARDRUN_TEST_MUTATIONS`` sets how many are tried (in the tests some hundreds, always the same).
 """
 
-import logging
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -30,11 +28,7 @@ KILOBYTES = 700_000
 """What all of them together may add to the memory of the process."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:

@@ -100,6 +100,33 @@ def test_products_of_three_axes(tmp_path: Path, batch: str, merge: str) -> None:
     _expert(path, tmp_path, {"x": graphs.array(rows, 5, WIDTH)})
 
 
+EMPTY_BATCH, EMPTY_SEQUENCE, BOTH_EMPTY = (0, 5, WIDTH), (2, 0, WIDTH), (0, 0, WIDTH)
+EMPTY = {
+    # With an axis of length 0, no other length can be worked out.
+    "left over": (EMPTY_BATCH, EMPTY_SEQUENCE),
+    "computed": (EMPTY_BATCH, EMPTY_SEQUENCE, BOTH_EMPTY),
+    "both": (EMPTY_BATCH, EMPTY_SEQUENCE),
+}
+
+
+@pytest.mark.parametrize("merge", EMPTY)
+def test_empty_batches_and_sequences(tmp_path: Path, merge: str) -> None:
+    """Where a 0 is a length of 0 in the model, and copies none, it is so in the slices."""
+    path = _attention(tmp_path / "model.onnx", "batch", merge, SOFTMAX)
+    model = onnx.load(path)
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in {"merge", "apart"}:
+            node.attribute.append(onnx.helper.make_attribute("allowzero", 1))
+    onnx.save(model, path)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    for shape in EMPTY[merge]:
+        feeds = {"x": np.zeros(shape, np.float32)}
+        assert lockstep.reference(path, feeds)["y"].shape == shape
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 5, WIDTH)}, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("opset", [11, 13])
 def test_older_operators(tmp_path: Path, opset: int) -> None:
     scores = "a = Add(s, alibi) p = Softmax<axis = 2>(a)"
@@ -128,6 +155,39 @@ def test_products_as_equations(tmp_path: Path, batch: str, equations: str) -> No
     text = text.replace("MatMul(p, vm)", f'Einsum<equation = "{second}">(p, vm)')
     path = graphs.save(tmp_path / "m.onnx", text, _weights() | _numbers())
     _expert(path, tmp_path, {"x": graphs.array(3, 5, WIDTH)})
+
+
+NORMALIZED = """g (float[batch, seq, 32] x) => (float[batch, seq, 32] y) {
+  sh = Shape(x)  b0 = Gather<axis = 0>(sh, zero)  computed = Concat<axis = 0>(b0, left)
+  q0 = MatMul(x, wq)  q1 = Reshape(q0, by_head)  q2 = NORM_OF_q1  q3 = Reshape(q2, JOINED)
+  k0 = MatMul(x, wk)  k1 = Reshape(k0, by_head)  k2 = NORM_OF_k1  k3 = Reshape(k2, JOINED)
+  v0 = MatMul(x, wv)  kv = Mul(k3, v0)  qkv = Mul(q3, kv)  y = MatMul(qkv, wo)
+}"""
+NORMS = {  # and the opset that has them
+    "LayerNormalization<axis = -1>(IN, scale, shift)": 18,
+    "RMSNormalization<axis = -1>(IN, scale)": 23,
+    "LpNormalization<axis = -1>(IN)": 18,
+}
+
+
+@pytest.mark.parametrize("by_head", [[0, -1, SIZE], [-1, SIZE]])
+@pytest.mark.parametrize("norm", NORMS)
+def test_normalization_of_each_head(tmp_path: Path, norm: str, by_head: list[int]) -> None:
+    """Heads merged with the length: [batch, length * heads, size], then [batch, length, heads * size]."""
+    text = NORMALIZED.replace("JOINED", "copied" if len(by_head) == 3 else "computed")
+    for name in "qk":
+        text = text.replace(f"NORM_OF_{name}1", norm.replace("IN", f"{name}1"))
+    numbers = {"by_head": by_head, "copied": [0, -1, WIDTH], "left": [-1, WIDTH], "zero": [0]}
+    weights = {"scale": graphs.array(SIZE) + 2, "shift": graphs.array(SIZE, seed=5)} | _weights()
+    constants = {name: np.asarray(value, np.int64) for name, value in numbers.items()}
+    path = graphs.save(tmp_path / "model.onnx", text, weights | constants, opset=NORMS[norm])
+    _expert(path, tmp_path, {"x": graphs.array(3, 5, WIDTH)})
+    if norm.startswith("RMS"):  # ONNX Runtime's own name for it, which onnx does not know
+        model = onnx.load(path)
+        for node in model.graph.node:
+            node.op_type = node.op_type.replace("RMSNorm", "SimplifiedLayerNorm")
+        onnx.save(model, path)
+        _expert(path, tmp_path / "own", {"x": graphs.array(3, 5, WIDTH)})
 
 
 PACKED = """

@@ -7,6 +7,7 @@ from tests.sharding.rule_cases import (
     attention,
     blocks,
     elementwise,
+    flow,
     fused,
     gpu_only,
     images,
@@ -22,6 +23,7 @@ from tests.sharding.rule_cases import (
 CASES: list[Case] = [
     *attention.CASES,
     *fused.CASES,
+    *flow.CASES,
     *gpu_only.CASES,
     *elementwise.CASES,
     *images.CASES,
@@ -34,7 +36,12 @@ CASES: list[Case] = [
     *shapes.CASES,
     *blocks.CASES,
 ]
-EXTRA_BY_DOMAIN: dict[tuple[str, str], Set[str]] = {**attention.EXTRA, **fused.EXTRA, **gpu_only.EXTRA}
+EXTRA_BY_DOMAIN: dict[tuple[str, str], Set[str]] = {
+    **attention.EXTRA,
+    **flow.EXTRA,
+    **fused.EXTRA,
+    **gpu_only.EXTRA,
+}
 """The same by domain and operator."""
 EXTRA: dict[str, Set[str]] = {**images.EXTRA, **quantized.EXTRA, **sequences.EXTRA}
 """By operator: the kinds of options that the cases must run, besides split->split."""

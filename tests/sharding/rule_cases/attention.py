@@ -175,8 +175,8 @@ def _group_query() -> list[Case]:
     size, half = 16, 8  # rotary embedding wants multiples of 16
     caches = [f32(16, half), f32(16, half)]
     cases = []
-    # Heads split, heads with a packed input split, a batch split.
-    for batch, heads, pairs in ((BATCH, 24, 12), (BATCH, 12, 12), (12, 2, 1)):
+    # Heads split, heads with a packed input split, a batch split; a key/value head for some ranks, for all.
+    for batch, heads, pairs in ((BATCH, 24, 12), (BATCH, 12, 12), (12, 2, 1), (BATCH, 12, 2), (BATCH, 12, 1)):
         counts = {"num_heads": heads, "kv_num_heads": pairs}
         q, k = f32(batch, LENGTH, heads * size), f32(batch, LENGTH, pairs * size)
         v = f32(batch, LENGTH, pairs * size)
@@ -208,6 +208,21 @@ def _group_query() -> list[Case]:
             _ms(op, [*token, *past, *lengths, None, None, None, f32(batch, heads, 1, 7)], counts, 3),
             _ms(op, [*token, *past, *lengths, None, None, None, f32(1, 1, 1, 7), f32(heads)], counts, 3),
         ]
+        packed = [np.concatenate(token, axis=2), None, None]
+        smooth = {**counts, "do_rotary": 1, "smooth_softmax": 1, "local_window_size": 3, "softcap": 2.0}
+        cases += [
+            _ms(op, [*packed, *past, *lengths, *caches], smooth, 3),
+            _ms(op, [*packed, *past, *lengths, *caches, None, None, f32(heads)], one, 3),
+        ]
+        eight, four = ({"kv_cache_bit_width": bits, "do_rotary": 1, **counts} for bits in (8, 4))
+        bytes_ = [u8(batch, pairs, 6, size) for _ in past]
+        halves = [u8(batch, pairs, 6, size // 2) for _ in past]
+        scales = np.abs(f32(pairs, 1, size)) / 50
+        for attributes, old in ((eight, [cache.astype(np.int8) for cache in bytes_]), (four, halves)):
+            for kind, scale in (("PER_CHANNEL", scales), ("PER_TENSOR", scales.reshape(-1)[:1])):
+                types = {"k_quant_type": kind, "v_quant_type": kind}
+                inputs = [*token, *old, *lengths, *caches, None, None, None, scale, scale]
+                cases.append(_ms(op, inputs, {**attributes, **types}, 3, needs="1.31", rtol=1e-4))
     return cases
 
 
@@ -275,10 +290,9 @@ CASES = [
 HEADS_AND_BATCH = frozenset({"blocks->split"})
 LINEAR = frozenset({"partial->partial"})
 EXTRA: dict[tuple[str, str], Set[str]] = {
-    **{
-        (MICROSOFT, op): HEADS_AND_BATCH
-        for op in ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
-    },
+    **{(MICROSOFT, op): HEADS_AND_BATCH for op in ("Attention", "QAttention", "MultiHeadAttention")},
+    # Each rank takes its own heads out of packed ones.
+    (MICROSOFT, "GroupQueryAttention"): HEADS_AND_BATCH | {"whole->split"},
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): HEADS_AND_BATCH,
     ("", "RotaryEmbedding"): LINEAR,
     (MICROSOFT, "RotaryEmbedding"): LINEAR,

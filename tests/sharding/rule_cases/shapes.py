@@ -52,6 +52,7 @@ def _symbolic() -> list[Case]:
     merge = {"shapes": {0: [*BATCH, 12, 8]}, "output_shapes": {0: [*BATCH, 96]}}
     unknown = {"shapes": {0: [None, None, 96]}, "output_shapes": {0: [None, None, 12, 8]}}
     heads = {"shapes": {0: ["batch", 12, None, 8]}, "output_shapes": {0: [None, None, 8]}}
+    rows = {"shapes": {0: ["batch·length", 12, 4]}, "output_shapes": {0: ["batch", "length", 48]}}
     undeclared = {"shapes": {0: [None, None, 96]}, "output_shapes": {0: None}}
     return [
         Case("Reshape", [x, runtime([2, 5, 12, 8])], **split),
@@ -65,6 +66,9 @@ def _symbolic() -> list[Case]:
         Case("Reshape", [x, vector(0, 0, 12, 8)], **undeclared),
         Case("Reshape", [x, runtime([2, 5, 12, 8])], **undeclared),
         Case("Reshape", [f32(2, 12, 5, 8), runtime([-1, 5, 8])], **heads),
+        # Heads go to another axis, and what has their place is of open length.
+        Case("Reshape", [f32(10, 12, 4), runtime([2, -1, 48])], **rows),
+        Case("Reshape", [f32(10, 12, 4), runtime([2, 5, 48])], **rows),
         Case(
             "Reshape", [f32(2, 12, 8), vector(-1, 8)], shapes={0: ["n", 12, 8]}, output_shapes={0: [None, 8]}
         ),

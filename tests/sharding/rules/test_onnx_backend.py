@@ -6,7 +6,6 @@ forces all of them). Tests are dealt out over several pytest tests so that one c
 """
 
 import json
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +32,8 @@ onnx add tests and releases of ONNX Runtime operators (onnx 1.23 and ONNX Runtim
 ONNX Runtime 1.23: 1233 of the first)."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Many tests have nodes whose shapes nobody can know: each would be a warning."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
+"""Many tests have nodes whose shapes nobody can know: each would be a warning."""
 
 
 def _part(number: int) -> Iterator[tuple[str, OperatorTest]]:

@@ -3,10 +3,8 @@
 ``SHARDRUN_TEST_GRAPHS`` sets how many graphs are tried (in the tests a hundred, always the same).
 """
 
-import logging
 import os
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,11 +27,7 @@ SMALL = 0.1
 """Outputs below this are sums that cancel; their error is measured against it."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @settings(

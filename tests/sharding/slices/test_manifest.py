@@ -111,6 +111,7 @@ def test_every_key_stands_in_the_page_on_formats() -> None:
     kinds = (
         manifests.Manifest, manifests.FileEntry, manifests.RankEntry, manifests.WeightEntry,
         manifests.CollectiveEntry, manifests.TensorEntry, manifests.BatchAxes,
+        manifests.StatePair,
     )  # fmt: skip
     names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert {name for name in names if f'"{name}"' not in section and f"`{name}`" not in section} == set()

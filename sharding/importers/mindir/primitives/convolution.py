@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
@@ -19,36 +21,37 @@ from sharding.importers.mindir.primitives.operands import (
 # The later functions, with all settings as numbers
 
 
-def _ext(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand,
-    *,
-    stride: Operand,
-    dilation: Operand,
-    groups: Operand,
-    padding: dict[str, object] | None = None,
-    transposed: bool = False,
-    output_padding: Operand = None,
-) -> Value:
+@dataclass(frozen=True)
+class _Steps:
+    """How a window moves; ``padding`` are ONNX's attributes of it, None keeps the lengths."""
+
+    stride: Operand
+    dilation: Operand
+    groups: Operand
+    padding: dict[str, object] | None
+    transposed: bool = False
+    output_padding: Operand = None
+
+
+def _ext(b: Builder, x: Value, w: Value, bias: Operand, steps: _Steps) -> Value:
+    padding, transposed = steps.padding, steps.transposed
     spatial = known_rank(w) - 2
     lone = x.rank == spatial + 1
     x = b.unsqueeze(x, [0]) if lone else x
     operands = [computable(b, item) for item in promoted(b, x, w)]
     kernel = kernel_of(w)
-    strides = last(integers(b, stride, "stride"), spatial, "stride")
-    dilations = last(integers(b, dilation, "dilation"), spatial, "dilation")
+    strides = last(integers(b, steps.stride, "stride"), spatial, "stride")
+    dilations = last(integers(b, steps.dilation, "dilation"), spatial, "dilation")
     if padding is None:
         operands[0], padding = same_padding(b, operands[0], kernel, strides, dilations)
     if isinstance(bias, Value):
         operands.append(b.cast(bias, operands[0].dtype))
-    more = (
-        last(integers(b, output_padding, "output_padding"), spatial, "output_padding") if transposed else []
-    )
+    more: list[int] = []
+    if transposed:
+        more = last(integers(b, steps.output_padding, "output_padding"), spatial, "output_padding")
     found = b.op("ConvTranspose" if transposed else "Conv", operands, {
         "kernel_shape": kernel, "strides": strides, "dilations": dilations,
-        "group": integer(b, groups, "groups"), "output_padding": more if any(more) else None, **padding,
+        "group": integer(b, steps.groups, "groups"), "output_padding": more if any(more) else None, **padding,
     })  # fmt: skip
     return b.squeeze(found, [0]) if lone else found
 
@@ -78,8 +81,7 @@ def conv_ext(
     groups: Operand = 1,
 ) -> Value:
     """A convolution with a bias, padded the same at both ends of an axis, or by what keeps the lengths."""
-    around = _around(b, padding, w, named)
-    return _ext(b, x, w, bias, stride=stride, dilation=dilation, groups=groups, padding=around)
+    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, _around(b, padding, w, named)))
 
 
 @table({"Convolution": False, "ConvolutionStr": True})
@@ -98,10 +100,8 @@ def convolution(
     groups: Operand = 1,
 ) -> Value:
     """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
-    return _ext(
-        b, x, w, bias, stride=stride, dilation=dilation, groups=groups,
-        padding=_around(b, padding, w, named), transposed=bool(transposed), output_padding=output_padding,
-    )  # fmt: skip
+    around = _around(b, padding, w, named)
+    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, bool(transposed), output_padding))
 
 
 @primitive("ConvTranspose2D")
@@ -151,7 +151,7 @@ def extract_patches(
         weight[place, range(channels), range(channels), place] = 1
     w = b.const(weight.reshape(places * channels, channels, *kernel).astype(x.dtype))
     around = _around(b, padding, w, True)
-    return _ext(b, x, w, None, stride=strides, dilation=rates, groups=1, padding=around)
+    return _ext(b, x, w, None, _Steps(strides, rates, 1, around))
 
 
 @primitive("Im2Col")
@@ -187,7 +187,7 @@ def _columns(
     kernel, channels, places = _windows(b, x, ksizes)
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
-    found = _ext(b, x, w, None, stride=strides, dilation=dilations, groups=channels, padding=around)
+    found = _ext(b, x, w, None, _Steps(strides, dilations, channels, around))
     return found, channels, places
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
@@ -27,23 +29,23 @@ from sharding.importers.mindir.primitives.statistics import moments
 
 
 def _batch(
-    b: Builder, x: Value, scale: Operand, bias: Operand, mean: Operand, variance: Operand,
-    training: bool, epsilon: float, flip: bool,
-) -> Operand:  # fmt: skip
+    b: Builder, x: Value, weights: Sequence[Operand], training: bool, epsilon: float, flip: bool
+) -> Operand:
+    """``weights``: scale, bias, mean, variance."""
     wide = floating(b, x)
     rank = known_rank(x) if flip or training else 0
     flip = flip and rank > 2
     if flip:
         wide = b.transpose(wide, [0, rank - 1, *range(1, rank - 1)])
     channels: Operand = None
-    if not all(isinstance(item, Value) for item in (scale, bias, mean, variance)):
+    if not all(isinstance(item, Value) for item in weights):
         channels = b.dim(wide, 1)
     if training:
         spread, centre = moments(b, wide, [0, *range(2, rank)], 0, False)
-        mean, variance = centre, spread
+        weights = [*weights[:2], centre, spread]
     found = [
         b.cast(item, wide.dtype) if isinstance(item, Value) else filled(b, (channels,), default, wide.dtype)
-        for item, default in ((scale, 1), (bias, 0), (mean, 0), (variance, 1))
+        for item, default in zip(weights, (1, 0, 0, 1), strict=True)
     ]
     result = b.op("BatchNormalization", [wide, *found], {"epsilon": epsilon})
     if flip:
@@ -68,10 +70,8 @@ def batch_norm(
 ) -> Operand:
     """By the given moments, or in training by those of the batch. Of the five results the first matters."""
     layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    return _batch(
-        b, x, scale, bias, mean, variance, bool(is_training), float(number(epsilon, "epsilon")),
-        channels_last(layout),
-    )  # fmt: skip
+    eps = float(number(epsilon, "epsilon"))
+    return _batch(b, x, (scale, bias, mean, variance), bool(is_training), eps, channels_last(layout))
 
 
 @primitive("BatchNormExt")
@@ -89,7 +89,7 @@ def batch_norm_ext(
 ) -> Operand:
     """The same with moments and weights that may be missing."""
     eps = float(number(epsilon, "epsilon"))
-    found = _batch(b, x, scale, bias, mean, variance, bool(training) or mean is None, eps, False)
+    found = _batch(b, x, (scale, bias, mean, variance), bool(training) or mean is None, eps, False)
     assert isinstance(found, tuple)
     return found[:3]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,33 +101,38 @@ def pool(
     return b.transpose(found, [0, 2, 3, 1]) if flip else found
 
 
-def pooled(
-    b: Builder,
-    op_type: str,
-    x: Value,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
-    *,
-    ceil: bool = False,
-    count_padding: bool | None = None,
-    dilations: Sequence[int] | None = None,
-) -> Value:
-    """Windows with pads in ONNX's order; one axis more in front if the batch is missing."""
+@dataclass(frozen=True)
+class Windows:
+    """``pads`` are in ONNX's order; ``ceil``: the last window may be a part; ``counted``: whether padding
+    counts in a mean."""
+
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    pads: Sequence[int] = ()
+    ceil: bool = False
+    counted: bool | None = None
+    dilations: Sequence[int] | None = None
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        return {
+            "kernel_shape": list(self.kernel),
+            "strides": list(self.strides),
+            "count_include_pad": None if self.counted is None else int(self.counted),
+        }
+
+
+def pooled(b: Builder, op_type: str, x: Value, windows: Windows) -> Value:
+    """What windows give; one axis more in front if the batch is missing."""
+    kernel, strides, pads, ceil = windows.kernel, windows.strides, windows.pads, windows.ceil
+    dilations = windows.dilations
     lone = x.rank == len(kernel) + 1
     wide = computable(b, b.unsqueeze(x, [0]) if lone else x)
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
         wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
-    attributes: dict[str, object] = {
-        "kernel_shape": list(kernel),
-        "strides": list(strides),
-        "pads": list(pads),
-        "ceil_mode": int(ceil),
-        "dilations": gaps,
-        "count_include_pad": None if count_padding is None else int(count_padding),
-    }
-    found = b.op(op_type, [wide], attributes)
+    more: dict[str, object] = {"pads": list(pads), "ceil_mode": int(ceil), "dilations": gaps}
+    found = b.op(op_type, [wide], {**windows.attributes, **more})
     return b.squeeze(found, [0]) if lone else found
 
 
@@ -144,28 +150,23 @@ def max_pool3d(
     """The largest of each window of three axes."""
     kernel = last(integers(b, kernel_size, "kernel_size"), 3, "kernel_size")
     steps = last(integers(b, strides, "strides"), 3, "strides")
-    return _in_volume(b, "MaxPool", x, kernel, steps, pad_mode, pad_list, bool(ceil_mode), None)
+    pads = _pads_of_volume(b, pad_mode, pad_list)
+    return _in_volume(b, "MaxPool", x, Windows(kernel, steps, pads or (), bool(ceil_mode)), pads is None)
 
 
-def _in_volume(
-    b: Builder,
-    op_type: str,
-    x: Value,
-    kernel: list[int],
-    steps: list[int],
-    pad_mode: Operand,
-    pad_list: Operand,
-    ceil: bool,
-    count_padding: bool | None,
-) -> Value:
+def _pads_of_volume(b: Builder, pad_mode: Operand, pad_list: Operand) -> list[int] | None:
+    """None: as many as keep the number of windows."""
     mode = text(pad_mode, "pad_mode", _PAD_MODES)
     if mode == "same":
-        wide, padding = _same(b, computable(b, x), kernel, steps)
-        counted = None if count_padding is None else int(count_padding)
-        attributes = {"kernel_shape": kernel, "strides": steps, "count_include_pad": counted, **padding}
-        return b.op(op_type, [wide], attributes)
-    pads = paired(integers(b, pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
-    return pooled(b, op_type, x, kernel, steps, pads, ceil=ceil, count_padding=count_padding)
+        return None
+    return paired(integers(b, pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
+
+
+def _in_volume(b: Builder, op_type: str, x: Value, windows: Windows, same: bool) -> Value:
+    if not same:
+        return pooled(b, op_type, x, windows)
+    wide, padding = _same(b, computable(b, x), list(windows.kernel), list(windows.strides))
+    return b.op(op_type, [wide], {**windows.attributes, **padding})
 
 
 @primitive("AvgPool3D", rank=5)
@@ -186,11 +187,12 @@ def avg_pool3d(
     steps = last(integers(b, strides, "strides"), 3, "strides")
     divisor = number(divisor_override, "divisor_override") if divisor_override is not None else 0
     counted = bool(count_include_pad) or bool(divisor)
-    around, mode = pad_list, text(pad_mode, "pad_mode", _PAD_MODES)
-    if divisor and ceil_mode and mode != "same":
-        pads = [0] * 6 if mode == "valid" else paired(integers(b, pad_list, "pad_list"), 3, "pad_list")
-        x, around, ceil_mode, pad_mode = completed(b, floating(b, x), kernel, steps, pads), 0, False, "valid"
-    found = _in_volume(b, "AveragePool", x, kernel, steps, pad_mode, around, bool(ceil_mode), counted)
+    pads = _pads_of_volume(b, pad_mode, pad_list)
+    windows = Windows(kernel, steps, pads or (), bool(ceil_mode), counted)
+    if divisor and ceil_mode and pads is not None:
+        x = completed(b, floating(b, x), kernel, steps, pads)
+        windows = replace(windows, pads=[0] * 6, ceil=False)
+    found = _in_volume(b, "AveragePool", x, windows, pads is None)
     return _divided(b, found, kernel, divisor)
 
 
@@ -222,7 +224,7 @@ def avg_pool_ext(
     wide, ceil = floating(b, x), bool(ceil_mode)
     if divisor and ceil:
         wide, around, ceil = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
-    found = pooled(b, "AveragePool", wide, kernel, steps, around, ceil=ceil, count_padding=counted)
+    found = pooled(b, "AveragePool", wide, Windows(kernel, steps, around, ceil, counted))
     return _divided(b, found, kernel, divisor)
 
 
@@ -254,7 +256,8 @@ def max_pool_places(
     around = last(integers(b, pads, "pads"), count, "pads") * 2
     gaps = last(integers(b, dilation, "dilation"), count, "dilation")
     if node.op_type == "MaxPoolWithMask":
-        return (pooled(b, "MaxPool", x, kernel, steps, around, ceil=bool(ceil_mode), dilations=gaps),)
+        windows = Windows(kernel, steps, around, bool(ceil_mode), dilations=gaps)
+        return (pooled(b, "MaxPool", x, windows),)
     lone = x.rank == count + 1
     wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
     ceil = bool(ceil_mode)

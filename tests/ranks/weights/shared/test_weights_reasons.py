@@ -36,12 +36,6 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_a_limit_that_is_too_small(cache: Path, shared_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
     found = refusal(shared_model)

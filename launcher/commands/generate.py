@@ -1,0 +1,106 @@
+"""``shardrun generate``: text from a language model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option
+from launcher.job.options import RANKS, SLICING, TYPES
+
+HELP = "continue texts with a language model on several ranks"
+DESCRIPTION = """\
+Continues prompts with a language model, and prints the text as it comes. A model is a folder as ONNX Runtime
+GenAI's builder, optimum or transformers make it (model, tokenizer.json, genai_config.json or config.json),
+or a plain model file or slice folder, which takes token ids. Runs on one rank unless told otherwise; a model
+is sliced first, into a cache. Prompts come from --prompt, --ids or --prompts, else from standard input."""
+EPILOG = """\
+examples:
+  shardrun generate llama --ranks 2 --prompt "Once upon a time" --max-new-tokens 100
+  shardrun generate llama --ranks 2 --chat --prompt "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
+  shardrun generate llama --ranks 2 --prompts questions.jsonl --json > answers.jsonl
+  shardrun generate decoder.onnx --ids 1,15043,29892 --max-new-tokens 20
+  shardrun generate t5 --prompt "translate English to German: good morning" --beams 4
+
+a line of --prompts is a text, or JSON: {"prompt": "..."}, {"ids": [...]} or {"messages": [...]}
+
+exit codes:
+  0 done; 1 a rank failed; 2 wrong usage, configuration or input
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    from launcher.generation.options import GENERATE, GROUPS
+
+    parser.add_argument(
+        "model", metavar="FOLDER|MODEL.onnx|SLICES", type=Path, help="a language model, see above"
+    )
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument(
+        "--prompt", metavar="TEXT", dest="prompt", action="append", default=[],
+        help="a text to continue; repeatable",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--ids", metavar="ID,ID,...", action="append", default=[],
+        help="token ids to continue, which need no tokenizer; repeatable",
+    )  # fmt: skip
+    prompts.add_argument("--prompts", metavar="FILE", help="a file of prompts, one a line; -: standard input")
+    prompts.add_argument(
+        "--chat", action="store_true",
+        help="each prompt is a user's message: the model's chat template makes the text",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--input", metavar="NAME=FILE", dest="arrays", action="append", default=[],
+        help="an array for the model's encoder, such as audio_features=sound.npy; repeatable",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--texts", metavar="FOLDER", type=Path,
+        help="where tokenizer and configuration lie (default: in the model's folder)",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--draft", metavar="FOLDER|MODEL.onnx", type=Path,
+        help="a smaller model with the same vocabulary, on one rank, whose guesses --speculate checks",
+    )  # fmt: skip
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for option in GENERATE.values():
+            if option.group == title:
+                add_described(group, option)
+    add_groups(parser, RANKS, TYPES, SLICING)
+    add_option(parser, "dims", f"a likely length of a symbolic dimension: the plan is {PLANNED}")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each prompt")
+    parser.add_argument("--quiet", action="store_true", help="say nothing of times on standard error")
+    parser.add_argument(
+        "--config", metavar="JOB.yaml", type=Path, default=ABSENT,
+        help="options of ranks and slicing from a job file; flags win over it",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generates as this process's place in the job demands."""
+    from launcher.errors import ConfigError
+    from launcher.generation.options import GENERATE, GenerateOptions
+    from launcher.job.job import gather
+    from launcher.tasks.generation import Task, generate_group, generate_rank
+    from launcher.tasks.prompts import Prompts
+    from launcher.tasks.run import external_identity, leave_now
+
+    flags = vars(args)
+    options = GenerateOptions().with_flags(flags)
+    if args.draft is not None and not options.speculate:
+        raise ConfigError("--draft: give --speculate N too, how many tokens it shall guess in one step")
+    job = gather({name: value for name, value in flags.items() if name not in GENERATE}, flags.get("config"))
+    prompts = Prompts(args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays))
+    task = Task(
+        args.model, options, prompts, args.texts, args.draft, tuple(args.arrays), args.json, args.quiet
+    )
+    identity = external_identity(job)
+    if identity is None:
+        generate_group(job, task)
+        return 0
+    try:
+        generate_rank(job, task, identity)
+    except BaseException as error:
+        leave_now(error, identity)
+    return 0

@@ -1,0 +1,127 @@
+"""What generation needs of a model: a decoder that starts sequences, and sequences that read tokens.
+
+Whatever runs a model (ranks that keep the state, or a caller that carries it along) stands behind these two
+protocols; nothing above them knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import ConfigError
+from ranks.common.tensors import TensorSpec
+from sharding.common.text import counted
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+
+Ids = NDArray[np.int64]
+Logits = NDArray[np.float32]
+"""(positions, vocabulary): before any softmax."""
+Arrays = Mapping[str, "Array"]
+
+
+class Sequence(Protocol):
+    """The state of one sequence in a model."""
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far."""
+
+    def step(self, ids: Ids, *, every: bool = False) -> Logits:
+        """Reads tokens (n,), n at least 1, and returns the logits of the last one (1, vocabulary), or with
+        ``every`` those of all (n, vocabulary)."""
+
+    def rewind(self, length: int) -> None:
+        """Forgets all tokens from position ``length`` on. Only where the decoder `Decoder.rewinds`, or to 0,
+        or to the present length."""
+
+    def fork(self) -> Sequence:
+        """An independent sequence that has read the same tokens."""
+
+    def close(self) -> None:
+        """Frees the state; safe to call twice."""
+
+
+class Decoder(Protocol):
+    """A model that can start sequences."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are: 0 to ``vocabulary`` - 1."""
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that a sequence may hold; None if nothing says it."""
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether sequences can forget their last tokens. Recurrent state cannot."""
+
+    @property
+    def encoder_inputs(self) -> Several[TensorSpec]:
+        """The arrays that `sequence` takes, which an encoder reads first; nothing for a decoder alone. A text
+        encoder takes ``input_ids`` (1, n), and ``attention_mask`` where it is given."""
+
+    def sequence(self, inputs: Arrays | None = None) -> Sequence:
+        """A new, empty sequence; of an encoder-decoder model with the encoder's ``inputs``."""
+
+    def step_many(self, sequences: Several[Sequence], ids: Ids) -> list[Logits]:
+        """Has each sequence read one token of ``ids`` (sequences,); the logits (1, vocabulary) of each."""
+
+
+def step_each(sequences: Several[Sequence], ids: Ids) -> list[Logits]:
+    """`Decoder.step_many` where sequences are no quicker together."""
+    return [sequence.step(ids[k : k + 1]) for k, sequence in enumerate(sequences)]
+
+
+def read_prompt(sequence: Sequence, ids: Ids, chunk: int | None = None) -> Logits:
+    """Has a sequence read a prompt, ``chunk`` tokens at a time; the logits (1, vocabulary) of its last."""
+    size = chunk or len(ids)
+    logits: Logits | None = None
+    for begin in range(0, len(ids), size):
+        logits = sequence.step(ids[begin : begin + size])
+    assert logits is not None
+    return logits
+
+
+def check_ids(ids: object, decoder: Decoder, what: str = "the prompt") -> Ids:
+    """Token ids as an array (n,). Raises `ConfigError` for none, and for what is no id of this model."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        array = np.empty((0, 0))
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"{what}: expected token ids, which are whole numbers in one row, found {ids!r:.80}"
+        )
+    if not array.size:
+        raise ConfigError(f"{what} has no token: expected at least one, such as the model's first token")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= decoder.vocabulary:
+        wrong = low if low < 0 else high
+        raise ConfigError(
+            f"{what} holds the token {wrong}, but the model's vocabulary has the ids 0 to "
+            f"{decoder.vocabulary - 1}; is the tokenizer another model's?"
+        )
+    return array.astype(np.int64)
+
+
+def check_room(length: int, decoder: Decoder, what: str = "the prompt") -> int | None:
+    """How many tokens may follow so many, at least one; None if nothing says it. Raises `ConfigError`."""
+    if decoder.context is None:
+        return None
+    if length >= decoder.context:
+        raise ConfigError(
+            f"{what} has {counted(length, 'token')}, but the model's context holds {decoder.context}, and "
+            "one must be left for the answer; shorten it"
+        )
+    return decoder.context - length

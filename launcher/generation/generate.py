@@ -1,0 +1,325 @@
+"""Generating: a prompt through a decoder, and the events that come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from launcher.errors import ConfigError
+from launcher.generation.beams import search
+from launcher.generation.decoder import (
+    Arrays,
+    Decoder,
+    Ids,
+    Logits,
+    Sequence,
+    check_ids,
+    check_room,
+    read_prompt,
+)
+from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
+from launcher.generation.sample import Completion, Done, Event, Limits, Sample, make_samples
+from launcher.generation.speculation import Draft, Guesser, Lookup, grow
+from launcher.generation.text.tokenizer import Tokenizer
+from sharding.common.text import counted
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+    from sharding.common.arrays import Array
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a model's texts begin and end, as its folder says. ``defaults``: options by name, and
+    ``do_sample``, ``max_length`` and ``min_length`` (both with the prompt)."""
+
+    ends: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    """What a decoder with an encoder reads first."""
+    defaults: Mapping[str, Setting] | None = None
+
+
+class Generation:
+    """The texts of one prompt as they come: an iterator over `Token` and `Done`, once.
+
+    Nothing is computed before the next event is asked for. `close`, or the end of a ``with``, gives the
+    model's state back early.
+    """
+
+    def __init__(
+        self, events: Iterator[Event], options: GenerateOptions, prompt: Several[int], *, has_text: bool
+    ) -> None:
+        self._events = events
+        self.has_text = has_text
+        self.options, self.prompt = options, list(prompt)
+        self.completions: list[Completion] = []
+        """The texts that have ended."""
+        self.tokens = 0
+        """Generated so far, of all texts."""
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        if isinstance(event, Done):
+            self.completions.append(event.completion)
+            if event.completion.score is not None:  # of a search, whose tokens do not come one by one
+                self.tokens += len(event.completion.ids)
+        else:
+            self.tokens += 1
+        return event
+
+    def finish(self) -> list[Completion]:
+        """Generates to the end; all texts, in order."""
+        for _ in self:
+            pass
+        self.completions.sort(key=lambda item: item.sample)
+        return self.completions
+
+    @property
+    def text(self) -> str | None:
+        """The first text, generated to its end; None without a tokenizer."""
+        return self.finish()[0].text
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the first text, generated to its end."""
+        return self.finish()[0].ids
+
+    def close(self) -> None:
+        """Ends the generation; safe to call twice."""
+        self._events.close()  # type: ignore[attr-defined]  # a generator
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def generate(
+    decoder: Decoder,
+    prompt: str | Several[int] | Ids | None,
+    options: GenerateOptions | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    manner: Manner | None = None,
+    inputs: Arrays | None = None,
+    draft: Decoder | None = None,
+    special: bool = True,
+    **more: Setting,
+) -> Generation:
+    """Continues a prompt: text, or token ids.
+
+    With an encoder that reads text the prompt is the encoder's; with any other (``inputs`` are its arrays)
+    the prompt is what the decoder reads first, if it is given. ``draft``: a smaller decoder with the same
+    vocabulary that guesses tokens. ``special``: whether the tokenizer adds its special tokens. ``more``:
+    single options by name.
+
+    Raises `ConfigError` at once for what does not fit the model; the iterator raises what the model raises.
+    """
+    prepared = prepare(
+        decoder, prompt, options,
+        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special, **more,
+    )  # fmt: skip
+    events = _events(decoder, prepared, tokenizer, draft)
+    return Generation(events, prepared.options, prepared.prompt, has_text=tokenizer is not None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that fits its model."""
+
+    prompt: list[int]
+    """The token ids of the prompt."""
+    read: Ids
+    """What the decoder reads first."""
+    given: Arrays | None
+    """What the encoder is given, where there is one."""
+    options: GenerateOptions
+    """Settled: the seed and the number of new tokens are there."""
+    limits: Limits
+
+
+def prepare(
+    decoder: Decoder,
+    prompt: str | Several[int] | Ids | None,
+    options: GenerateOptions | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    manner: Manner | None = None,
+    inputs: Arrays | None = None,
+    draft: Decoder | None = None,
+    special: bool = True,
+    **more: Setting,
+) -> Prepared:
+    """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
+    manner = manner or Manner()
+    asked = options_of(options, more)
+    ids = _ids(decoder, prompt, tokenizer, special)
+    read, given = _arranged(decoder, ids, inputs, manner)
+    room = check_room(len(read), decoder)
+    settled = asked.filled(_lengths(manner.defaults or {}, len(read)))
+    most = settled.max_new_tokens or NEW_TOKENS
+    most = most if room is None else min(most, room)
+    seed = secrets.randbits(63) if settled.seed is None else settled.seed
+    settled = replace(
+        settled, seed=seed, max_new_tokens=most, min_new_tokens=min(settled.min_new_tokens or 0, most)
+    )
+    ends = frozenset([*(() if settled.ignore_eos else manner.ends), *settled.stop_ids])
+    _check(decoder, settled, tokenizer, draft, ends)
+    limits = Limits(ends, most)
+    return Prepared(ids.tolist(), read, given, settled, limits)
+
+
+def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special: bool) -> Ids:
+    if prompt is None:
+        return np.empty(0, np.int64)
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ConfigError("the prompt is text, but there is no tokenizer: give token ids")
+        prompt = tokenizer.ids(prompt, special=special)
+    return check_ids(prompt, decoder)
+
+
+def _arranged(
+    decoder: Decoder, ids: Ids, inputs: Arrays | None, manner: Manner
+) -> tuple[Ids, dict[str, Array] | None]:
+    """What the decoder reads, and what the encoder does."""
+    names = [spec.name for spec in decoder.encoder_inputs]
+    if not names:
+        if inputs:
+            raise ConfigError(f"the model has no encoder, which could take {next(iter(inputs))!r}")
+        if not len(ids):
+            raise ConfigError("there is no prompt: a decoder alone needs one")
+        return ids, None
+    given = dict(inputs or {})
+    if unknown := [name for name in given if name not in names]:
+        raise ConfigError(f"the encoder has no input {unknown[0]!r}; it takes {', '.join(names)}")
+    start = np.array(manner.start, np.int64)
+    if "input_ids" in names and "input_ids" not in given:
+        if not len(ids):
+            raise ConfigError("there is no prompt, which the model's encoder reads")
+        given["input_ids"] = ids[None]
+    elif len(ids):
+        start = ids
+    missing = [name for name in names if name not in given and name != "attention_mask"]
+    if missing:
+        raise ConfigError(f"the model's encoder takes the array {missing[0]!r}, which is not given")
+    if not len(start):
+        raise ConfigError("nothing says with which token this decoder starts: give token ids as the prompt")
+    return check_ids(start, decoder, "the decoder's start"), given
+
+
+def _lengths(defaults: Mapping[str, Setting], prompt: int) -> dict[str, Setting]:
+    """Defaults whose lengths count new tokens only."""
+    found = dict(defaults)
+    longest, shortest = found.pop("max_length", None), found.pop("min_length", None)
+    if longest is not None and found.get("max_new_tokens") is None and longest > prompt:
+        found["max_new_tokens"] = longest - prompt
+    if shortest is not None and found.get("min_new_tokens") is None:
+        found["min_new_tokens"] = max(0, shortest - prompt)
+    return found
+
+
+def _check(
+    decoder: Decoder,
+    options: GenerateOptions,
+    tokenizer: Tokenizer | None,
+    draft: Decoder | None,
+    ends: Iterable[int],
+) -> None:
+    """Raises `ConfigError` for options that this model cannot follow."""
+    if options.stop and tokenizer is None:
+        raise ConfigError("stop: a stop text is looked for in text, but there is no tokenizer; give stop_ids")
+    if options.logit_bias and max(options.logit_bias) >= decoder.vocabulary:
+        raise ConfigError(
+            f"logit_bias: there is no token {max(options.logit_bias)}: the model's vocabulary has the ids 0 "
+            f"to {decoder.vocabulary - 1}"
+        )
+    for token in ends:
+        if not 0 <= token < decoder.vocabulary:
+            raise ConfigError(
+                f"the token {token} shall end the text, but the model's vocabulary has the ids 0 to "
+                f"{decoder.vocabulary - 1}"
+            )
+    if draft is not None and not options.speculate:
+        raise ConfigError(
+            "a draft model is given, but not how many tokens it shall propose: give `speculate`"
+        )
+    if options.speculate and not decoder.rewinds:
+        raise ConfigError(
+            "speculate: this model's state is recurrent, and cannot forget guesses that were wrong; leave it "
+            "out"
+        )
+    if draft is not None:
+        if draft.vocabulary != decoder.vocabulary:
+            raise ConfigError(
+                f"the draft model has {counted(draft.vocabulary, 'token')}, but the model has "
+                f"{decoder.vocabulary}: both must have the same vocabulary"
+            )
+        if not draft.rewinds or draft.encoder_inputs:
+            raise ConfigError(
+                "the draft model must be a decoder alone, whose state can forget its last tokens"
+            )
+        if decoder.encoder_inputs:
+            raise ConfigError("a draft model is for decoders alone, but the model has an encoder")
+
+
+def _events(
+    decoder: Decoder, prepared: Prepared, tokenizer: Tokenizer | None, draft: Decoder | None
+) -> Iterator[Event]:
+    prompt, options, limits = prepared.read, prepared.options, prepared.limits
+    with contextlib.ExitStack() as stack:
+        state = decoder.sequence(prepared.given)
+        stack.callback(state.close)
+        logits = read_prompt(state, prompt, options.chunk)
+        if (options.beams or 1) > 1:
+            stack.pop_all()
+            yield from search(decoder, state, logits, prompt, options, limits, tokenizer)
+            return
+        samples = make_samples(options, decoder.vocabulary, prompt, limits, tokenizer)
+        states = [state]
+        for _ in samples[1:]:
+            states.append(state.fork())
+            stack.callback(states[-1].close)
+        if not options.speculate:
+            yield from _together(decoder, samples, states, logits)
+            return
+        for sample, own in zip(samples, states, strict=True):
+            guesser: Guesser = Lookup() if draft is None else Draft(draft, sample, prompt, options.chunk)
+            stack.callback(guesser.close)
+            yield from grow(sample, own, logits, prompt, guesser, options.speculate)
+
+
+def _together(
+    decoder: Decoder, samples: Several[Sample], states: Several[Sequence], logits: Logits
+) -> Iterator[Event]:
+    """All samples of a prompt, one token of each at a time."""
+    going: list[tuple[Sample, Sequence, Logits]] = [
+        (sample, state, logits) for sample, state in zip(samples, states, strict=True)
+    ]
+    while going:
+        still = []
+        for sample, state, rows in going:
+            yield sample.take(sample.choose(rows[0]), rows[0])
+            if sample.reason is None:
+                still.append((sample, state))
+            else:
+                state.close()
+                yield sample.done()
+        if not still:
+            return
+        ids = np.array([sample.ids[-1] for sample, _ in still], np.int64)
+        if len(still) == 1:
+            found = [still[0][1].step(ids)]
+        else:
+            found = decoder.step_many([state for _, state in still], ids)
+        going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]

@@ -1,0 +1,108 @@
+"""Language models from Python: started with their ranks, and generating in one call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.generation.decoder import Arrays, Decoder, Ids
+from launcher.generation.folder import read_folder
+from launcher.generation.generate import Generation
+from launcher.generation.model import LanguageModel, assemble
+from launcher.generation.options import GENERATE, GenerateOptions
+from launcher.generation.resident import decoder_of
+from launcher.generation.sample import Event
+from launcher.generation.stateful import Program, program_of
+from launcher.group.group import Group
+from launcher.group.group import start as start_group
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+
+PathLike = str | os.PathLike[str]
+
+
+def load_language_model(
+    model: PathLike, *, texts: PathLike | None = None, draft: PathLike | None = None, **start: Setting
+) -> LanguageModel:
+    """Starts the ranks of a language model and returns when it is ready.
+
+    ``model``: a folder of ONNX Runtime GenAI, optimum or transformers, a decoder's file, or a slice folder.
+    ``texts``: the folder with the tokenizer and configuration, if it is another one. ``draft``: a smaller
+    model of the same kinds, on one rank, that guesses tokens (see the option ``speculate``). ``start``: what
+    `launcher.start` takes, such as ``ranks=2``.
+
+    Raises `ConfigError` for folders that do not say enough, and what `launcher.start` raises.
+    """
+    start.setdefault("ranks", 1)
+
+    @contextlib.contextmanager
+    def started(path: Path) -> Iterator[Program]:
+        with start_group(path, **start) as group:
+            yield program_of(group)
+
+    folder = read_folder(Path(model), None if texts is None else Path(texts))
+    guesser = None if draft is None else read_folder(Path(draft))
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(assemble(folder, started))
+        if guesser is not None:
+            start = {**start, "ranks": 1}
+            loaded.draft = stack.enter_context(assemble(guesser, started)).decoder
+        return LanguageModel(
+            loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, stack.pop_all()
+        )
+
+
+def generate(
+    model: PathLike | LanguageModel | Group | Decoder,
+    prompt: str | Sequence[int] | Ids | None,
+    options: GenerateOptions | None = None,
+    *,
+    inputs: Arrays | None = None,
+    **more: Setting,
+) -> Generation:
+    """Continues a text or token ids: an iterator over events, whose ``text`` and `finish` go on to the end.
+
+    ``model``: a path, whose ranks are started for this call and end with it; a model that
+    `load_language_model` made; or a group of ranks or another decoder, for token ids alone. ``inputs``:
+    arrays for an encoder. ``more``: options of generating by name, and with a path also what
+    `load_language_model` takes.
+    """
+    if isinstance(model, LanguageModel):
+        return model.generate(prompt, options, inputs=inputs, **more)
+    if isinstance(model, Group):
+        model = decoder_of(program_of(model))
+    if not isinstance(model, str | os.PathLike):
+        return LanguageModel(model).generate(prompt, options, inputs=inputs, **more)
+    own = {name: more.pop(name) for name in list(more) if name in GENERATE}
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(load_language_model(model, **more))
+        made = loaded.generate(prompt, options, inputs=inputs, **own)
+        events = _UntilClosed(made, stack.pop_all())
+        return Generation(events, made.options, made.prompt, has_text=made.has_text)
+
+
+class _UntilClosed:
+    """The events of a generation, at whose end, or when it is closed, what was started for it ends."""
+
+    def __init__(self, events: Generation, stack: contextlib.ExitStack) -> None:
+        self._events, self._stack = events, stack
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        try:
+            return next(self._events)
+        except BaseException:  # the end, too
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends all of it; safe to call twice."""
+        self._events.close()
+        self._stack.close()

@@ -1,0 +1,117 @@
+"""A language model that is ready: its decoder on ranks, its tokenizer, and how its texts begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+from launcher.generation.decoder import Arrays, Decoder, Ids
+from launcher.generation.folder import ModelFolder
+from launcher.generation.generate import Generation, Manner, generate
+from launcher.generation.options import GenerateOptions
+from launcher.generation.resident import decoder_of
+from launcher.generation.stateful import Program, StatefulDecoder
+from launcher.generation.text.chat import ChatTemplate, find_template
+from launcher.generation.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+
+Messages = Sequence[Mapping[str, object]]
+Open = Callable[[Path], Program]
+"""Starts what computes a model file."""
+
+
+@dataclass
+class LanguageModel:
+    """What generates text. Made by `load`; use it in a ``with``, or call `close`."""
+
+    decoder: Decoder
+    manner: Manner = field(default_factory=Manner)
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    draft: Decoder | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Ids | None,
+        options: GenerateOptions | None = None,
+        *,
+        inputs: Arrays | None = None,
+        **more: Setting,
+    ) -> Generation:
+        """Continues a text or token ids: see `launcher.generation.generate.generate`."""
+        return generate(
+            self.decoder, prompt, options,
+            tokenizer=self.tokenizer, manner=self.manner, inputs=inputs, draft=self.draft, **more,
+        )  # fmt: skip
+
+    def chat(
+        self, messages: Messages | str, options: GenerateOptions | None = None, **more: Setting
+    ) -> Generation:
+        """Answers messages, or one message of a user, through the model's chat template."""
+        if self.template is None:
+            raise ConfigError(
+                "the model's folder has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): give the prompt as the model expects it"
+            )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        # The template writes special tokens itself.
+        return self.generate(self.template.text(messages), options, special=False, **more)
+
+    def close(self) -> None:
+        """Ends what was started for it; safe to call twice."""
+        self._stack.close()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def assemble(
+    folder: ModelFolder, start: Callable[[Path], contextlib.AbstractContextManager[Program]]
+) -> LanguageModel:
+    """The language model of a folder; ``start`` starts what computes one of its graphs. Raises
+    `ConfigError`."""
+    texts = read_texts(folder)
+    with contextlib.ExitStack() as stack:
+        decoder = build(folder, lambda path: stack.enter_context(start(path)))
+        if texts.tokenizer is not None:
+            texts.tokenizer.check(decoder.vocabulary, folder.decoder)
+        return LanguageModel(decoder, folder.manner, texts.tokenizer, texts.template, _stack=stack.pop_all())
+
+
+def build(folder: ModelFolder, start: Open) -> StatefulDecoder:
+    """The decoder of a folder."""
+    later = None if folder.later is None else start(folder.later)
+    encoder = None if folder.encoder is None else start(folder.encoder)
+    return decoder_of(
+        start(folder.decoder), later, encoder,
+        names=folder.names, encoder_names=folder.encoder_names,
+        vocabulary=folder.vocabulary, context=folder.context,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How a folder's texts become ids, and messages a text; None where it does not say."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+
+
+def read_texts(folder: ModelFolder) -> Texts:
+    """The tokenizer and chat template of a folder, read before anything is started."""
+    tokenizer = None if folder.tokenizer is None else Tokenizer(folder.tokenizer)
+    if tokenizer is not None and folder.vocabulary is not None:
+        tokenizer.check(folder.vocabulary, folder.path)
+    return Texts(tokenizer, find_template(folder.path, folder.special))

@@ -1,0 +1,93 @@
+"""What changes a model's logits before a token is chosen: penalties, biases, and tokens that may not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.generation.decoder import Ids
+from launcher.generation.options import GenerateOptions
+
+Row = NDArray[np.float32]
+"""(vocabulary,)."""
+
+
+class Penalties:
+    """The changes for one text as it grows. ``ends``: the tokens that end it, kept back while it is short."""
+
+    def __init__(self, options: GenerateOptions, vocabulary: int, prompt: Ids, ends: Sequence[int]) -> None:
+        self._repetition = options.repetition_penalty or 1.0
+        self._presence = options.presence_penalty or 0.0
+        self._frequency = options.frequency_penalty or 0.0
+        self._shortest = options.min_new_tokens or 0
+        self._ngram = options.no_repeat_ngram or 0
+        self._ends = np.array(ends, np.int64)
+        bias = options.logit_bias
+        self._bias = (np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
+        self._counts: NDArray[np.float32] | None = None
+        self._seen: NDArray[np.bool_] | None = None
+        if self._presence or self._frequency:
+            self._counts = np.zeros(vocabulary, np.float32)
+        if self._repetition != 1.0:
+            self._seen = np.zeros(vocabulary, bool)
+            self._seen[prompt] = True
+        self._read = 0
+        self._ids: list[int] = prompt.tolist() if self._ngram else []
+        self._followers: dict[tuple[int, ...], set[int]] = {}
+        for end in range(self._ngram, len(self._ids) + 1) if self._ngram else ():
+            self._note(end)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether `apply` would change nothing, now and later."""
+        idle = self._counts is None and self._seen is None and not self._ngram and not len(self._bias[0])
+        return idle and (self._read >= self._shortest or not len(self._ends))
+
+    def apply(self, row: Row) -> Row:
+        """The logits (vocabulary,) with all changes; the given ones stay as they are."""
+        if self.nothing:
+            return row
+        row = np.array(row)
+        ids, amounts = self._bias
+        row[ids] += amounts
+        if self._seen is not None:
+            seen = np.flatnonzero(self._seen)
+            values = row[seen]
+            row[seen] = np.where(values > 0, values / self._repetition, values * self._repetition)
+        if self._counts is not None:
+            used = np.flatnonzero(self._counts)
+            row[used] -= self._frequency * self._counts[used] + self._presence
+        if self._ngram and len(self._ids) >= self._ngram - 1:
+            last = tuple(self._ids[len(self._ids) - self._ngram + 1 :])
+            row[list(self._followers.get(last, ()))] = -np.inf
+        if self._read < self._shortest:
+            row[self._ends] = -np.inf
+        return row
+
+    def read(self, token: int) -> None:
+        """The text has grown by a token."""
+        self._read += 1
+        if self._seen is not None:
+            self._seen[token] = True
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self._ngram:
+            self._ids.append(token)
+            if len(self._ids) >= self._ngram:
+                self._note(len(self._ids))
+
+    def _note(self, end: int) -> None:
+        *first, last = self._ids[end - self._ngram : end]
+        self._followers.setdefault(tuple(first), set()).add(last)
+
+    def copy(self) -> Penalties:
+        """The same for another text that has begun alike."""
+        twin = object.__new__(Penalties)
+        twin.__dict__.update(self.__dict__)
+        twin._counts = None if self._counts is None else self._counts.copy()
+        twin._seen = None if self._seen is None else self._seen.copy()
+        twin._ids = list(self._ids)
+        twin._followers = {first: set(last) for first, last in self._followers.items()}
+        return twin

@@ -1,0 +1,190 @@
+"""A decoder whose state stays on the ranks: a step sends tokens there, and logits come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
+from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
+from ranks.state.rows import Batch
+from ranks.state.session import Session
+from sharding.slices.state import LOGITS_FROM
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+    from ranks.state.session import Host
+    from sharding.common.arrays import Array
+
+Member = tuple[int, int, int]
+
+
+def decoder_of(
+    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Setting
+) -> StatefulDecoder:
+    """The decoder over these graphs, whose state stays on the ranks where they can keep it. The arguments are
+    those of `StatefulDecoder`."""
+    if (later or first).group is None:
+        return StatefulDecoder(first, later, encoder, **more)
+    return ResidentDecoder(first, later, encoder, **more)
+
+
+class ResidentDecoder(StatefulDecoder):
+    """As `StatefulDecoder`, over ranks that keep the state of the graph of later steps.
+
+    Sequences that are stepped together (`step_many`) lie in one batch there.
+    """
+
+    def __init__(self, first: Program, *others: Program | None, **more: Setting) -> None:
+        super().__init__(first, *others, **more)
+        group = self.later.group
+        assert group is not None
+        self.host: Host = group.session_host
+        self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
+        self._batch: Batch | None = None
+        self._rows: list[ResidentSequence] = []
+
+    def sequence(self, inputs: Arrays | None = None) -> Sequence:
+        """A new sequence; the encoder runs here."""
+        given, state = ({}, {}) if self.encoder is None else self._encode(inputs or {})
+        return ResidentSequence(self, given, state)
+
+    def step_many(self, sequences: Several[Sequence], ids: Ids) -> list[Logits]:
+        """All in one batch, where the model can tell their lengths apart."""
+        mine = [one for one in sequences if isinstance(one, ResidentSequence) and one.joins]
+        if len(mine) < len(sequences) or len(mine) < 2:
+            return step_each(sequences, ids)
+        self._gather(mine)
+        assert self._batch is not None
+        logits = np.asarray(self._batch.step(np.asarray(ids))[self.logits], np.float32)
+        for one, token in zip(mine, ids.tolist(), strict=True):
+            one.note(token)
+        return list(logits.reshape(len(mine), 1, -1))
+
+    def _gather(self, wanted: list[ResidentSequence]) -> None:
+        """Makes these sequences, and no others, the rows of the batch, in order."""
+        if [id(one) for one in self._rows] == [id(one) for one in wanted]:
+            return
+        kept = {id(one) for one in wanted}
+        for one in self._rows:
+            if id(one) not in kept:
+                one.leave()
+        members = [one.member() for one in wanted]
+        if self._batch is None:
+            self._batch = Batch(self.host)
+        self._batch.regroup(members)
+        for row, one in enumerate(wanted):
+            one.enter(self._batch, row)
+        self._rows = wanted
+
+    def forget(self) -> None:
+        """A sequence is closed. Its row goes with the next change of the batch, or with the last row."""
+        if self._batch is not None and all(one.closed for one in self._rows):
+            self._batch.close()
+            self._rows = []
+
+
+class ResidentSequence(StatefulSequence):
+    """A sequence whose state is on the ranks: in a session of its own, or in a row of the batch."""
+
+    _decoder: ResidentDecoder
+
+    def __init__(
+        self,
+        decoder: ResidentDecoder,
+        given: dict[str, Array],
+        state: dict[str, Array],
+        session: Session | None = None,
+    ) -> None:
+        super().__init__(decoder, given, state)
+        self._session = session
+        self._batch: Batch | None = None
+        self._row = 0
+        self.closed = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether the sequence can be a row of a batch."""
+        ready = self._session is not None or self._batch is not None
+        return ready and not self._given and Batch.possible(self._decoder.host.known)
+
+    def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
+        decoder = self._decoder
+        if program is not decoder.later:  # a first graph of its own, which takes no state
+            return super()._run(program, ids, past, every)
+        self.leave()
+        known = decoder.host.known
+        feeds = {
+            name: array
+            for name, array in self._feeds(program, ids, past, every).items()
+            if name not in known.filled
+        }
+        if decoder.cuts_logits:
+            feeds[LOGITS_FROM] = np.array(0 if every else len(ids) - 1, np.int64)
+        if self._session is None:
+            self._session = Session(decoder.host)
+            feeds |= self._state
+            self._state = {}
+        logits = np.asarray(self._session.predict(feeds)[decoder.logits], np.float32)
+        return logits.reshape(-1, logits.shape[-1])
+
+    def member(self) -> Member:
+        """Where the state lies, for a batch."""
+        if self._batch is not None:
+            return self._batch.member(self._row)
+        assert self._session is not None
+        return self._session.number, 0, self._session.length
+
+    def enter(self, batch: Batch, row: int) -> None:
+        """The state lies in a row of a batch from now on."""
+        if self._session is not None:
+            self._session.close()
+        self._session, self._batch, self._row = None, batch, row
+
+    def leave(self) -> None:
+        """The state lies in a session of its own from now on, unless the sequence is closed."""
+        if self._batch is not None:
+            self._session = self._batch.session(self._row)
+            self._batch = None
+
+    def note(self, token: int) -> None:
+        """A token was read in the batch."""
+        self._ids.append(token)
+
+    def rewind(self, length: int) -> None:
+        """Forgets tokens from ``length`` on."""
+        self.leave()
+        if self._session is None or not 0 <= length < len(self._ids):
+            super().rewind(length)
+        elif length:
+            # What a first graph of its own has read is in the session too: it began with that.
+            self._session.rewind(length)
+            del self._ids[length:]
+        else:
+            self._session.close()
+            self._session = None
+            self._state, self._ids = dict(self._start), []
+
+    def fork(self) -> ResidentSequence:
+        """An independent sequence that has read the same."""
+        session = None
+        if self._batch is not None:
+            session = self._batch.session(self._row)
+        elif self._session is not None:
+            session = self._session.fork()
+        twin = ResidentSequence(self._decoder, self._given, self._start, session)
+        twin._state, twin._ids = dict(self._state), list(self._ids)
+        return twin
+
+    def close(self) -> None:
+        """Frees the state."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._session is not None:
+            self._session.close()
+        self._session = self._batch = None
+        self._state = {}
+        self._decoder.forget()

@@ -1,0 +1,183 @@
+"""One text as it grows: tokens chosen, text shown, and whether it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.generation import sampling
+from launcher.generation.decoder import Ids
+from launcher.generation.options import GenerateOptions
+from launcher.generation.penalties import Penalties, Row
+from launcher.generation.text.detokenizer import Detokenizer
+from launcher.generation.text.stops import Stops
+from launcher.generation.text.tokenizer import Tokenizer
+
+Reason = Literal["end", "stop", "length"]
+"""Why a text ended: the model's own end or an id to stop at, a stop text, or as many tokens as may be."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token has been generated."""
+
+    sample: int
+    """Of which text, from 0."""
+    id: int
+    text: str
+    """What may be shown now: often nothing, while half a character or a possible stop text is held back."""
+    logprob: float | None = None
+    """By the model's own logits, if log-probabilities were asked for."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and their log-probabilities, best first."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One whole text."""
+
+    sample: int
+    ids: list[int]
+    """What was generated, with the token that ended it."""
+    text: str | None
+    """None without a tokenizer."""
+    reason: Reason
+    logprobs: list[float] | None = None
+    top: list[tuple[tuple[int, float], ...]] | None = None
+    score: float | None = None
+    """Of a beam search."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A text has ended; ``text`` is what was still held back of it."""
+
+    sample: int
+    text: str
+    completion: Completion
+
+
+Event = Token | Done
+
+
+@dataclass
+class Limits:
+    """Where texts end. ``ends``: the tokens that end them; ``most``: how many tokens they may have."""
+
+    ends: frozenset[int]
+    most: int
+
+
+@dataclass
+class Shown:
+    """Ids as the text that may be shown of them."""
+
+    tokenizer: Tokenizer | None
+    stops: Sequence[str] = ()
+    pieces: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
+        self._stops = Stops(self.stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text has come."""
+        return self._stops.found is not None
+
+    def add(self, token: int) -> str:
+        """What may be shown with this token."""
+        if self._detokenizer is None:
+            return ""
+        piece = self._stops.add(self._detokenizer.add(token))
+        self.pieces.append(piece)
+        return piece
+
+    def end(self) -> str:
+        """What was held back."""
+        if self._detokenizer is None:
+            return ""
+        piece = self._stops.add(self._detokenizer.end()) + self._stops.end()
+        self.pieces.append(piece)
+        return piece
+
+    @property
+    def text(self) -> str | None:
+        """All that was shown."""
+        return None if self._detokenizer is None else "".join(self.pieces)
+
+
+class Sample:
+    """One text: chooses its tokens, and notes them."""
+
+    def __init__(
+        self, number: int, options: GenerateOptions, penalties: Penalties, limits: Limits, shown: Shown
+    ) -> None:
+        assert options.seed is not None
+        self.number = number
+        self.options, self.seed = options, options.seed
+        self.penalties, self._limits, self._shown = penalties, limits, shown
+        self.ids: list[int] = []
+        self.reason: Reason | None = None
+        self._logprobs: list[float] = []
+        self._top: list[tuple[tuple[int, float], ...]] = []
+
+    def choose(self, row: Row) -> int:
+        """The next token by the logits (vocabulary,)."""
+        scores = self.penalties.apply(row)
+        if self.options.greedy:
+            return sampling.likeliest(scores)
+        number = sampling.uniform(self.seed, self.number, len(self.ids))
+        return sampling.candidates(scores, self.options).pick(number)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self._limits.most - len(self.ids)
+
+    def take(self, token: int, row: Row) -> Token:
+        """Notes the token that comes next; ``row`` has the model's logits for it."""
+        self.penalties.read(token)
+        self.ids.append(token)
+        if token in self._limits.ends:
+            self.reason, piece = "end", ""
+        else:
+            piece = self._shown.add(token)
+            if self._shown.stopped:
+                self.reason = "stop"
+            elif not self.room:
+                self.reason = "length"
+        if self.options.logprobs is None:
+            return Token(self.number, token, piece)
+        logs = sampling.log_softmax(row)
+        best = tuple((int(k), float(logs[k])) for k in sampling.top(logs, self.options.logprobs))
+        self._logprobs.append(float(logs[token]))
+        self._top.append(best)
+        return Token(self.number, token, piece, float(logs[token]), best)
+
+    def done(self) -> Done:
+        """The whole text, once it has ended."""
+        assert self.reason is not None
+        piece = self._shown.end()
+        asked = self.options.logprobs is not None
+        completion = Completion(
+            self.number, self.ids, self._shown.text, self.reason,
+            self._logprobs if asked else None, self._top if asked else None,
+        )  # fmt: skip
+        return Done(self.number, piece, completion)
+
+
+def make_samples(
+    options: GenerateOptions,
+    vocabulary: int,
+    prompt: Ids,
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+) -> list[Sample]:
+    """The texts that are asked for, none of which has begun."""
+    penalties = Penalties(options, vocabulary, prompt, sorted(limits.ends))
+    return [
+        Sample(number, options, penalties.copy(), limits, Shown(tokenizer, options.stop))
+        for number in range(options.samples)
+    ]

@@ -1,0 +1,291 @@
+"""A decoder over anything that computes a graph: the state goes in and comes out with every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from launcher.errors import ConfigError, RankFailedError, ShardrunError
+from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
+from launcher.generation.names import FILLED, Names, alike, find_states
+from ranks.common.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from launcher.group.group import Group
+    from sharding.common.arrays import Array
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph that can be computed: its inputs by name to its outputs by name."""
+
+    run: Run
+    inputs: Several[TensorSpec]
+    outputs: Several[TensorSpec]
+    group: Group | None = None
+    """The ranks that compute it, where sessions are possible: they keep the state."""
+
+    def takes(self, name: str) -> TensorSpec | None:
+        """The input of this name."""
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+
+def program_of(group: Group) -> Program:
+    """The graph that a group of ranks computes."""
+    inputs = [*group.inputs, *group.optional_inputs]
+    return Program(group.predict, inputs, group.outputs, group if _has_state(group) else None)
+
+
+def _has_state(group: Group) -> bool:
+    try:
+        return bool(group.session_host.known.states)
+    except RankFailedError:
+        raise
+    except ShardrunError:  # recomputed, or carried along
+        return False
+
+
+class StatefulDecoder:
+    """A decoder of which each step takes all state in, and gives it out.
+
+    ``later`` is the graph for all steps but the first, where a model has two; ``encoder`` that of an
+    encoder-decoder model. ``vocabulary`` is asked for where the logits' shape does not say it.
+    """
+
+    def __init__(
+        self,
+        first: Program,
+        later: Program | None = None,
+        encoder: Program | None = None,
+        *,
+        names: Names | None = None,
+        encoder_names: Names | None = None,
+        vocabulary: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        self.names = names or Names()
+        self.first, self.later, self.encoder = first, later or first, encoder
+        self.encoder_names = encoder_names or Names()
+        self.states = {
+            id(program): find_states(self.names, program.inputs, program.outputs)
+            for program in (self.first, self.later)
+        }
+        self.context = context
+        self.logits = self._logits()
+        self.vocabulary = self._vocabulary(vocabulary)
+        for program in {id(item): item for item in (self.first, self.later)}.values():
+            self._check_inputs(program)
+
+    def _logits(self) -> str:
+        names = [spec.name for spec in self.first.outputs]
+        if self.names.of("logits") in names:
+            return self.names.of("logits")
+        carried = {state.present for states in self.states.values() for state in states}
+        others = [spec for spec in self.first.outputs if spec.name not in carried and len(spec.shape) == 3]
+        if len(others) != 1:
+            raise ConfigError(
+                f"the model is no language model: expected an output {self.names.of('logits')!r} (batch, "
+                f"tokens, vocabulary), found {', '.join(map(repr, names[:6]))}"
+            )
+        return others[0].name
+
+    def _vocabulary(self, said: int | None) -> int:
+        shape = next(spec.shape for spec in self.first.outputs if spec.name == self.logits)
+        last = shape[-1] if shape else None
+        if isinstance(last, int):
+            return last
+        if said is None:
+            raise ConfigError(
+                f"nothing says how many tokens there are: the output {self.logits!r} has the open shape "
+                f"{list(shape)}, and no configuration beside the model has a vocab_size"
+            )
+        return said
+
+    def _check_inputs(self, program: Program) -> None:
+        """Raises `ConfigError` for inputs that nothing gives."""
+        known = {state.past for state in self.states[id(program)]}
+        known |= {self.names.of(what) for what in FILLED}
+        known |= {self.names.of(what) for what in ("input_ids", "attention_mask", "position_ids")}
+        if self.encoder is not None:
+            known |= {self.names.of("encoder_hidden_states"), self.names.of("encoder_attention_mask")}
+        missing = [spec.name for spec in program.inputs if spec.name not in known]
+        if self.names.of("input_ids") not in [spec.name for spec in program.inputs]:
+            raise ConfigError(
+                f"the model is no decoder of tokens: expected an input {self.names.of('input_ids')!r}, found "
+                f"{', '.join(repr(spec.name) for spec in program.inputs[:6])}"
+            )
+        if missing:
+            raise ConfigError(
+                f"the model's input {missing[0]!r} is none that generation knows: expected ids, mask, "
+                "positions and state whose inputs are called past... and whose outputs present..."
+            )
+
+    @property
+    def rewinds(self) -> bool:
+        """Recurrent state cannot."""
+        return all(
+            state.axis is not None for states in self.states.values() for state in states if not state.cross
+        )
+
+    @property
+    def encoder_inputs(self) -> Several[TensorSpec]:
+        """The encoder's inputs."""
+        return [] if self.encoder is None else self.encoder.inputs
+
+    def sequence(self, inputs: Arrays | None = None) -> Sequence:
+        """A new sequence; the encoder runs here."""
+        if self.encoder is None:
+            return StatefulSequence(self, {}, {})
+        return StatefulSequence(self, *self._encode(inputs or {}))
+
+    def _encode(self, inputs: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
+        """What the decoder is given with each step, and the state that the encoder computed."""
+        assert self.encoder is not None
+        feeds = {
+            spec.name: np.asarray(inputs[spec.name], spec.dtype)
+            for spec in self.encoder.inputs
+            if spec.name in inputs
+        }
+        mask = self.encoder.takes("attention_mask")
+        ids = feeds.get("input_ids")
+        if mask is not None and "attention_mask" not in feeds and ids is not None:
+            feeds["attention_mask"] = np.ones(ids.shape, mask.dtype)
+        encoded = self.encoder.run(feeds)
+        pasts = [state.past for state in self.states[id(self.later)]]
+        state = {past: array for past in pasts for name, array in encoded.items() if alike(past, name)}
+        given = {}
+        hidden = self.encoder_names.tensors.get("encoder_hidden_states", "encoder_hidden_states")
+        for name in (hidden, "last_hidden_state", self.encoder.outputs[0].name):
+            if name in encoded:
+                given[self.names.of("encoder_hidden_states")] = encoded[name]
+                break
+        if "attention_mask" in feeds:
+            given[self.names.of("encoder_attention_mask")] = feeds["attention_mask"]
+        return given, state
+
+    def step_many(self, sequences: Several[Sequence], ids: Ids) -> list[Logits]:
+        """One after another."""
+        return step_each(sequences, ids)
+
+
+class StatefulSequence:
+    """A sequence whose state is held here. Arrays are never changed, so that forks share them."""
+
+    def __init__(self, decoder: StatefulDecoder, given: dict[str, Array], state: dict[str, Array]) -> None:
+        self._decoder = decoder
+        self._given = given
+        self._start = state
+        self._state = dict(state)
+        self._ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far."""
+        return len(self._ids)
+
+    def step(self, ids: Ids, *, every: bool = False) -> Logits:
+        """Reads tokens; the logits of the last one, or of ``every`` one."""
+        states = self._decoder.states[id(self._decoder.later)]
+        program = self._decoder.later if self._ids and states else self._decoder.first
+        spec = program.takes(self._decoder.names.of("input_ids"))
+        assert spec is not None
+        if len(ids) > 1 and states and len(spec.shape) > 1 and spec.shape[1] == 1:
+            rows = [self.step(ids[k : k + 1]) for k in range(len(ids))]
+            return np.concatenate(rows) if every else rows[-1]
+        count = len(ids) if every else 1
+        if states:
+            logits = self._run(program, ids, len(self._ids), every)
+        else:
+            logits = self._run(program, np.array([*self._ids, *ids.tolist()], np.int64), 0, every)
+        if len(logits) < count:  # the graph computes the last position's logits only
+            assert every
+            return self._one_by_one(ids)
+        self._ids += ids.tolist()
+        return logits[len(logits) - count :]
+
+    def _one_by_one(self, ids: Ids) -> Logits:
+        return np.concatenate([self.step(ids[k : k + 1]) for k in range(len(ids))])
+
+    def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
+        """Computes a step. The state becomes that after it, unless logits of ``every`` token are missing."""
+        decoder = self._decoder
+        feeds = self._feeds(program, ids, past, every)
+        states = decoder.states[id(program)]
+        for state in states:
+            feeds[state.past] = self._state.get(state.past, state.empty())
+        outputs = program.run(feeds)
+        logits = np.asarray(outputs[decoder.logits], np.float32)
+        logits = logits.reshape(-1, logits.shape[-1])
+        if logits.shape[-1] != decoder.vocabulary:
+            raise ShardrunError(
+                f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has "
+                f"{decoder.vocabulary}"
+            )
+        if every and len(logits) < len(ids):
+            return logits
+        for state in decoder.states[id(decoder.later)]:
+            # Of a graph without past inputs, the same names say which outputs are its state.
+            name = state.present if state.present in outputs else None
+            if state.cross and state.past in self._state:
+                continue  # computed once
+            if name is None:
+                name = next((other for other in outputs if alike(state.past, other)), None)
+            if name is not None:
+                self._state[state.past] = outputs[name]
+        return logits
+
+    def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
+        """All inputs but state."""
+        count, total = len(ids), past + len(ids)
+        values: dict[str, Array] = {
+            "input_ids": ids[None],
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(past, total)[None],
+            "use_cache_branch": np.array([past > 0]),
+            "cache_position": np.arange(past, total),
+            "num_logits_to_keep": np.array(0 if every else 1),
+            "past_sequence_length": np.array(past),
+            "current_sequence_length": np.array(count),
+            "total_sequence_length": np.array(total),
+            "token_type_ids": np.zeros((1, count), np.int64),
+        }
+        feeds = {}
+        for what, value in values.items():
+            spec = program.takes(self._decoder.names.of(what))
+            if spec is not None:
+                array = np.asarray(value, spec.dtype)
+                feeds[spec.name] = array.reshape(1) if spec.shape == (1,) else array
+        feeds |= {name: array for name, array in self._given.items() if program.takes(name) is not None}
+        return feeds
+
+    def rewind(self, length: int) -> None:
+        """Forgets tokens from ``length`` on."""
+        if not 0 <= length <= len(self._ids):
+            raise ConfigError(f"a sequence of {len(self._ids)} tokens cannot be rewound to {length}")
+        if length == len(self._ids):
+            return
+        if length == 0:
+            self._state = dict(self._start)
+        else:
+            if not self._decoder.rewinds:
+                raise ConfigError("the model's state is recurrent: it cannot forget its last tokens")
+            for state in self._decoder.states[id(self._decoder.later)]:
+                if not state.cross:
+                    self._state[state.past] = state.cut(self._state[state.past], length)
+        del self._ids[length:]
+
+    def fork(self) -> StatefulSequence:
+        """An independent sequence that has read the same."""
+        twin = StatefulSequence(self._decoder, self._given, self._start)
+        twin._state, twin._ids = dict(self._state), list(self._ids)
+        return twin
+
+    def close(self) -> None:
+        """Frees the state."""
+        self._state = {}

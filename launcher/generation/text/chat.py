@@ -1,0 +1,118 @@
+"""Chat templates: messages as the text that a model expects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.common.documents import quote, read_text
+from launcher.errors import ConfigError
+from launcher.generation.configs import TOKENIZER_CONFIG, read_json
+from launcher.generation.text import render
+from sharding.common.text import one_line, shortened
+
+JINJA, JSON = "chat_template.jinja", "chat_template.json"
+_DEFAULT = "default"
+_WALL_SECONDS = 30.0
+"""Of waiting: longer than the processor time that it may take, for a machine that is busy."""
+_BOOT = (
+    "import json,sys; from importlib.util import module_from_spec, spec_from_file_location as at; "
+    "spec = at('render', sys.argv[1]); module = module_from_spec(spec); spec.loader.exec_module(module); "
+    "module.main()"
+)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, and the file it came from. ``special``: special tokens by what they are for."""
+
+    source: str
+    path: Path
+    special: Mapping[str, str]
+
+    def text(
+        self, messages: Sequence[Mapping[str, object]], *, continued: bool = True, **more: object
+    ) -> str:
+        """Messages (each with ``role`` and ``content``) as one text, with the beginning of an answer if it is
+        to be ``continued``. ``more``: other variables of the template, such as ``tools``.
+
+        Raises `ConfigError` for messages that are none, and for templates that refuse them, loop for ever, or
+        reach for what is not theirs.
+        """
+        check_messages(messages)
+        variables = {
+            **self.special,
+            "messages": [dict(item) for item in messages],
+            "add_generation_prompt": continued,
+            **more,
+        }
+        answer = _ask({"path": sys.path, "template": self.source, "variables": variables}, self.path)
+        if "absent" in answer:
+            raise ConfigError(
+                f"{self.path} is read by the package jinja2, which is not installed: `pip install "
+                "'shardrun[text]'`, or give the prompt as the model expects it"
+            )
+        if "error" in answer:
+            why = shortened(one_line(str(answer["error"])), 300)
+            raise ConfigError(f"{self.path}: the chat template cannot be followed: {why}")
+        return str(answer["text"])
+
+
+def check_messages(messages: object) -> None:
+    """Raises `ConfigError` unless these are messages."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ConfigError(f"expected a list of messages, found {quote(messages)}")
+    for item in messages:
+        if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
+            raise ConfigError(
+                f'expected messages such as {{"role": "user", "content": "..."}}, found {quote(item)}'
+            )
+
+
+def _ask(request: Mapping[str, object], path: Path) -> dict[str, object]:
+    """What a process of its own makes of a template."""
+    try:
+        text = json.dumps(request)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the messages are no plain data: {error}") from None
+    command = [sys.executable, "-I", "-c", _BOOT, render.__file__]
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, encoding="utf-8",
+            timeout=_WALL_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode < 0:
+        raise ConfigError(
+            f"{path}: the chat template cannot be followed: it did not end within {render.SECONDS} s of "
+            "processor time"
+        )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        why = shortened(one_line(done.stderr[-300:]), 200) or f"exit code {done.returncode}"
+        raise ConfigError(f"{path}: the chat template cannot be followed: {why}") from None
+    return answer if isinstance(answer, dict) else {"error": "no answer"}
+
+
+def find_template(folder: Path, special: Mapping[str, str]) -> ChatTemplate | None:
+    """The chat template of a model folder, if it has one."""
+    path = folder / JINJA
+    if path.is_file():
+        return ChatTemplate(read_text(path, "chat template", ConfigError), path, special)
+    for path in (folder / JSON, folder / TOKENIZER_CONFIG):
+        source = read_json(path).get("chat_template")
+        if isinstance(source, list):  # several, by name
+            named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+            source = named.get(_DEFAULT)
+        if source is None:
+            continue
+        if not isinstance(source, str):
+            raise ConfigError(f"{path}: chat_template: expected a template's text, found {quote(source)}")
+        return ChatTemplate(source, path, special)
+    return None

@@ -1,0 +1,89 @@
+"""Tokenizers: text to token ids, and ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from launcher.common.documents import read_text
+from launcher.errors import ConfigError
+from sharding.common.text import one_line, shortened
+
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+class _Encoding(Protocol):
+    @property
+    def ids(self) -> list[int]:
+        """The ids of a text."""
+
+
+class _Library(Protocol):
+    """What is used of the package's own tokenizer."""
+
+    def get_vocab(self, with_added_tokens: bool = ...) -> dict[str, int]:
+        """The ids of tokens."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool) -> _Encoding:
+        """A text as ids."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Ids as text."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token."""
+
+
+class Tokenizer:
+    """A ``tokenizer.json``, read by the package ``tokenizers``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inner = _load(path)
+
+    @property
+    def size(self) -> int:
+        """How many ids it knows, the added ones included; the highest of them and one, if they have gaps."""
+        known = self._inner.get_vocab(with_added_tokens=True)
+        return max(known.values(), default=-1) + 1
+
+    def check(self, vocabulary: int, model: Path | str) -> None:
+        """Raises `ConfigError` where it has more ids than a model's vocabulary."""
+        if self.size > vocabulary:
+            raise ConfigError(
+                f"{self.path} does not fit {model}: this tokenizer has ids up to {self.size - 1}, but the "
+                f"model's vocabulary ends at {vocabulary - 1}; give the tokenizer that belongs to the model"
+            )
+
+    def ids(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of a text; ``special``: with those that the tokenizer adds, such as the first."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("the prompt is no text: it holds half of a surrogate pair") from None
+        return self._inner.encode(text, add_special_tokens=special).ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self._inner.decode(list(ids), skip_special_tokens=True)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, if there is one."""
+        return self._inner.token_to_id(token)
+
+
+def _load(path: Path) -> _Library:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(
+            f"{path} is read by the package tokenizers, which is not installed: `pip install "
+            "'shardrun[text]'`, or give token ids"
+        ) from None
+    text = read_text(path, "tokenizer", ConfigError, MAX_TOKENIZER_BYTES)
+    try:
+        found: _Library = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the package raises nothing more special
+        raise ConfigError(f"{path}: this is no tokenizer: {shortened(one_line(str(error)), 200)}") from None
+    return found

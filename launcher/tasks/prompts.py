@@ -1,0 +1,153 @@
+"""The prompts of ``shardrun generate``: from flags, a file or standard input, one a line, as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from launcher.common.documents import quote
+from launcher.errors import ConfigError
+from sharding.common.documents import parse
+from sharding.common.nearby import hint
+
+if TYPE_CHECKING:
+    import io
+
+
+MAX_LINE = 16 << 20
+"""Characters of one prompt."""
+KEYS = ("prompt", "ids", "messages")
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One of text, token ids and messages; ``where`` it comes from, for errors."""
+
+    where: str
+    text: str | None = None
+    ids: list[int] | None = None
+    messages: Sequence[Mapping[str, object]] | None = None
+
+    def shown(self) -> str | Sequence[object]:
+        """The prompt as it was given."""
+        return next(item for item in (self.text, self.ids, self.messages) if item is not None)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where prompts come from."""
+
+    texts: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    file: str | None = None
+    chat: bool = False
+    none: bool = False
+    """An encoder's arrays are given, and no prompt is needed."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for prompts that cannot be read; lines are read as they are needed."""
+        for text in self.ids:
+            read_ids(text, "--ids")
+        if self.file not in {None, STANDARD_INPUT} and not Path(str(self.file)).is_file():
+            raise ConfigError(
+                f"--prompts {self.file}: expected a file of prompts, one a line{hint(self.file or '')}"
+            )
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for text in self.texts:
+            yield self._of("--prompt", text)
+        for text in self.ids:
+            yield Prompt("--ids", ids=read_ids(text, "--ids"))
+        if self.file is not None or not (self.texts or self.ids or self.none):
+            yield from self._lines()
+
+    def _of(self, where: str, text: str) -> Prompt:
+        if self.chat:
+            return Prompt(where, messages=[{"role": "user", "content": text}])
+        return Prompt(where, text=text)
+
+    def _lines(self) -> Iterator[Prompt]:
+        standard = self.file in {None, STANDARD_INPUT}
+        name = "standard input" if standard else str(self.file)
+        with contextlib.ExitStack() as stack:
+            if standard:
+                file = cast("io.TextIOWrapper", sys.stdin)
+                file.reconfigure(encoding="utf-8", errors="strict")
+            else:
+                file = stack.enter_context(Path(name).open(encoding="utf-8-sig"))
+            number = 0
+            while True:
+                number += 1
+                where = f"{name}, line {number}"
+                try:
+                    line = file.readline(MAX_LINE + 1)
+                except UnicodeDecodeError as error:
+                    raise ConfigError(f"{where}: prompts are UTF-8 text: {error.reason}") from None
+                if not line:
+                    return
+                if len(line) > MAX_LINE:
+                    raise ConfigError(f"{where}: a prompt has at most {MAX_LINE} characters")
+                line = line.rstrip("\r\n")
+                if line.strip():
+                    yield self._line(line, where)
+
+    def _line(self, line: str, where: str) -> Prompt:
+        if not self._is_json(line):
+            return self._of(where, line)
+        try:
+            data = parse(line, "json")
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: this line is no JSON: {error or 'nested too deep'}") from None
+        return self._object(data, where)
+
+    def _is_json(self, line: str) -> bool:
+        if self.file is not None and Path(self.file).suffix.lower() in {".jsonl", ".ndjson"}:
+            return True
+        if not line.startswith("{"):
+            return False
+        try:  # a prompt may begin with a brace
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(data, dict) and any(key in data for key in KEYS)
+
+    def _object(self, data: object, where: str) -> Prompt:
+        given = [key for key in KEYS if isinstance(data, dict) and key in data]
+        if isinstance(data, str):
+            return self._of(where, data)
+        if len(given) != 1:
+            raise ConfigError(
+                f"{where}: expected an object with one of {', '.join(KEYS)}, found {quote(data)}"
+            )
+        assert isinstance(data, dict)
+        value = data[given[0]]
+        if given[0] == "prompt":
+            if not isinstance(value, str):
+                raise ConfigError(f"{where}: prompt: expected a text, found {quote(value)}")
+            return self._of(where, value)
+        if given[0] == "ids":
+            whole = isinstance(value, list) and all(type(item) is int for item in value)
+            if not whole:
+                raise ConfigError(f"{where}: ids: expected a list of token ids, found {quote(value)}")
+            return Prompt(where, ids=value)
+        from launcher.generation.text.chat import check_messages
+
+        try:
+            check_messages(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: messages: {error}") from None
+        return Prompt(where, messages=value)
+
+
+def read_ids(text: str, where: str) -> list[int]:
+    """Token ids from text such as ``1,15043,29892``. Raises `ConfigError`."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 11 for part in parts):
+        raise ConfigError(f"{where} {text[:40]}: expected token ids such as 1,15043,29892")
+    return [int(part) for part in parts]

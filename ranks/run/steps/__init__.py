@@ -1,0 +1,1 @@
+"""A model run step by step, over state that stays between steps."""

@@ -1,0 +1,163 @@
+"""Plans of steps: which values keep their shapes, and what is bound to them once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from ranks.collectives.buffers import Pool, Shape, nbytes
+from ranks.run.steps.parts import Parts, Values
+from ranks.sessions.cut import Collective
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
+    from sharding.slices.state import StatePair
+
+Shapes = dict[str, Shape]
+
+
+@dataclass
+class Level:
+    """One level of a plan: a session's binding, and what of it changes with each step."""
+
+    binding: ort.IOBinding | None = None
+    live: list[str] = field(default_factory=list)
+    """Inputs to bind in each step: state, and values that grow."""
+    grown: list[tuple[int, str]] = field(default_factory=list)
+    """Outputs that ONNX Runtime allocates: their place among the outputs, and their names."""
+    states: list[tuple[str, str, Shape]] = field(default_factory=list)
+    """State outputs, their inputs, and by how much they are longer on each axis."""
+    filled: list[tuple[str, str]] = field(default_factory=list)
+    """State outputs that operators write into the buffer of their input."""
+    exchanges: list[Callable[[], object] | Collective] = field(default_factory=list)
+    """Calls on buffers that stay, and collectives of values that grow."""
+
+
+@dataclass
+class Plan:
+    """Buffers of the values that keep their shapes, and the levels over them."""
+
+    values: Values
+    levels: list[Level]
+
+
+class Planner:
+    """Makes the plans of one model."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        inputs: Mapping[str, StatePair],
+        outputs: Mapping[str, StatePair],
+        fresh: Sequence[str],
+    ) -> None:
+        """``inputs`` and ``outputs``: the state that this rank holds, by name; ``fresh``: other inputs."""
+        self._parts, self._inputs, self._outputs, self._fresh = parts, inputs, outputs, fresh
+
+    def plan(self, records: Sequence[Shapes]) -> Plan:
+        """The plan for steps like those of which these are the values' shapes."""
+        shapes, state = records[0], {*self._inputs, *self._outputs}
+        steady = {
+            name: shape
+            for name, shape in shapes.items()
+            if name not in state and all(other.get(name) == shape for other in records[1:])
+        }
+        plan = Plan(self._allocate(steady), [])
+        for level, (session, segment) in enumerate(
+            zip(self._parts.sessions, self._parts.cut.segments, strict=True)
+        ):
+            made = Level()
+            plan.levels.append(made)
+            if session is not None:
+                made.binding = session.io_binding()
+                for name in segment.inputs:
+                    if name in self._parts.cut.weights:
+                        self._parts.bind_input(made.binding, name, plan.values)
+                    elif name in plan.values and not self._parts.apart(name):
+                        self._parts.bind(made.binding.bind_input, name, plan.values[name])
+                    else:
+                        made.live.append(name)
+                for index, name in enumerate(segment.outputs):
+                    self._plan_output(made, index, name, plan.values, records)
+            for c in self._parts.cut.collectives[level]:
+                ends = [name for name in (c.input, c.output) if name]
+                if all(name in plan.values for name in ends):
+                    source = plan.values[c.input] if c.input else None
+                    target = plan.values[c.output] if c.output else None
+                    in_place = c.output in self._parts.life.in_place
+                    made.exchanges += self._parts.exchanges.calls(c, source, target, in_place=in_place)
+                else:
+                    made.exchanges.append(c)
+        return plan
+
+    def _plan_output(
+        self, made: Level, index: int, name: str, values: Values, records: Sequence[Shapes]
+    ) -> None:
+        assert made.binding is not None
+        if name in values:
+            self._parts.bind(made.binding.bind_output, name, values[name])
+            return
+        self._parts.unbound(made.binding, name)
+        pair = self._outputs.get(name)
+        if pair is not None and pair.buffer:
+            made.filled.append((name, pair.input))
+            return
+        if pair is not None:
+            growth = {_less(shapes[name], shapes[pair.input]) for shapes in records}
+            if len(growth) == 1 and (found := growth.pop()) is not None:
+                made.states.append((name, pair.input, found))
+                return
+        made.grown.append((index, name))
+
+    def _allocate(self, steady: Shapes) -> Values:
+        """Buffers for the values of steady shape; those that do not live together share memory."""
+        life, pools, values = self._parts.life, {}, {}  # type: ignore[var-annotated]
+        taken: dict[str, tuple[Pool, tuple[int, Buffer]]] = {}
+
+        def add(name: str, *, keep: bool = False) -> None:
+            if name not in steady:
+                return
+            memory, exchanged, element = (
+                self._parts.place(name),
+                name in life.exchanged,
+                self._parts.elements[name] or 0,
+            )
+            pool = pools.setdefault(
+                (memory is self._parts.memory, exchanged), Pool(memory, exchanged=exchanged)
+            )
+            taken[name] = pool, pool.take(nbytes(steady[name], element))
+            values[name] = memory.view(taken[name][1][1], steady[name], element)
+            if keep:
+                del taken[name]
+
+        def release(name: str) -> None:
+            if name in taken:
+                pool, block = taken.pop(name)
+                pool.give(block)
+
+        for name in self._fresh:
+            add(name, keep=True)
+        for level in range(len(self._parts.sessions)):
+            for name in life.produced[level]:
+                add(name)
+            for name in life.dead_before_exchange[level]:
+                release(name)
+            for c in self._parts.cut.collectives[level]:
+                if c.output in life.in_place and c.input in values and c.output in steady:
+                    assert c.input and c.output
+                    values[c.output] = values[c.input]
+                    taken[c.output] = taken.pop(c.input)
+                elif c.output:
+                    add(c.output)
+            for name in life.dead_after[level]:
+                release(name)
+        return values
+
+
+def _less(longer: Shape, shorter: Shape) -> Shape | None:
+    if len(longer) != len(shorter):
+        return None
+    return tuple(one - other for one, other in zip(longer, shorter, strict=True))

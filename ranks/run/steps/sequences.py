@@ -1,0 +1,223 @@
+"""The sessions of a loaded model: sequences whose state stays on this rank between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ranks.errors import ModelError, ShardrunError
+from ranks.run.steps.runner import Steps
+from ranks.state import feeds as known_feeds
+from ranks.state import pairs as state_pairs
+from ranks.state.parts import part
+from ranks.state.rows import Row, merged
+from ranks.state.sequence import SequenceState, Slot
+from ranks.state.session import Host, Known
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ranks.common.tensors import TensorSpec
+    from ranks.run.steps.parts import Parts
+    from ranks.talk.reports import More
+    from ranks.weights.updated.variable import VariableWeights
+    from sharding.common.arrays import Array
+    from sharding.slices.state import StatePair
+
+
+Step = Callable[[int, "dict[str, Array]"], "dict[str, Array]"]
+
+
+@dataclass(frozen=True)
+class Stateful:
+    """What it takes to run a rank's model step by step."""
+
+    steps: Steps
+    parts: Parts
+    pairs: tuple[StatePair, ...]
+    specs: Mapping[str, TensorSpec]
+    """The inputs of the rank's own model, by name: state has its local shape."""
+    sizes: Mapping[str, int]
+    """`ranks.state.pairs.head_sizes` of the rank's model."""
+    shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None
+    """Gives each rank the outputs of all stages, where a model has several."""
+
+    @classmethod
+    def of(
+        cls,
+        parts: Parts,
+        pairs: tuple[StatePair, ...],
+        specs: Mapping[str, TensorSpec],
+        weights: VariableWeights | None,
+        shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None,
+    ) -> Stateful:
+        """Over the sessions of a rank's model; ``weights``: the variable ones, of which each step has one
+        version."""
+        if weights is not None:
+            from ranks.weights.updated.bound import BoundWeights
+
+            parts = replace(parts, weights=BoundWeights(weights))
+        sizes = state_pairs.head_sizes(parts.cut.model)
+        return cls(Steps(parts, pairs), parts, pairs, specs, sizes, shown)
+
+
+class Sequences:
+    """Open sequences, by the number that whoever opened them gave them."""
+
+    def __init__(self, model: Stateful) -> None:
+        self._model = model
+        self._open: dict[int, SequenceState | None] = {}
+        """None: no step was made yet."""
+        held = {pair.output for pair in model.pairs if pair.output in model.parts.cut.outputs}
+        self._held = [pair for pair in model.pairs if pair.output in held]
+        self._host: _Host | None = None
+        self._failed: dict[int, str] = {}
+        states = {pair.input for pair in model.pairs}
+        self.pairs = model.pairs
+        self.fresh = [spec for name, spec in model.specs.items() if name not in states]
+        self.filled = known_feeds.filled(self.fresh)
+        self._batch_axes = {
+            pair.input: state_pairs.batch_axis(model.specs[pair.input], self.fresh) for pair in self._held
+        }
+        """The inputs that follow from a sequence's length, which a step need not give."""
+
+    def serve(self, inputs: Sequence[TensorSpec], optional: Sequence[TensorSpec], step: Step) -> Host:
+        """What sessions of a model in this process run on; these are its whole inputs."""
+        if self._host is None:
+            self._host = _Host(self, Known(inputs, optional, self.pairs, [s.name for s in self.filled]), step)
+        return self._host
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds that this rank spent in collectives of steps so far."""
+        return self._model.steps.communication_seconds
+
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
+        """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
+        if change == "open":
+            self.open(number)
+        elif change == "fork":
+            self.fork(number, more["new"])
+        elif change == "rewind":
+            self.rewind(number, more["length"])
+        elif change == "merge":
+            self.merge(number, more["members"])
+        else:
+            self.close(number)
+
+    def open(self, number: int) -> None:
+        """A new sequence; its first step may give whole values of state inputs to start from."""
+        self._open[number] = None
+
+    def close(self, number: int) -> None:
+        """Frees a sequence; one that is not open is let be."""
+        self._open.pop(number, None)
+        self._failed.pop(number, None)
+
+    def fork(self, number: int, new: int) -> None:
+        """Makes ``new`` a copy of a sequence."""
+        state = self._open[number]
+        try:
+            self._open[new] = state.fork() if state is not None else None
+        except MemoryError as error:
+            self._failed[new] = f"The sequence could not be copied: {error or 'there is no memory left'}."
+            self._open[new] = None
+
+    def rewind(self, number: int, length: int) -> None:
+        """Forgets the positions of a sequence from ``length`` on."""
+        state = self._open[number]
+        if state is not None:
+            state.rewind(length)
+
+    def merge(self, number: int, members: Sequence[Sequence[int]]) -> None:
+        """A sequence for a batch, of copies of rows: of which sequence, which row, and its length."""
+        rows = []
+        for source, row, length in members:
+            state = self._open[source]
+            if state is None:
+                raise ShardrunError("A session joins a batch after its first step.")
+            rows.append(Row(state, row, length))
+        try:
+            self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
+        except MemoryError as error:
+            self._failed[number] = f"The batch could not be made: {error or 'there is no memory left'}."
+            self._open[number] = None
+
+    def nbytes(self, number: int) -> int:
+        """Bytes of a sequence's state on this rank."""
+        state = self._open[number]
+        return state.nbytes if state is not None else 0
+
+    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step of a sequence: the outputs that are no state, by name.
+
+        ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
+        the model makes the same call.
+        """
+        if number in self._failed:
+            raise ShardrunError(self._failed[number])
+        state = self._open[number]
+        if state is None:
+            states = {pair.input for pair in self._model.pairs}
+            initial = {name: array for name, array in feeds.items() if name in states}
+            feeds = {name: array for name, array in feeds.items() if name not in states}
+            state = self._begin(feeds, initial)
+        given = known_feeds.fill(self.filled, feeds, state.length)
+        found = known_feeds.size(feeds)
+        steps, failure = self._model.steps, None
+        results: dict[str, Array] = {}
+        try:
+            results = steps.run(state, given, found[1] if found is not None else 0)
+            self._open[number] = state
+        except ModelError as error:
+            if self._model.shown is None:
+                raise
+            failure = error
+            steps.fail(str(error))
+        return results if self._model.shown is None else self._model.shown(results, failure)
+
+    def _begin(self, feeds: Mapping[str, Array], initial: Mapping[str, Array]) -> SequenceState:
+        model = self._model
+        asked = [pair for pair in self._held if pair.input not in initial]
+        shapes = state_pairs.first_shapes(asked, model.specs, model.sizes, self.fresh, feeds)
+        first = {}
+        for pair in self._held:
+            array = initial.get(pair.input)
+            if array is None:
+                continue
+            if model.parts.group is not None:
+                array = part(array, pair, model.parts.group.rank, model.parts.group.size)
+            shapes[pair.input] = array.shape
+            first[pair.input] = model.parts.memory.allocate(
+                array.shape, model.parts.elements[pair.input] or 0
+            )
+            model.parts.memory.load(first[pair.input], array)
+        slots = [Slot(pair, model.parts.elements[pair.input] or 0, shapes[pair.input]) for pair in self._held]
+        state = SequenceState(slots, model.parts.memory, first)
+        lengths = {
+            shapes[pair.input][pair.axis]
+            for pair in self._held
+            if pair.input in first and pair.axis is not None and pair.kind == "append"
+        }
+        if len(lengths) > 1:
+            raise ShardrunError(
+                f"The initial state has values of {sorted(lengths)} positions: give equal lengths."
+            )
+        state.length = lengths.pop() if lengths else 0
+        return state
+
+
+class _Host:
+    """Runs the steps of sessions in this process."""
+
+    def __init__(self, sequences: Sequences, known: Known, step: Step) -> None:
+        self.known = known
+        self._sequences = sequences
+        self.step = step
+
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
+        """As `ranks.state.session.Host.change`."""
+        while self.known.forgotten:
+            self._sequences.close(self.known.forgotten.pop())
+        self._sequences.change(change, number, **more)

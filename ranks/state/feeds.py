@@ -1,0 +1,95 @@
+"""Inputs of language models that follow from how many tokens have been read: masks and positions.
+
+A session fills them in where the caller does not give them. The names are those of transformers, optimum and
+ONNX Runtime GenAI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ranks.common.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+
+TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+"""Inputs whose axis 1 has the new positions of a step."""
+
+_Make = Callable[[TensorSpec, int, int, int], Array]
+
+
+def _mask(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.ones((batch, past + count), spec.dtype)
+
+
+def _positions(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    line = np.arange(past, past + count, dtype=spec.dtype)
+    axes = len(spec.shape)
+    if axes <= 1:
+        return line
+    lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
+    return np.broadcast_to(line, (*lead, batch, count))
+
+
+def _past(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.full([1] * len(spec.shape), past, spec.dtype)
+
+
+def _total(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.full([1] * len(spec.shape), past + count, spec.dtype)
+
+
+def _has_past(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.full([1] * len(spec.shape), past > 0, spec.dtype)
+
+
+def _every(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.zeros([1] * len(spec.shape), spec.dtype)
+
+
+FILLED: Mapping[str, _Make] = {
+    "attention_mask": _mask,
+    "decoder_attention_mask": _mask,
+    "position_ids": _positions,
+    "decoder_position_ids": _positions,
+    "cache_position": _positions,
+    "past_sequence_length": _past,
+    "past_seq_len": _past,
+    "total_sequence_length": _total,
+    "use_cache_branch": _has_past,
+    "num_logits_to_keep": _every,
+}
+
+
+def filled(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The inputs that a session fills in by itself."""
+    if not any(spec.name in TOKENS for spec in specs):
+        return []
+    return [spec for spec in specs if spec.name in FILLED and spec.dtype.kind in "iufb"]
+
+
+def size(feeds: Mapping[str, Array]) -> tuple[int, int] | None:
+    """The batch and the number of new positions of a step; None for inputs without tokens."""
+    for name in TOKENS:
+        array = feeds.get(name)
+        if array is not None and array.ndim >= 2:
+            return array.shape[0], array.shape[1]
+    return None
+
+
+def fill(specs: Sequence[TensorSpec], feeds: Mapping[str, Array], past: int) -> dict[str, Array]:
+    """The feeds with those that are missing and follow from the ``past`` positions and the new ones."""
+    found = size(feeds)
+    if found is None:
+        return dict(feeds)
+    made = {
+        spec.name: FILLED[spec.name](spec, *found[:1], past, found[1])
+        for spec in specs
+        if spec.name not in feeds
+    }
+    return {**feeds, **made}

@@ -1,0 +1,152 @@
+"""Which inputs of a model carry state, and the shapes of their first values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ranks.collectives.buffers import Shape
+from ranks.common.tensors import TensorSpec
+from ranks.errors import ShardrunError
+from sharding.slices import state
+from sharding.slices.state import StatePair
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ranks.common.tensors import Dim
+    from sharding.common.arrays import Array
+
+_ATTENTION = {"GroupQueryAttention": (3, 4)}
+"""Operators that know the head size where the file leaves it open, and which of their inputs are state."""
+
+
+def pairs_of(model: onnx.ModelProto, where: str) -> tuple[StatePair, ...]:
+    """The state of a model: what slicing wrote into a rank model, else what is found in the graph.
+
+    Raises `ShardError` for metadata that slicing does not write; ``where`` names the file.
+    """
+    for item in model.metadata_props:
+        if item.key == state.METADATA:
+            return state.parse_metadata(item.value, where)
+    graph = model.graph
+    held = {tensor.name for tensor in graph.initializer}
+    return state.find(
+        [_described(value) for value in graph.input if value.name not in held],
+        [_described(value) for value in graph.output],
+        [(node.domain, node.op_type, list(node.input), list(node.output)) for node in graph.node],
+    )
+
+
+def head_sizes(model: onnx.ModelProto) -> dict[str, int]:
+    """Input of state -> the length of its last axis, as attention operators have it.
+
+    ONNX Runtime GenAI's model builder leaves it open. A query ``[batch, length, heads * size]`` says it; keys
+    and values may be packed behind the queries.
+    """
+    graph = model.graph
+    shapes = {value.name: value.type.tensor_type.shape for value in [*graph.value_info, *graph.input]}
+    widths = {tensor.name: tensor.dims[-1] for tensor in graph.initializer if tensor.dims}
+    made = {name: node for node in graph.node for name in node.output}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        slots = _ATTENTION.get(node.op_type)
+        if slots is None:
+            continue
+        numbers = {item.name: item.i for item in node.attribute}
+        heads, groups = numbers.get("num_heads", 0), numbers.get("kv_num_heads", 0)
+        packed = len(node.input) < 2 or not node.input[1]
+        width = _width(node.input[0], shapes, widths, made)
+        parts = heads + 2 * groups if packed else heads
+        if width and parts and width % parts == 0:
+            found.update((node.input[slot], width // parts) for slot in slots if slot < len(node.input))
+    return found
+
+
+def _width(
+    name: str,
+    shapes: Mapping[str, onnx.TensorShapeProto],
+    widths: Mapping[str, int],
+    made: Mapping[str, onnx.NodeProto],
+) -> int:
+    """The length of a value's last axis: as declared, or as the product that gives it has; 0 if unknown."""
+    for _ in range(8):
+        dims = shapes[name].dim if name in shapes else ()
+        if dims and dims[-1].dim_value:
+            return dims[-1].dim_value
+        node = made.get(name)
+        if node is None:
+            return 0
+        if node.op_type == "MatMulNBits":
+            return next((item.i for item in node.attribute if item.name == "N"), 0)
+        known = [widths[other] for other in node.input if other in widths]
+        if known and node.op_type in {"MatMul", "Add"}:
+            return known[0]
+        name = node.input[0]
+    return 0
+
+
+def first_shapes(
+    pairs: Sequence[StatePair],
+    specs: Mapping[str, TensorSpec],
+    sizes: Mapping[str, int],
+    fresh: Sequence[TensorSpec],
+    feeds: Mapping[str, Array],
+) -> dict[str, Shape]:
+    """The shape of each state input before the first step: nothing along the axis that grows.
+
+    ``specs``: the state inputs of this rank's model; ``sizes``: `head_sizes`; ``fresh`` and ``feeds``: the
+    other inputs and what the first step gives them. Raises `ShardrunError` for a length that nothing tells.
+    """
+    symbols: dict[Dim, int] = {}
+    batch = None
+    for spec in fresh:
+        array = feeds.get(spec.name)
+        if array is None or len(spec.shape) != array.ndim:
+            continue
+        symbols.update(zip(spec.shape, array.shape, strict=True))
+        batch = array.shape[0] if batch is None and array.ndim >= 2 else batch
+    return {pair.input: _first_shape(pair, specs[pair.input], sizes, symbols, batch) for pair in pairs}
+
+
+def batch_axis(spec: TensorSpec, fresh: Sequence[TensorSpec]) -> int:
+    """The axis of a state input that has the batch: the one named like the first axis of the other inputs."""
+    names = {other.shape[0] for other in fresh if len(other.shape) > 1 and isinstance(other.shape[0], str)}
+    return next((axis for axis, dim in enumerate(spec.shape) if dim in names), 0)
+
+
+def _first_shape(
+    pair: StatePair,
+    spec: TensorSpec,
+    sizes: Mapping[str, int],
+    symbols: Mapping[Dim, int],
+    batch: int | None,
+) -> Shape:
+    shape = []
+    for axis, dim in enumerate(spec.shape):
+        if axis == pair.axis:
+            shape.append(0)
+        elif isinstance(dim, int):
+            shape.append(dim)
+        elif axis == len(spec.shape) - 1 and spec.name in sizes:
+            shape.append(sizes[spec.name])
+        elif dim is not None and dim in symbols:
+            shape.append(symbols[dim])
+        elif axis == 0 and batch is not None:
+            shape.append(batch)
+        else:
+            raise ShardrunError(
+                f"The first value of the state {spec.name!r} cannot be made: axis {axis} of {spec} is open. "
+                "Give it when the session is opened: session(initial={...})."
+            )
+    return tuple(shape)
+
+
+def _described(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str | None, ...] | None]:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return value.name, str(tensor.elem_type), None
+    dims = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+    )
+    return value.name, str(tensor.elem_type), dims

@@ -1,0 +1,176 @@
+"""A session: one sequence whose state stays where the model runs. A step is given only what is new."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from ranks.common.tensors import TensorSpec, order_feeds
+from ranks.errors import ShardrunError
+from ranks.state.feeds import TOKENS, size
+from sharding.slices.state import StatePair
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ranks.talk.reports import More
+    from sharding.common.arrays import Array
+
+
+class Host(Protocol):
+    """What runs the steps of sessions: a model in this process, or the ranks of a group."""
+
+    known: Known
+
+    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+        """One step of a sequence: the outputs that are no state, by name."""
+
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
+        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or
+        makes it of rows (``members``: sequence, row and length) of others ("merge")."""
+
+
+class Known:
+    """What all sessions of a model have in common."""
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        optional: Sequence[TensorSpec],
+        pairs: Sequence[StatePair],
+        filled: Sequence[str],
+    ) -> None:
+        """``inputs`` and ``optional``: those of the whole model; ``filled``: inputs that follow from how much
+        has been read, which are filled in where a step leaves them out."""
+        self.states = {pair.input: pair for pair in pairs}
+        self.filled = frozenset(filled)
+        self.batches = _batches(pairs, self.filled)
+        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"),
+        each at the end, behind padding ("pad"), or not at all ("")."""
+        self.replaced = [pair.input for pair in pairs if pair.kind == "replace"]
+        wanted = [spec for spec in inputs if spec.name not in self.states]
+        self.required = [spec for spec in wanted if spec.name not in filled]
+        self.tokens = next((spec for spec in self.required if spec.name in TOKENS), inputs[0])
+        """What has a step's new positions along axis 1."""
+        self.others = [spec for spec in (*inputs, *optional) if spec not in self.required]
+        self.numbers: Iterator[int] = itertools.count(1)
+        self.forgotten: list[int] = []
+        """Sessions that nobody closed and nobody has any more; the next step frees them."""
+
+
+def _batches(pairs: Sequence[StatePair], filled: frozenset[str]) -> str:
+    growing = [pair for pair in pairs if pair.kind == "append"]
+    masked = any(name.endswith("attention_mask") for name in filled)
+    if not growing or not masked:
+        return ""
+    if all(pair.buffer for pair in growing):
+        return "buffer"
+    placed = any(name.endswith("position_ids") for name in filled)
+    return "pad" if placed and not any(pair.buffer for pair in growing) else ""
+
+
+class Session:
+    """One sequence, or a batch of sequences of one length; `close` frees its state.
+
+    ``length``: the positions read so far. Sessions of one model take turns, also from several threads.
+    """
+
+    def __init__(
+        self, host: Host, parent: Session | None = None, member: tuple[int, int, int] | None = None
+    ) -> None:
+        """``parent``: what to be a copy of; ``member``: a row of a batch to be a copy of."""
+        self._host, self._known = host, host.known
+        self._number = next(self._known.numbers)
+        self.length: int = 0 if parent is None else parent.length
+        self._begun: bool = parent is not None and parent._begun
+        if member is not None:
+            host.change("merge", self._number, members=[list(member)])
+            self.length, self._begun = member[2], True
+        elif parent is None:
+            host.change("open", self._number)
+        else:
+            host.change("fork", parent._number, new=self._number)
+        # Garbage may be collected while a thread holds the host's lock: nothing is called from here.
+        self._closer = weakref.finalize(self, self._known.forgotten.append, self._number)
+
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step: the outputs that are no state, by name.
+
+        ``feeds``: arrays for the inputs that are no state. Masks and positions may be left out: they are then
+        those of a sequence without padding. The first step may give whole values of state inputs to start
+        from. Raises `ShardrunError` for inputs that do not fit, and what the model's own prediction raises;
+        the state is then what it was before.
+        """
+        self._check_open()
+        if not isinstance(feeds, Mapping):
+            raise ShardrunError(
+                "Inputs are a mapping of names to arrays, such as {'input_ids': array}, but are "
+                f"{type(feeds).__name__}."
+            )
+        known = self._known
+        late = [name for name in feeds if name in known.states] if self._begun else []
+        if late:
+            raise ShardrunError(
+                f"The state {late[0]!r} is kept by the session: only its first step may give it."
+            )
+        specs = [*known.required, *(spec for spec in known.others if spec.name in feeds)]
+        arrays = order_feeds(specs, feeds)
+        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        results = self._host.step(self._number, tensors)
+        self._begun = True
+        found = size(tensors)
+        self.length += found[1] if found is not None else 0
+        for name, array in tensors.items():
+            pair = known.states.get(name)
+            if pair is not None and pair.kind == "append" and pair.axis is not None:
+                self.length += array.shape[pair.axis]
+                break
+        return results
+
+    @property
+    def number(self) -> int:
+        """What the host calls it."""
+        return self._number
+
+    def rewind(self, length: int) -> None:
+        """Forgets all positions from ``length`` on. Raises `ShardrunError` where that is no length of this
+        session, or where the model's state has no positions to forget, as that of a recurrent model."""
+        self._check_open()
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
+            raise ShardrunError(
+                f"A session of {self.length} positions cannot be rewound to {length!r}: give 0 to "
+                f"{self.length}."
+            )
+        if self._known.replaced and length not in {0, self.length}:
+            raise ShardrunError(
+                f"This session cannot be rewound to {length} of {self.length} positions: each step replaces "
+                f"the state {self._known.replaced[0]!r}. Fork the session before what may have to be undone, "
+                "or rewind to 0."
+            )
+        self._host.change("rewind", self._number, length=length)
+        self.length = length
+
+    def fork(self) -> Session:
+        """Another session that has read the same, and goes its own way from here on."""
+        self._check_open()
+        return Session(self._host, self)
+
+    def close(self) -> None:
+        """Frees the state. Safe to call twice."""
+        if self._closer.detach() is not None:
+            self._host.change("close", self._number)
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise ShardrunError("This session is closed: open another one.")
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

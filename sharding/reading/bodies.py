@@ -1,0 +1,333 @@
+"""Bodies with weights, opened: their nodes become nodes of the main graph, so that they are planned like all.
+
+What passes into a body and out of it goes through markers (`sharding.rules.flow`), so that what belongs to
+which body can be read from the graph at any time, whatever is rewritten in between: what depends on something
+that entered a body belongs to it. A body without a weight worth splitting stays in its node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharding.graph.fold import SMALL_ELEMENTS
+from sharding.graph.values import captured, shape_of, subgraphs
+from sharding.onnx_files.tensors import locate
+from sharding.reading.control_flow import UniqueNames, let_go, replace_output
+from sharding.reading.declared import forget
+from sharding.rules.flow import FLOW
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
+"""The attributes that hold the bodies."""
+SCAN_OPSET = 9
+"""Before it a Scan had a batch axis."""
+
+
+def open_bodies(model: ir.Model, path: Path) -> bool:
+    """Opens each `If`, `Loop` and `Scan` of the main graph that computes with weights; whether there was
+    one."""
+    version = model.opset_imports.get("", 1)
+    found = [node for node in model.graph if _has_weights(node) and _can_open(node, version)]
+    if not found:
+        return False
+    opener = _Opener(model)
+    for node in found:
+        if node.op_type == "If":
+            _join_equal_weights(model, node, path)
+            opener.open_if(node)
+        else:
+            opener.open_loop(node)
+    return True
+
+
+def _has_weights(node: ir.Node) -> bool:
+    values = (value for value in captured(node) if value.is_initializer() and value.const_value is not None)
+    own = (value for graph in _graphs(node) for value in graph.initializers.values())
+    return any(_is_matrix(value) for value in (*values, *own))
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.size <= SMALL_ELEMENTS:
+        return False
+    return sum(axis > 1 for axis in tensor.shape.numpy()) > 1
+
+
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for graph in subgraphs(node):
+        yield graph
+        for inner in graph:
+            yield from _graphs(inner)
+
+
+def _can_open(node: ir.Node, version: int) -> bool:
+    """Whether its values are tensors of known type, and nothing in it makes something of nothing: such a node
+    would not be known to belong to its body."""
+    import onnx_ir as ir
+
+    if node.domain or node.op_type not in BODIES:
+        return False
+    bodies = [node.attributes.get(name) for name in BODIES[node.op_type]]
+    if any(item is None or item.is_ref() or item.type != ir.AttributeType.GRAPH for item in bodies):
+        return False
+    passing = [*(value for value in node.inputs if value is not None), *node.outputs, *captured(node)]
+    if not all(_is_tensor(value) for value in passing):
+        return False
+    graphs = [item.as_graph() for item in bodies if item is not None]
+    if node.op_type == "If":
+        right = all(not graph.inputs and len(graph.outputs) == len(node.outputs) for graph in graphs)
+        right = right and len(node.inputs) == 1 and node.inputs[0] is not None
+    elif node.op_type == "Loop":
+        carried, body = len(node.inputs) - 2, graphs[0]
+        right = carried >= 0 and None not in node.inputs[2:] and len(body.inputs) == carried + 2
+        right = right and len(body.outputs) == len(node.outputs) + 1 and len(node.outputs) >= carried
+    else:
+        scanned, body = _integer(node, "num_scan_inputs"), graphs[0]
+        carried = len(node.inputs) - scanned
+        right = scanned > 0 and carried >= 0 and None not in node.inputs
+        right = right and version >= SCAN_OPSET and len(body.inputs) == len(node.inputs)
+        right = right and len(body.outputs) == len(node.outputs) >= carried
+    if not right:
+        return False
+    inner = [item for graph in _graphs(node) for item in graph]
+    return all(item.inputs or item.op_type == "Constant" for item in inner)
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    import onnx_ir as ir
+
+    return isinstance(value.type, ir.TensorType) and value.dtype is not None
+
+
+class _Opener:
+    """Opens nodes of one model, one after the other."""
+
+    def __init__(self, model: ir.Model) -> None:
+        import onnx_ir as ir
+
+        self.ir = ir
+        self.model = model
+        self.graph = model.graph
+        self.names = UniqueNames(model)
+        model.opset_imports.setdefault(FLOW, 1)
+        numbers = [node.attributes["region"].as_int() for node in model.graph if node.domain == FLOW]
+        self.next = max(numbers, default=-1) + 1
+
+    def open_if(self, node: ir.Node) -> None:
+        region, self.next = self.next, self.next + 1
+        name = node.name or f"If_{region}"
+        moved: list[ir.Node] = []
+        given: list[list[ir.Value]] = []
+        for branch, attribute in enumerate(("then_branch", "else_branch")):
+            body = node.attributes[attribute].as_graph()
+            nodes, outputs = self._take(body, region, branch, name)
+            moved += nodes
+            given.append(outputs)
+        for index, output in enumerate(node.outputs):
+            sources = [node.inputs[0], given[0][index], given[1][index]]
+            leave = self._marker("Leave", sources, name, region, index=index)
+            moved.append(leave)
+            self._hand_over(output, leave.outputs[0])
+        self.graph.insert_before(node, moved)
+        let_go(node)
+        self.graph.remove(node, safe=True)
+
+    def open_loop(self, node: ir.Node) -> None:
+        """A Loop or Scan: what it carries, then what its body gives turn by turn."""
+        region, self.next = self.next, self.next + 1
+        name, body = node.name or f"{node.op_type}_{region}", node.attributes["body"].as_graph()
+        scanned = _integer(node, "num_scan_inputs")
+        given = list(node.inputs[2:] if node.op_type == "Loop" else node.inputs[: len(node.inputs) - scanned])
+        entering: list[ir.Node] = []
+        if node.op_type == "Loop":
+            turn = self._marker("Turn", [], name, region, outputs=2)
+            entering.append(turn)
+            for formal, inside in zip(body.inputs, turn.outputs, strict=False):
+                self._enter(body, formal, inside)
+        formals = list(body.inputs)[2 if node.op_type == "Loop" else 0 :]
+        for index, (first, formal) in enumerate(zip(given, formals, strict=False)):
+            marker = self._marker("Carry", [first], name, region, index=index)
+            lasting = shape_of(node.outputs[index])  # found by going through the body
+            if lasting is not None:
+                said = ["" if axis is None else str(axis) for axis in lasting]
+                marker.attributes["axes"] = self.ir.AttrStrings("axes", said)
+                formal.shape = self.ir.Shape(lasting)
+            else:
+                formal.shape = None
+            formal.type = node.outputs[index].type
+            self._enter(body, formal, marker.outputs[0])
+            entering.append(marker)
+        axes, backward = _integers(node, "scan_input_axes"), _integers(node, "scan_input_directions")
+        for index in range(scanned):
+            source, formal = node.inputs[len(given) + index], formals[len(given) + index]
+            assert source is not None
+            told = {"index": index, "axis": axes.get(index, 0), "backward": backward.get(index, 0)}
+            marker = self._marker("Element", [source], name, region, **told)
+            formal.type, formal.shape = source.type, None
+            self._enter(body, formal, marker.outputs[0])
+            entering.append(marker)
+        nodes, results = self._take(body, region, 0, name)
+        condition = results.pop(0) if node.op_type == "Loop" else None
+        leaving = []
+        for index in range(len(given)):
+            leaving.append(self._marker("Back", [results[index]], name, region, index=index))
+            self._describe(leaving[-1].outputs[0], f"{name}/back", self.ir.DataType.BOOL)
+        operands = [*node.inputs[:2], condition] if node.op_type == "Loop" else [None, None, None]
+        tokens = [marker.outputs[0] for marker in leaving]
+        ran = self._marker("Ran", [*operands, *tokens], name, region, scan=int(node.op_type == "Scan"))
+        self._describe(ran.outputs[0], f"{name}/ran", self.ir.DataType.BOOL)
+        leaving.append(ran)
+        axes, backward = _integers(node, "scan_output_axes"), _integers(node, "scan_output_directions")
+        for index, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
+            place = index - len(given)
+            told = {"axis": axes.get(place, 0), "backward": backward.get(place, 0)} if place >= 0 else {}
+            marker = self._marker(
+                "Stack" if place >= 0 else "Last", [ran.outputs[0], result], name, region, index=index, **told
+            )
+            leaving.append(marker)
+            self._hand_over(output, marker.outputs[0])
+        self.graph.insert_before(node, [*entering, *nodes, *leaving])
+        let_go(node)
+        self.graph.remove(node, safe=True)
+
+    def _enter(self, body: ir.Graph, formal: ir.Value, inside: ir.Value) -> None:
+        """Lets a body use a marker's output in the place of one of its inputs."""
+        inside.name, inside.type, inside.shape = formal.name, formal.type, formal.shape
+        self.names.make_unique(inside)
+        _replace_in(body, formal, inside)
+
+    def _describe(self, value: ir.Value, name: str, dtype: ir.DataType) -> None:
+        value.name, value.type, value.shape = name, self.ir.TensorType(dtype), self.ir.Shape([])
+        self.names.add(value)
+
+    def _take(
+        self, body: ir.Graph, region: int, branch: int, name: str
+    ) -> tuple[list[ir.Node], list[ir.Value]]:
+        """The nodes of a body, those that its values enter by first, and what the body gives."""
+        entering = [
+            value
+            for value in _captured_by(body)
+            if not value.is_initializer() and not _entered(value, region)
+        ]
+        markers = []
+        for value in entering:
+            marker = self._marker("Enter", [value], name, region, branch=branch)
+            inside = marker.outputs[0]
+            inside.name = f"{value.name}/{name}"
+            inside.type, inside.shape = value.type, value.shape
+            _replace_in(body, value, inside)
+            markers.append(marker)
+        initializers = list(body.initializers.values())
+        for value in initializers:
+            del body.initializers[value.name or ""]
+        nodes, outputs = list(body), list(body.outputs)
+        forget(body)  # what they declare is as little believed as in the main graph
+        body.remove(nodes)
+        body.outputs.clear()
+        own = [value for inner in nodes for value in inner.outputs if value.name]
+        for value in [*initializers, *own]:
+            self.names.make_unique(value)
+        for marker in markers:
+            self.names.add(marker.outputs[0])
+        for value in initializers:
+            self.graph.register_initializer(value)
+        return [*markers, *nodes], outputs
+
+    def _marker(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        region: int,
+        *,
+        outputs: int = 1,
+        **attributes: int,
+    ) -> ir.Node:
+        items = [self.ir.AttrInt64(key, number) for key, number in {"region": region, **attributes}.items()]
+        items.append(self.ir.AttrString("name", name))
+        return self.ir.Node(FLOW, op_type, inputs, items, num_outputs=outputs, name=f"{name}/{op_type}")
+
+    def _hand_over(self, output: ir.Value, result: ir.Value) -> None:
+        """Puts a marker's output in the place of the node's."""
+        result.name, result.type, result.shape = output.name, output.type, output.shape
+        for user, index in list(output.uses()):
+            user.replace_input_with(index, result)
+        for holder in self.model.graphs():
+            replace_output(holder.outputs, output, result)
+
+
+def _entered(value: ir.Value, region: int) -> bool:
+    producer = value.producer()
+    return (
+        producer is not None and producer.domain == FLOW and producer.attributes["region"].as_int() == region
+    )
+
+
+def _integer(node: ir.Node, name: str) -> int:
+    attribute = node.attributes.get(name)
+    return 0 if attribute is None else attribute.as_int()
+
+
+def _integers(node: ir.Node, name: str) -> dict[int, int]:
+    attribute = node.attributes.get(name)
+    return {} if attribute is None else dict(enumerate(attribute.as_ints()))
+
+
+def _captured_by(body: ir.Graph) -> list[ir.Value]:
+    found: dict[ir.Value, None] = {}
+    inside = {*body.inputs, *body.initializers.values(), *(value for node in body for value in node.outputs)}
+    for node in body:
+        used = (*node.inputs, *captured(node))
+        found.update((value, None) for value in used if value is not None and value not in inside)
+    found.update((value, None) for value in body.outputs if value not in inside)
+    return list(found)
+
+
+def _replace_in(body: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Lets a body, and all bodies in it, use another value."""
+    for node in body:
+        for index, value in enumerate(node.inputs):
+            if value is old:
+                node.replace_input_with(index, new)
+        for inner in subgraphs(node):
+            _replace_in(inner, old, new)
+    replace_output(body.outputs, old, new)
+
+
+def _join_equal_weights(model: ir.Model, node: ir.Node, path: Path) -> None:
+    """Lets the branches of an `If` use one of two equal weights: exporters write a copy into each branch."""
+    graph = model.graph
+    then, other = (
+        {value: None for value in _captured_by(body) if value.is_initializer() and _is_matrix(value)}
+        for body in subgraphs(node)
+    )
+    kinds = {_kind(value) for value in then if value not in other}
+    apart = [value for value in other if value not in then and _kind(value) in kinds]
+    kinds = {_kind(value) for value in apart}
+    first: dict[bytes, ir.Value] = {}
+    for value in then:
+        if value not in other and _kind(value) in kinds:
+            first.setdefault(_digest(value, path), value)
+    for value in apart:
+        kept = first.get(_digest(value, path))
+        if kept is not None:
+            _replace_in(list(subgraphs(node))[1], value, kept)
+            if not value.uses() and value not in graph.outputs:
+                del graph.initializers[value.name or ""]
+
+
+def _kind(value: ir.Value) -> tuple[str, tuple[int, ...]]:
+    tensor = value.const_value
+    assert tensor is not None
+    return tensor.dtype.name, tuple(tensor.shape.numpy())
+
+
+def _digest(value: ir.Value, path: Path) -> bytes:
+    assert value.const_value is not None
+    data = locate(value.name or "", value.const_value, path).array().tobytes()
+    return hashlib.sha256(repr(_kind(value)).encode() + data).digest()

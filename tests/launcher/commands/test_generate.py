@@ -1,0 +1,158 @@
+# ruff: noqa: E501 - the tables of cases stay one line each
+"""``shardrun generate`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher import cli_tools
+from tests.launcher.generation import tiny
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model folder in it, whose slices are kept in a cache."""
+    folder = tmp_path_factory.mktemp("generate")
+    tiny.save_folder(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(place: Path) -> tiny.Plain:
+    return tiny.Plain(place / "model" / "model.onnx")
+
+
+def generate(place: Path, *arguments: Any, **more: Any) -> subprocess.CompletedProcess[str]:
+    return cli_tools.shardrun("generate", *arguments, cwd=place, **more)
+
+
+def ids_of(done: subprocess.CompletedProcess[str]) -> list[list[int]]:
+    assert done.returncode == 0, done.stderr
+    return [item["ids"] for line in done.stdout.splitlines() for item in json.loads(line)["completions"]]
+
+
+def test_prompts_of_all_kinds(place: Path, plain: tiny.Plain) -> None:
+    (place / "prompts.txt").write_text(
+        'The dog\n\n{"ids": [5, 6, 7]}\n{"messages": [{"role": "user", "content": "fox"}]}\n{ no JSON\n'
+    )
+    done = generate(
+        place, "model", "--ranks", 2, "--prompt", "The fox", "--ids", "5,6", "--prompts", "prompts.txt",
+        "--max-new-tokens", 6, "--json", "--logprobs", 1, "--ignore-eos",
+    )  # fmt: skip
+    found = ids_of(done)
+    assert len(found) == 6 and found[1] == plain.greedy([5, 6], 6) and found[3] == plain.greedy([5, 6, 7], 6)
+    first = json.loads(done.stdout.splitlines()[0])
+    assert first["prompt"] == "The fox" and first["completions"][0]["reason"] == "length"
+    assert len(first["completions"][0]["logprobs"]) == len(first["completions"][0]["top"]) == 6
+    assert done.stderr.startswith("shardrun: 6 prompts, 36 tokens; prompt: ") and "tokens/s" in done.stderr
+
+
+def test_standard_input_and_plain_output(place: Path) -> None:
+    command = [
+        sys.executable, "-m", "launcher.cli", "generate", "model", "--max-new-tokens", "8", "--chat", "--quiet",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, input="The dog\nThe fox\n", cwd=place, capture_output=True, text=True, timeout=120, check=True,
+        env=cli_tools.environment(SHARDRUN_CACHE=str(place / "cache")),
+    )  # fmt: skip
+    wanted = generate(
+        place,
+        "model",
+        "--max-new-tokens",
+        8,
+        "--chat",
+        "--prompt",
+        "The dog",
+        "--prompt",
+        "The fox",
+        "--json",
+    )
+    texts = [json.loads(line)["completions"][0]["text"] for line in wanted.stdout.splitlines()]
+    assert done.stdout == "".join(f"{text}\n" for text in texts) and done.stderr == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_something_else_started(place: Path, plain: tiny.Plain, ranks: int) -> None:
+    arguments = ("model", "--ids", "5,6,7", "--max-new-tokens", 6, "--json", "--speculate", 2)
+    done = generate(place, *arguments, before=cli_tools.mpirun(ranks))
+    assert ids_of(done) == [plain.greedy([5, 6, 7], 6)]
+
+
+def test_a_plain_file_and_slices(place: Path, plain: tiny.Plain) -> None:
+    path = tiny.save_decoder(place / "alone.onnx", cache=True)
+    assert cli_tools.shardrun("slice", path, "--ranks", 2, "--output", "slices", cwd=place).returncode == 0
+    common = ("--ids", "5,6,7", "--max-new-tokens", 6, "--json")
+    for arguments in (
+        ("alone.onnx",),
+        ("slices", "--ranks", 2),
+        ("slices", "--ranks", 2, "--texts", "model"),
+    ):
+        assert ids_of(generate(place, *arguments, *common)) == [plain.greedy([5, 6, 7], 6)]
+    text = generate(place, "slices", "--ranks", 2, "--ids", "5,6,7", "--max-new-tokens", 6)
+    assert text.stdout.split() == [str(token) for token in plain.greedy([5, 6, 7], 6)]
+
+
+def test_a_draft_and_a_search(place: Path, plain: tiny.Plain) -> None:
+    found = generate(
+        place,
+        "model",
+        "--ids",
+        "5,6,7",
+        "--max-new-tokens",
+        9,
+        "--draft",
+        "model",
+        "--speculate",
+        3,
+        "--json",
+    )
+    assert ids_of(found) == [plain.greedy([5, 6, 7], 9)]
+    searched = generate(
+        place, "model", "--ids", "5,6,7", "--max-new-tokens", 9, "--beams", 3, "--returned", 3, "--json"
+    )
+    scores = [item["score"] for item in json.loads(searched.stdout)["completions"]]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent", "--ids", "1"], "absent: there is no such folder or file"),
+        (["empty", "--ids", "1"], "empty has no language model"),
+        (["model", "--ids", "1,x"], "--ids 1,x: expected token ids such as"),
+        (["model", "--ids", "999"], "the prompt holds the token 999, but the model's vocabulary has the ids 0 to 303"),
+        (["model", "--prompt", "fox " * 200], "tokens, but the model's context holds 96"),
+        (["model", "--prompts", "absent.txt"], "--prompts absent.txt: expected a file of prompts"),
+        (["model", "--prompts", "wrong.jsonl"], "wrong.jsonl, line 2: this line is no JSON"),
+        (["model", "--prompt", "x", "--temperature", "hot"], "--temperature: expected a number from 0 to 100"),
+        (["model", "--prompt", "x", "--beams", "2", "--samples", "2"], "samples and beams exclude each other"),
+        (["model", "--prompt", "x", "--draft", "model"], "--draft: give --speculate N too"),
+        (["model", "--prompt", "x", "--logit-bias", "5"], "--logit-bias 5: expected ID=NUMBER"),
+        (["model", "--prompt", "x", "--input", "a=b.npy"], "the model has no encoder"),
+        (["model", "--prompt", "x", "--strategy", "tensor", "--mesh", "tensor=2"], "exclude each other"),
+        (["looping", "--chat", "--prompt", "x"], "the chat template cannot be followed"),
+    ],
+)  # fmt: skip
+def test_wrong_usage(place: Path, arguments: Sequence[str], message: str) -> None:
+    (place / "empty").mkdir(exist_ok=True)
+    (place / "wrong.jsonl").write_text('{"ids": [1]}\n{"ids": \n')
+    if not (place / "looping").exists():
+        tiny.save_folder(place / "looping")
+        (place / "looping" / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    done = generate(place, *arguments, "--max-new-tokens", 2)
+    assert done.returncode == 2 and message in done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("shardrun: error: ")
+
+
+def test_a_reader_that_leaves(place: Path) -> None:
+    """Nothing is left, and nothing is said."""
+    command = f"{sys.executable} -m launcher.cli generate model --ids 5,6 --max-new-tokens 90 --ignore-eos --samples 3"
+    done = cli_tools.run(["bash", "-c", f"set -o pipefail; {command} | head -c 3"], place)
+    assert len(done.stdout) >= 1 and "Traceback" not in done.stderr and "error" not in done.stderr

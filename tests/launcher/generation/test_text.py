@@ -1,0 +1,139 @@
+"""Text as its ids come: never half a character, no stop text, and together what the tokenizer says of all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.generation.text.detokenizer import Detokenizer
+from launcher.generation.text.stops import Stops
+from launcher.generation.text.tokenizer import Tokenizer
+from tests.launcher.generation import tokenizers_made
+
+TEXTS = [
+    "The quick fox",
+    "größe 你好吗 😀😀 end",
+    "😀",
+    "a  b\n\tc ",
+    "e\u0301 \u200d👩\u200d🚀 x",
+    "dogs. 的的的的的的的",
+]
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    return Tokenizer(getattr(tokenizers_made, request.param)(path))
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    growing = Detokenizer(tokenizer)
+    return [growing.add(token) for token in ids] + [growing.end()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_whole_and_together_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.ids(text)
+    found = pieces(tokenizer, ids)
+    assert "".join(found) == tokenizer.text(ids) == text
+    assert "�" not in "".join(found)
+    assert sum(map(bool, found)) > 1 or len(text) == 1
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_end_within_a_character_shows_none_of_it(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.ids(text)
+    for count in range(len(ids)):
+        shown = "".join(pieces(tokenizer, ids[:count]))
+        assert text.startswith(shown) and "�" not in shown
+
+
+def test_bytes_that_are_no_characters(tokenizer: Tokenizer) -> None:
+    """They are shown as what the tokenizer shows, and hold nothing back for long."""
+    lone = [token for token in map(tokenizer.id_of, ("<0xFF>", "ÿ")) if token is not None][:1] * 40
+    word = tokenizer.ids("The dog")
+    growing = Detokenizer(tokenizer)
+    first = "".join(map(growing.add, lone))
+    assert 30 <= len(first) <= 40 and set(first) == {"�"}
+    rest = "".join(map(growing.add, word)) + growing.end()
+    assert (first + rest).lstrip("�").strip() == "The dog"
+    assert (first + rest).count("�") == tokenizer.text([*lone, *word]).count("�") == 40
+
+
+def test_random_ids_give_the_text_of_all(tmp_path: Path) -> None:
+    """Where bytes stand for themselves; in the other kind, all bytes around one say what it is."""
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        ids = random.integers(1, tokenizer.size, 60).tolist()
+        whole = tokenizer.text(ids)
+        shown = "".join(pieces(tokenizer, ids))
+        assert whole.startswith(shown) and set(whole[len(shown) :]) <= {"�"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("stops", [["STOP"], ["\n\n", "END."], ["aab", "ab", "b"], ["aaab"]])
+def test_stop_texts(size: int, stops: list[str]) -> None:
+    """As a search in the whole text finds them, however it is cut into pieces."""
+    for text in (
+        "aaaab tail",
+        "xxSTOPyy",
+        "no",
+        "a\n\nb",
+        "a\nb EN END.",
+        "STSTOP",
+        "ST",
+        "aaaaab",
+        "",
+        "ENDEND",
+    ):
+        kept, held = "", Stops(stops)
+        for begin in range(0, len(text), size):
+            kept += held.add(text[begin : begin + size])
+            if held.found is None:  # what is held may still become one
+                assert any(stop.startswith(text[len(kept) : begin + size]) for stop in stops)
+        kept += held.end()
+        first = re.search("|".join(map(re.escape, sorted(stops, key=len, reverse=True))), text)
+        assert kept == (text[: first.start()] if first and size == 100 else kept)
+        assert (held.found is not None) == (first is not None)
+        assert text.startswith(kept) and not any(stop in kept for stop in stops)
+        if first is None:
+            assert kept == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "this is no tokenizer: "),
+        (b"[]", "this is no tokenizer: "),
+        (b'{"model": {"type": "Nonsense"}}', "this is no tokenizer: "),
+        (b"\xff\xfe", "UTF-8 text, found another byte at offset 0"),
+    ],
+)
+def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        Tokenizer(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_truncated_tokenizer(tmp_path: Path) -> None:
+    path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        Tokenizer(path)
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="has at most 268435456 bytes"):
+        Tokenizer(path)
+
+
+def test_a_tokenizer_of_another_model(tokenizer: Tokenizer) -> None:
+    tokenizer.check(tokenizer.size, "model")
+    with pytest.raises(ConfigError, match=f"ids up to {tokenizer.size - 1}, but .* ends at 99"):
+        tokenizer.check(100, "model")

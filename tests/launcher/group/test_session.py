@@ -1,0 +1,187 @@
+"""Sessions of a group: state that stays on its ranks, against plain ONNX Runtime on the whole model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher import Group, start
+from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.group.group import PredictError
+from ranks.state.rows import Batch
+from sharding.demands.options import SliceOptions
+from sharding.slices.manifest import read_manifest
+from sharding.slices.mesh import parse_mesh
+from tests.ranks import state_models
+from tests.ranks.state_models import FORMS, Plain
+
+COUNTS = (6, 1, 1, 1, 3, 1, 1)
+WAYS = {
+    "buffered": ("buffered", 2, "local", None),
+    "joined": ("joined", 2, "local", None),
+    "joined-4": ("joined", 4, "local", None),
+    "streaming": ("streaming", 2, "local", None),
+    "mpirun": ("joined", 2, "mpirun", None),
+    "stages": ("buffered", 2, "local", "pipeline=2"),
+    "both": ("joined", 4, "local", "tensor=2,pipeline=2"),
+}
+"""The form of the model, ranks, what starts them, and the mesh."""
+
+
+class Way:
+    """One group, and what it runs."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.form, self.ranks, launcher, mesh = WAYS[name]
+        self.path = folder / "model.onnx"
+        FORMS[self.form](self.path)
+        options = SliceOptions(mesh=parse_mesh(mesh)) if mesh else None
+        self.group = start(
+            self.path, ranks=self.ranks, launcher=launcher, threads=1, options=options, allow_replicated=True
+        )
+        self.first = "input" if self.form == "streaming" else "input_ids"
+
+    def close(self, found: dict[str, np.ndarray], want: np.ndarray) -> bool:  # type: ignore[type-arg]
+        """Whether an answer is that of the whole model, and nothing else."""
+        (array,) = found.values()
+        most = 1e-5 * max(1, np.abs(want).max(initial=0))
+        return array.shape == want.shape and bool(np.abs(array - want).max(initial=0) <= most)
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+    made = Way(request.param, tmp_path_factory.mktemp("way"))
+    with made.group:
+        yield made
+
+
+def test_steps_forks_and_rewinds_equal_the_whole_model(way: Way) -> None:
+    plain, arrays = Plain(way.path), state_models.steps(way.form, COUNTS)
+    want = [plain.step(array) for array in arrays]
+    with way.group.session() as session:
+        for array, result in zip(arrays[:4], want[:4], strict=True):
+            assert way.close(session.predict({way.first: array}), result)
+        fork = session.fork()
+        for one in (session, fork):
+            for array, result in zip(arrays[4:], want[4:], strict=True):
+                assert way.close(one.predict({way.first: array}), result)
+        back = 0 if way.form == "streaming" else 3
+        session.rewind(sum(COUNTS[:back]) if back else 0)
+        for array, result in zip(arrays[back:], want[back:], strict=True):
+            assert way.close(session.predict({way.first: array}), result)
+
+
+def test_whole_state_goes_in_and_out_without_a_session(way: Way) -> None:
+    plain = Plain(way.path)
+    for array in state_models.steps(way.form, COUNTS[:3]):
+        feeds = {way.first: array, **plain.state}
+        past = plain.length
+        plain_answer = plain.step(array)
+        if "attention_mask" in plain.names:
+            feeds["attention_mask"] = np.ones((1, plain.length), np.int64)
+        if "position_ids" in plain.names:
+            feeds["position_ids"] = np.arange(past, plain.length)[None]
+        found = way.group.predict(feeds)
+        assert np.abs(next(iter(found.values())) - plain_answer).max() <= 1e-5 * max(
+            1, np.abs(plain_answer).max()
+        )
+        for output, name in plain.pairs.items():
+            assert found[output].shape == plain.state[name].shape
+            assert np.abs(found[output] - plain.state[name]).max() <= 1e-5
+
+
+def test_a_failed_step_leaves_all_as_it_was(way: Way) -> None:
+    if way.form == "streaming":
+        pytest.skip("frames of any value can be computed")
+    plain, session = Plain(way.path), way.group.session()
+    for array in state_models.steps(way.form, COUNTS):
+        assert way.close(session.predict({way.first: array}), plain.step(array))
+        with pytest.raises(PredictError, match=r"indices|out of"):
+            session.predict({way.first: np.full_like(array, 999)})
+
+
+def test_threads_and_sessions_do_not_disturb_each_other(way: Way) -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        plain, session = Plain(way.path), way.group.session()
+        for array in state_models.steps(way.form, COUNTS, seed=seed):
+            if not way.close(session.predict({way.first: array}), plain.step(array)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_rows_of_a_batch_join_and_leave(way: Way) -> None:
+    if way.form == "streaming":
+        with pytest.raises(ShardrunError, match="cannot be read on in one batch"):
+            Batch(way.group.session_host)
+        return
+    plains, sessions = [Plain(way.path) for _ in range(3)], [way.group.session() for _ in range(3)]
+    for number, (plain, session) in enumerate(zip(plains, sessions, strict=True)):
+        ids = state_models.steps(way.form, [3 + 2 * number], seed=number)[0]
+        plain.step(ids)
+        session.predict({"input_ids": ids})
+    batch = Batch(way.group.session_host, sessions[:2])
+    for rows in ([0, 1], [0, 1], [0, 1, 2], [0, 1, 2], [2, 0], [2, 0]):
+        if len(rows) > len(batch.lengths):
+            batch.join(sessions[2:])
+        elif len(rows) < len(batch.lengths):
+            batch.keep(rows)
+        ids = np.arange(len(rows)) + 5
+        found = batch.step(ids)["logits"]
+        for place, row in enumerate(rows):
+            want = plains[row].step(ids[place : place + 1].reshape(1, 1))
+            assert np.abs(found[place] - want[0]).max() <= 1e-5 * max(1, np.abs(want).max())
+
+
+def test_state_lies_in_parts(tmp_path: Path) -> None:
+    """Half of each cache on each of two ranks, and nothing of it in a collective."""
+    import onnx
+
+    from sharding import slice_model
+
+    state_models.joined(tmp_path / "model.onnx")
+    slice_model(tmp_path / "model.onnx", 2, tmp_path / "slices")
+    manifest = read_manifest(tmp_path / "slices")
+    assert {pair.placement for pair in manifest.state} == {"split:1"}
+    assert [item.op for item in manifest.collectives].count("AllReduce") >= 2 * state_models.LAYERS
+    assert not any("present" in item.tensor for item in manifest.collectives)
+    model = onnx.load(tmp_path / "slices" / "rank_0.onnx", load_external_data=False)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    assert shapes["past_key_values.0.key"][1] == state_models.GROUPS // 2
+
+
+def test_a_killed_rank_ends_the_session_with_its_name(tmp_path: Path) -> None:
+    state_models.joined(tmp_path / "model.onnx")
+    with start(tmp_path / "model.onnx", ranks=2, launcher="local", threads=1) as group:
+        session = group.session()
+        ids = state_models.steps("joined", [4])[0]
+        session.predict({"input_ids": ids})
+        os.kill(group.stats[1].pid, signal.SIGKILL)
+        with pytest.raises(RankFailedError, match=r"rank 1 on host .* (SIGKILL|killed)"):
+            for _ in range(1000):
+                session.predict({"input_ids": ids[:, :1]})
+        session.close()
+    with pytest.raises(LaunchError, match="This group is closed"):
+        group.session()
+
+
+def test_a_copy_of_the_model_for_each_batch_keeps_no_state(tmp_path: Path) -> None:
+    state_models.joined(tmp_path / "model.onnx")
+    options = SliceOptions(mesh=parse_mesh("data=2"))
+    with start(tmp_path / "model.onnx", ranks=2, launcher="local", threads=1, options=options) as group:
+        with pytest.raises(ShardrunError, match="without a data axis"):
+            group.session()
+        assert isinstance(group, Group)

@@ -1,0 +1,189 @@
+"""Control flow with collectives in its bodies, driven by ranks in threads, against plain ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+import sharding
+from ranks.errors import ModelError
+from ranks.run import executor
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.sharding import merged_decoder
+
+Feeds = dict[str, np.ndarray]
+HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
+RANDOM = np.random.default_rng(5)
+WEIGHTS = {
+    name: (RANDOM.standard_normal(shape) / 6).astype(np.float32)
+    for name, shape in {"up": (24, 48), "down": (48, 24), "side": (24, 24)}.items()
+}
+
+LOOP = """
+g (float[n, 24] x, int64 m, float least) => (float[n, 24] y, float[t, n, 48] s, float[n, 24] kept) {
+  go = Constant<value = bool {1}>()
+  y, s = Loop (m, go, x) <
+    body = b (int64 i, bool c, float[n, 24] v) => (bool c2, float[n, 24] w, float[n, 48] e) {
+    h = MatMul(v, up) e = Relu(h) d = MatMul(e, down) w = Add(d, x) z = ReduceMax<keepdims = 0>(w)
+    c2 = Greater(z, least)
+  }>
+  kept = MatMul(y, side)
+}"""
+SCAN = """
+g (float[t, n, 24] x, float[n, 24] first) => (float[n, 24] last, float[t, n, 48] s) {
+  last, s = Scan <num_scan_inputs = 1,
+    body = b (float[n, 24] h, float[n, 24] v) => (float[n, 24] w, float[n, 48] e) {
+    a = Add(h, v) u = MatMul(a, up) e = Tanh(u) w = MatMul(e, down)
+  }> (first, x)
+}"""
+
+
+def _save(path: Path, text: str) -> Path:
+    model = onnx.parser.parse_model(HEADER + text)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in WEIGHTS.items() if name in text
+    )
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _run(folder: Path, by_rank: list[list[Feeds]]) -> list[Any]:
+    """What each rank returns for its feeds, or the error that it raises."""
+
+    def work(communicator: FakeCommunicator) -> Any:
+        loaded = executor.load(folder, communicator=communicator, threads=1)
+        results = []
+        for feed in by_rank[communicator.rank]:
+            try:
+                results.append(loaded.run(feed))
+            except ModelError as error:
+                results.append(error)
+        loaded.close()
+        return results
+
+    return on_ranks(len(by_rank), work)
+
+
+def _check(path: Path, folder: Path, feeds: list[Feeds], worlds: tuple[int, ...] = (2, 3)) -> None:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = [session.run(None, feed) for feed in feeds]
+    for world in worlds:
+        sharding.slice_model(path, world, folder)
+        for results in _run(folder, [feeds] * world):
+            for found, wanted in zip(results, expected, strict=True):
+                assert not isinstance(found, ModelError), found
+                for ours, theirs in zip(found, wanted, strict=True):
+                    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+                    scale = max(np.abs(theirs).max(initial=0), 1e-6)
+                    assert np.abs(ours - theirs).max(initial=0) <= 1e-4 * scale
+
+
+def _x(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_a_merged_decoder_answers_for_both_conditions_in_turn(tmp_path: Path) -> None:
+    """The same shapes again and again, so that planned runs are met, too."""
+    path = merged_decoder.build(tmp_path / "model.onnx")
+    feeds = [
+        merged_decoder.feeds(past=past, length=n) for n in (3, 1, 3) for past in (False, True, True, False)
+    ]
+    _check(path, tmp_path / "out", feeds)
+
+
+def test_a_loop_ends_by_count_by_condition_and_before_its_first_turn(tmp_path: Path) -> None:
+    feeds: list[Feeds] = [
+        {"x": _x(rows, 24, seed=turns), "m": np.array(turns), "least": np.array(least, np.float32)}
+        for rows, turns, least in ((2, 3, -9), (2, 3, -9), (2, 3, 9), (4, 1, -9), (2, 2, 1.5))
+    ]
+    _check(_save(tmp_path / "model.onnx", LOOP), tmp_path / "out", feeds)
+
+
+def test_a_loop_without_turns_gives_what_it_was_given(tmp_path: Path) -> None:
+    """And stacks of no element, which the caller owns."""
+    path = _save(tmp_path / "model.onnx", LOOP)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    feed = {"x": _x(2, 24), "m": np.array(0), "least": np.array(0, np.float32)}
+    for (found,) in _run(tmp_path / "out", [[feed], [feed]]):
+        y, stacked, _ = found
+        np.testing.assert_array_equal(y, feed["x"])
+        assert not np.shares_memory(y, feed["x"])
+        assert stacked.shape[0] == 0 and stacked.shape[-1] == 48 and stacked.dtype == np.float32
+
+
+def test_a_scan_over_any_number_of_rows(tmp_path: Path) -> None:
+    feeds: list[Feeds] = [{"x": _x(length, 2, 24), "first": _x(2, 24, seed=9)} for length in (4, 1, 4, 6)]
+    _check(_save(tmp_path / "model.onnx", SCAN), tmp_path / "out", feeds)
+
+
+@pytest.mark.parametrize("what", ["condition", "turns", "scanned"])
+def test_ranks_that_would_go_different_ways_refuse_together(what: str, tmp_path: Path) -> None:
+    """Each names both ranks; after that they answer as before."""
+    if what == "condition":
+        path = merged_decoder.build(tmp_path / "model.onnx")
+        right = merged_decoder.feeds(past=True)
+        other: Feeds = {**right, "use_cache_branch": np.array([False])}
+        told = "the condition is True on rank 0 of the group and False on rank 1"
+    elif what == "turns":
+        path = _save(tmp_path / "model.onnx", LOOP)
+        right = {"x": _x(2, 24), "m": np.array(2), "least": np.array(-9, np.float32)}
+        other = {**right, "m": np.array(3)}
+        told = "the number of turns is 2 on rank 0 of the group and 3 on rank 1"
+    else:
+        path = _save(tmp_path / "model.onnx", SCAN)
+        right = {"x": _x(2, 2, 24), "first": _x(2, 24)}
+        other = {**right, "x": _x(3, 2, 24)}
+        told = "the number of turns is 2 on rank 0 of the group and 3 on rank 1"
+    sharding.slice_model(path, 2, tmp_path / "out")
+    for error, answer in _run(tmp_path / "out", [[right, right], [other, right]]):
+        assert isinstance(error, ModelError)
+        assert "The ranks disagree at " in str(error) and told in str(error)
+        assert not isinstance(answer, ModelError)
+
+
+def test_ranks_whose_branches_exchange_differently_are_refused(tmp_path: Path) -> None:
+    path = merged_decoder.build(tmp_path / "model.onnx")
+    sharding.slice_model(path, 2, tmp_path / "out")
+    model = onnx.load(tmp_path / "out" / "rank_1.onnx", load_external_data=False)
+    (control,) = [node for node in model.graph.node if node.op_type == "If"]
+    branch = control.attribute[0].g
+    last = [node for node in branch.node if node.op_type == "AllReduce"][-1]
+    last.op_type = "Neg"
+    last.domain = ""
+    del model.metadata_props[:]
+    (tmp_path / "loose").mkdir()
+    for name in ("rank_0.data", "rank_1.data"):
+        (tmp_path / "loose" / name).write_bytes((tmp_path / "out" / name).read_bytes())
+    (tmp_path / "loose" / "rank_1.onnx").write_bytes(model.SerializeToString())
+    other = onnx.load(tmp_path / "out" / "rank_0.onnx", load_external_data=False)
+    del other.metadata_props[:]
+    (tmp_path / "loose" / "rank_0.onnx").write_bytes(other.SerializeToString())
+
+    def work(communicator: FakeCommunicator) -> str:
+        with pytest.raises(ModelError) as caught:
+            executor.load(
+                tmp_path / "loose" / f"rank_{communicator.rank}.onnx", communicator=communicator, threads=1
+            )
+        return str(caught.value)
+
+    for told in on_ranks(2, work):
+        assert "do not have the same collectives" in told
+
+
+def test_the_figures_count_one_branch_and_one_turn(tmp_path: Path) -> None:
+    path = _save(tmp_path / "model.onnx", LOOP)
+    manifest = sharding.slice_model(path, 2, tmp_path / "out")
+
+    def work(communicator: FakeCommunicator) -> tuple[int, float]:
+        loaded = executor.load(tmp_path / "out", communicator=communicator, threads=1)
+        loaded.run({"x": _x(2, 24), "m": np.array(2), "least": np.array(-9, np.float32)})
+        return loaded.stats.collectives, loaded.stats.communication_seconds
+
+    for count, spent in on_ranks(2, work):
+        assert count == len(manifest.collectives) and spent > 0

@@ -1,0 +1,235 @@
+"""Sessions of a model in this process, against plain ONNX Runtime whose state is carried by hand."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Model, ModelType
+from ranks.errors import ModelError, ShardrunError
+from ranks.run import executor
+from ranks.run.rank_model import RankModel
+from ranks.state.rows import Batch
+from tests.ranks import state_models
+from tests.ranks.state_models import FORMS, Plain
+
+COUNTS = (5, 1, 1, 1, 3, 1, 1, 1, 2, 1)
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def path(form: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(form) / "model.onnx"
+    FORMS[form](path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> RankModel:
+    return executor.load(path, threads=1)
+
+
+def first(form: str) -> str:
+    return "input" if form == "streaming" else "input_ids"
+
+
+def close(found: dict[str, Any], want: np.ndarray[Any, Any]) -> bool:
+    (array,) = found.values()  # no state comes out
+    most = 1e-5 * max(1, np.abs(want).max(initial=0))
+    return array.shape == want.shape and bool(np.abs(array - want).max(initial=0) <= most)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_steps_equal_those_of_the_whole_model(model: RankModel, path: Path, form: str, batch: int) -> None:
+    plain = Plain(path, batch)
+    # GroupQueryAttention takes several new positions of several sequences in the first step only.
+    counts = (5, *[1] * 6) if form == "buffered" and batch > 1 else COUNTS
+    with model.session() as session:
+        for array in state_models.steps(form, counts, batch):
+            assert close(session.predict({first(form): array}), plain.step(array))
+    assert session.length == (0 if form == "streaming" else sum(counts))
+
+
+def test_sessions_do_not_disturb_each_other(model: RankModel, path: Path, form: str) -> None:
+    pairs = [(model.session(), Plain(path)) for _ in range(3)]
+    fed = [state_models.steps(form, COUNTS, seed=seed) for seed in range(3)]
+    for step in range(len(COUNTS)):
+        for (session, plain), arrays in zip(pairs, fed, strict=True):
+            assert close(session.predict({first(form): arrays[step]}), plain.step(arrays[step]))
+
+
+def test_a_fork_goes_its_own_way(model: RankModel, path: Path, form: str) -> None:
+    plain, other = Plain(path), Plain(path)
+    arrays = state_models.steps(form, COUNTS)
+    session = model.session()
+    for array in arrays[:4]:
+        session.predict({first(form): array})
+        plain.step(array)
+        other.step(array)
+    fork = session.fork()
+    for array, elsewhere in zip(arrays[4:], state_models.steps(form, COUNTS[4:], seed=9), strict=True):
+        assert close(session.predict({first(form): array}), plain.step(array))
+        assert close(fork.predict({first(form): elsewhere}), other.step(elsewhere))
+    session.close()
+    assert close(fork.predict({first(form): arrays[0]}), other.step(arrays[0]))
+
+
+def test_rewind_forgets(model: RankModel, path: Path, form: str) -> None:
+    arrays = state_models.steps(form, COUNTS)
+    session, want = model.session(), []
+    plain = Plain(path)
+    for array in arrays:
+        want.append(plain.step(array))
+        session.predict({first(form): array})
+    if form == "streaming":
+        assert session.length == 0
+        session.rewind(0)
+    else:
+        session.rewind(sum(COUNTS[:5]))
+    back = 0 if form == "streaming" else 5
+    for array, result in zip(arrays[back:], want[back:], strict=True):
+        assert close(session.predict({first(form): array}), result)
+    for bad in (-1, sum(COUNTS) + 1, True, "2"):
+        with pytest.raises(ShardrunError, match="cannot be rewound to"):
+            session.rewind(bad)  # type: ignore[arg-type]
+
+
+def test_a_failed_step_changes_nothing(model: RankModel, path: Path, form: str) -> None:
+    if form == "streaming":
+        pytest.skip("frames of any value can be computed")
+    plain, session = Plain(path), model.session()
+    for number, array in enumerate(state_models.steps(form, COUNTS)):
+        assert close(session.predict({first(form): array}), plain.step(array))
+        if number % 3 == 1:
+            with pytest.raises(ModelError, match=r"indices|out of"):
+                session.predict({first(form): np.full_like(array, 999)})
+            with pytest.raises(ShardrunError, match=r"Input 'input_ids'"):
+                session.predict({first(form): array.astype(np.float32)})
+            with pytest.raises(ShardrunError, match="is kept by the session"):
+                session.predict(
+                    {first(form): array, "past_key_values.0.key": plain.state["past_key_values.0.key"]}
+                )
+
+
+def test_caches_grow_in_place(tmp_path: Path) -> None:
+    """A step over buffers that the operator fills moves no cache: only each doubling does."""
+    state_models.buffered(tmp_path / "model.onnx")
+    model = executor.load(tmp_path / "model.onnx", threads=1)
+    session, places = model.session(), []
+    for array in state_models.steps("buffered", [60, *[1] * 80]):
+        session.predict({"input_ids": array})
+        state = model.sequences._open[1]
+        assert state is not None
+        places.append(state.value("past_key_values.1.value").ctypes.data)
+    changes = [number for number in range(1, len(places)) if places[number] != places[number - 1]]
+    assert changes == [5, 69]  # at 65 and at 129 positions
+
+
+def test_the_first_step_may_bring_state(model: RankModel, path: Path, form: str) -> None:
+    plain, session = Plain(path), model.session()
+    arrays = state_models.steps(form, COUNTS)
+    plain.step(arrays[0])
+    given = {first(form): arrays[1], **plain.state}
+    for array in (given, {first(form): arrays[2]}):
+        assert close(session.predict(array), plain.step(array[first(form)]))
+    assert session.length == (0 if form == "streaming" else sum(COUNTS[:3]))
+
+
+def test_masks_may_be_given(tmp_path: Path) -> None:
+    """Padding on the left, as batches of prompts have it."""
+    state_models.joined(tmp_path / "model.onnx")
+    session = executor.load(tmp_path / "model.onnx", threads=1).session()
+    alone = Plain(tmp_path / "model.onnx")
+    ids = np.array([[0, 0, 7, 8, 9]])
+    mask, places = np.array([[0, 0, 1, 1, 1]]), np.array([[0, 0, 0, 1, 2]])
+    plain = alone.session.run(
+        ["logits"], {"input_ids": ids, "attention_mask": mask, "position_ids": places, **alone.state}
+    )[0]
+    found = session.predict({"input_ids": ids, "attention_mask": mask, "position_ids": places})["logits"]
+    assert np.abs(found - plain).max() <= 1e-5
+    more = session.predict({"input_ids": ids})["logits"]
+    assert more.shape == (1, 5, state_models.VOCABULARY)
+
+
+def test_a_model_without_state_says_so(tmp_path: Path) -> None:
+    import onnx
+    from onnx import helper
+
+    values = [helper.make_tensor_value_info(name, 1, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", values[:1], values[1:])
+    opset = helper.make_opsetid("", 18)
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[opset]), tmp_path / "neg.onnx")
+    with pytest.raises(ShardrunError, match=r"neg\.onnx has no state .* --state IN=OUT"):
+        executor.load(tmp_path / "neg.onnx").session()
+
+
+def test_closed_sessions_are_freed(model: RankModel, form: str) -> None:
+    before = len(model.sequences._open)
+    session, lost = model.session(), model.session()
+    array = state_models.steps(form, [2])[0]
+    session.predict({first(form): array})
+    session.close()
+    session.close()
+    with pytest.raises(ShardrunError, match="This session is closed"):
+        session.predict({first(form): array})
+    del lost
+    gc.collect()
+    model.session().close()
+    assert len(model.sequences._open) <= before
+
+
+def test_of_a_lite_model(path: Path, form: str) -> None:
+    model, plain = Model(), Plain(path)
+    with pytest.raises(RuntimeError, match="session failed! Error is the model is not built"):
+        model.session()
+    model.build_from_file(str(path), ModelType.ONNX)
+    session = model.session()
+    for array in state_models.steps(form, COUNTS[:4]):
+        assert close(session.predict({first(form): array}), plain.step(array))
+
+
+@pytest.mark.parametrize("form", ["buffered", "joined"], scope="module")
+def test_sequences_of_different_lengths_in_one_batch(model: RankModel, path: Path, form: str) -> None:
+    """Rows join, leave and go on alone; each gets the answers that it gets alone."""
+    lengths, plains, sessions = (7, 2, 5), [], []
+    for number, count in enumerate(lengths):
+        ids = state_models.steps(form, [count], seed=number)[0]
+        plains.append(Plain(path))
+        sessions.append(model.session())
+        plains[-1].step(ids)
+        sessions[-1].predict({"input_ids": ids})
+    batch = Batch(model.session_host, sessions[:2])
+    rows = [0, 1]
+    random = np.random.default_rng(1)
+
+    def step() -> None:
+        ids = random.integers(0, state_models.VOCABULARY, len(rows))
+        found = batch.step(ids)["logits"]
+        assert found.shape == (len(rows), 1, state_models.VOCABULARY)
+        for place, row in enumerate(rows):
+            want = plains[row].step(ids[place : place + 1].reshape(1, 1))
+            assert np.abs(found[place] - want[0]).max() <= 1e-5 * max(1, np.abs(want).max())
+
+    for _ in range(4):
+        step()
+    batch.join(sessions[2:])
+    rows.append(2)
+    for _ in range(3):
+        step()
+    alone = batch.session(1)
+    batch.keep([2, 0])
+    rows = [2, 0]
+    for _ in range(3):
+        step()
+    ids = np.array([[3, 4]])
+    assert close(alone.predict({"input_ids": ids[:, :1]}), plains[1].step(ids[:, :1]))
+    batch.close()
+    assert batch.lengths == []
