@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ranks.common import settings
 from ranks.errors import ShardrunError
+from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -113,14 +114,15 @@ def _set_up_process(spare: list[int]) -> None:
     if settings.SAFE_PATH.take():
         os.environ.pop("PYTHONSAFEPATH", None)
     if settings.CONTROL.text():
+        # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means. It is ignored
+        # before anything is imported: numpy's OpenBLAS sends one to itself where it may start no thread.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         from ranks.common import heap
         from ranks.talk.control import die_with_parent
 
         heap.spare_addresses()
         spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))
         die_with_parent()
-        # Ctrl-C reaches every process of a terminal; the launcher alone decides what it means.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
@@ -148,6 +150,8 @@ def _fail(control: Control | None, rank: int | None, error: BaseException, spare
     elif isinstance(error, ShardrunError):
         where = "" if rank is None else f"rank {rank} on host {os.uname().nodename}: "
         print(f"error: {where}{error}", file=sys.stderr)
+    elif advice := shortage(error):
+        print(f"error: {type(error).__name__}: {error}: {advice}", file=sys.stderr)
     else:
         sys.stderr.write(format_error(error))
     _end(1)

@@ -70,6 +70,8 @@ SLOW = (
     "ranks/collectives/test_collectives_parts.py",
     "ranks/talk/test_control.py",
     "ranks/lite/test_converter.py",
+    "ranks/run/test_control_flow.py",
+    "sharding/reading/test_bodies.py",
     "ranks/sessions/test_counted_cuda.py",
     "ranks/weights/test_cuda_ipc.py",
     "ranks/run/test_forked.py",

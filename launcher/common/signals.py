@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType
@@ -39,12 +40,14 @@ class Ending:
 
     def __init__(self) -> None:
         self.came: list[int] = []
+        self._of_a_library = False
         self._before: dict[int, Handler] = {}
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
         """Both signals raise inside, in the main thread; elsewhere this does nothing."""
         self.came.clear()
+        self._of_a_library = False
         try:
             self._before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self.stop)}
         except ValueError:  # not the main thread
@@ -70,6 +73,7 @@ class Ending:
             self.came.append(number)
         signal.setitimer(signal.ITIMER_REAL, SOON)
         raised = number == signal.SIGALRM and _is_raised()
+        self._of_a_library |= number == signal.SIGINT and _in_import(frame, native=True)
         # Who asks twice waits for what is native only.
         if not raised and not _in_import(frame, native=len(self.came) > 1):
             self._raise()
@@ -102,6 +106,14 @@ class Ending:
             sys.__unraisablehook__(problem)
 
     def _raise(self) -> None:
+        if self._of_a_library and self.came == [signal.SIGINT]:
+            # OpenBLAS, which numpy brings, sends this to itself where it may start no thread.
+            self._of_a_library = False
+            try:
+                threading.Thread(target=int).start()
+            except RuntimeError:
+                self.came.clear()
+                raise
         raise Terminated if signal.SIGTERM in self.came else KeyboardInterrupt
 
 

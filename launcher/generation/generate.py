@@ -163,7 +163,9 @@ def prepare(
     """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
     manner = manner or Manner()
     asked = options_of(options, more)
-    ids = _ids(decoder, prompt, tokenizer, special)
+    encoded = {spec.name for spec in decoder.encoder_inputs}
+    # What a decoder of sound begins with is written out: its tokenizer would add an end.
+    ids = _ids(decoder, prompt, tokenizer, special and not (encoded and "input_ids" not in encoded))
     read, given = _arranged(decoder, ids, inputs, manner)
     room = check_room(len(read), decoder)
     settled = asked.filled(_lengths(manner.defaults or {}, len(read)))

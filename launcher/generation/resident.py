@@ -122,7 +122,7 @@ class ResidentSequence(StatefulSequence):
             if name not in known.filled
         }
         if decoder.cuts_logits:
-            feeds[LOGITS_FROM] = np.array(0 if every else len(ids) - 1, np.int64)
+            feeds[LOGITS_FROM] = np.array([0 if every else len(ids) - 1], np.int64)
         if self._session is None:
             self._session = Session(decoder.host)
             feeds |= self._state

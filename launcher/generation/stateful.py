@@ -13,12 +13,13 @@ from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.names import FILLED, Names, alike, find_states
 from ranks.common.tensors import TensorSpec
+from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
     from launcher.group.group import Group
     from sharding.common.arrays import Array
 
-Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+Run = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Program:
 
 def program_of(group: Group) -> Program:
     """The graph that a group of ranks computes."""
-    inputs = [*group.inputs, *group.optional_inputs]
+    # Which logits are computed is asked for where sessions run the graph (`launcher.generation.resident`).
+    inputs = [spec for spec in (*group.inputs, *group.optional_inputs) if spec.name != LOGITS_FROM]
     return Program(group.predict, inputs, group.outputs, group if _has_state(group) else None)
 
 

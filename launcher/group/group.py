@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.group.told import spec_of, stats_of
@@ -28,6 +27,7 @@ from launcher.job.start_arguments import (
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
+from ranks.common.interrupts import held_back
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS

@@ -162,12 +162,9 @@ def launcher_error(
 
 def shortage(error: Exception) -> LaunchError:
     """The error to raise where this process itself has no memory, threads or descriptors for its ranks."""
-    if isinstance(error, OSError) and (advice := what_is_short(error)):
-        return LaunchError(f"This process cannot start and watch its ranks ({error.strerror}): {advice}.")
-    return LaunchError(
-        f"This process cannot watch its ranks ({error or type(error).__name__}): {memory_advice()}; or raise "
-        "the number of processes and threads (`ulimit -u`, pids.max of a container)."
-    )
+    said = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+    advice = what_is_short(error) or memory_advice()
+    return LaunchError(f"This process cannot start and watch its ranks ({said}): {advice}.")
 
 
 def how(code: int | None) -> str:

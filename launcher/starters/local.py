@@ -91,7 +91,7 @@ class LocalHandle(Handle):
             )
         if self._error is not None:
             self.kill()
-            if isinstance(self._error, OSError) and shortage(self._error):
+            if isinstance(self._error, Exception) and shortage(self._error):
                 raise cause.shortage(self._error) from None
             raise LaunchError(f"The ranks could not be started: {self._error}.") from self._error
         _alive.add(self)

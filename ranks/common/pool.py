@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ranks.common import forks
+from ranks.common.interrupts import held_back
 from ranks.errors import QueueFullError, ShardrunError
 
 Worker = TypeVar("Worker")
@@ -64,26 +65,33 @@ class Pool(Generic[Worker, Given, Result]):
         while this thread waits. A thread that is interrupted while it waits (Ctrl-C) leaves the queue.
         """
         queue = self._queue
-        with queue.lock:
-            if queue.closed:
-                raise _closed()
-            worker = queue.free.pop() if len(queue.free) > queue.reserve else None
-            if worker is None:
-                beyond = len(queue.waiting) - len(queue.free)  # those in reserve will take as many
-                if beyond >= self.queue_limit:
-                    raise QueueFullError(
-                        f"all workers ({self.size}) are busy and {beyond} predictions wait "
-                        "already, which is the limit: predict again later, or raise [parallel_runner] "
-                        "queue_limit in context.parallel.config_info."
-                    )
-                turn: _Turn[Given, Result] = _Turn(given)
-                queue.waiting.append(turn)
-        if worker is None:
-            return queue.wait(turn)
-        try:
-            return queue.work(worker, given)
-        finally:
-            queue.give_back(worker)
+        with held_back():  # else a worker could be lost between two instructions
+            with queue.lock:
+                if queue.closed:
+                    raise _closed()
+                worker = queue.free.pop() if len(queue.free) > queue.reserve else None
+                if worker is None:
+                    turn = self._enter(given)
+            if worker is not None:
+                try:
+                    return queue.work(worker, given)
+                finally:
+                    queue.give_back(worker)
+        return queue.wait(turn)
+
+    def _enter(self, given: Given) -> _Turn[Given, Result]:
+        """A place in the queue, whose lock is held."""
+        queue = self._queue
+        beyond = len(queue.waiting) - len(queue.free)  # those in reserve will take as many
+        if beyond >= self.queue_limit:
+            raise QueueFullError(
+                f"all workers ({self.size}) are busy and {beyond} predictions wait "
+                "already, which is the limit: predict again later, or raise [parallel_runner] "
+                "queue_limit in context.parallel.config_info."
+            )
+        turn: _Turn[Given, Result] = _Turn(given)
+        queue.waiting.append(turn)
+        return turn
 
     def close(self) -> None:
         """Who waits gets an error, as who comes later; work that runs is done to its end."""

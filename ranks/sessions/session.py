@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnxruntime as ort
 from ranks.common import forks, settings
 from ranks.devices import devices
 from ranks.devices.providers import CPU
-from ranks.errors import ModelError
+from ranks.errors import ModelError, ShardrunError
 from ranks.sessions import arena, engines
 from ranks.sessions.versions import too_new
 from sharding.common import limits
@@ -100,6 +101,7 @@ def create_plain(
     _check_paths(model, config, what)
     if config.providers[0] in devices.DEVICES:
         devices.preload(devices.DEVICES[config.providers[0]].parts)
+    _demand_threads(config.threads or limits.cores(), what)
     try:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
@@ -119,6 +121,25 @@ def create_plain(
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")
     return session
+
+
+def _demand_threads(count: int, what: str) -> None:
+    """Raises `ShardrunError` where so many threads, this one among them, cannot be had at once: where ONNX
+    Runtime starts some of a session's and no more, it waits for those for ever."""
+    end, started = threading.Event(), []
+    try:
+        for _ in range(count - 1):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise ShardrunError(
+            f"{what} cannot be loaded with {count} threads ({error}): {limits.shortage(error)}; or use fewer."
+        ) from None
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
 
 
 def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 """Inputs whose axis 1 has the new positions of a step."""
 
-_Make = Callable[[TensorSpec, int, int, int], Array]
+_Make = Callable[[TensorSpec, int, int, int], "Array"]
 
 
 def _mask(spec: TensorSpec, batch: int, past: int, count: int) -> Array:

@@ -38,6 +38,18 @@ def pairs_of(model: onnx.ModelProto, where: str) -> tuple[StatePair, ...]:
     )
 
 
+def least_rooms(model: onnx.ModelProto) -> dict[str, int]:
+    """Input of state -> positions that its buffer must have room for: an attention that looks at a window of
+    positions may ask for a buffer of that size from the first step on."""
+    found: dict[str, int] = {}
+    for node in model.graph.node:
+        numbers = {item.name: item.i for item in node.attribute}
+        if numbers.get("sliding_window_cache", 0) and numbers.get("local_window_size", -1) > 0:
+            slots = _ATTENTION.get(node.op_type, ())
+            found.update((node.input[slot], numbers["local_window_size"]) for slot in slots)
+    return found
+
+
 def head_sizes(model: onnx.ModelProto) -> dict[str, int]:
     """Input of state -> the length of its last axis, as attention operators have it.
 

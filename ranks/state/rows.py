@@ -8,14 +8,14 @@ row grows by one with each step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives.buffers import Memory, nbytes
 from ranks.errors import ShardrunError
-from ranks.state.sequence import SequenceState, Slot
+from ranks.state.sequence import SequenceState
 from ranks.state.session import Host, Known, Session
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def merged(rows: Sequence[Row], axes: Mapping[str, int], memory: Memory) -> Sequ
         batch, axis = axes[name], slot.pair.axis
         shape = list(slot.shape)
         shape[batch] = len(rows)
-        together = Slot(slot.pair, slot.element, tuple(shape))
+        together = replace(slot, shape=tuple(shape))
         whole = together.with_length(length) if axis is not None else together.shape
         value = memory.allocate(whole, slot.element)
         if axis is not None and nbytes(whole, slot.element):

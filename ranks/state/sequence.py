@@ -29,6 +29,8 @@ class Slot:
     pair: StatePair
     element: int
     shape: Shape
+    least: int = 0
+    """Positions that a buffer must have room for, however few are filled."""
 
     def with_length(self, length: int) -> Shape:
         """The shape with so many positions."""
@@ -89,9 +91,9 @@ class SequenceState:
                 continue
             old = self._values[name]
             room = self._memory.shape(old)[axis]
-            if room >= wanted:
+            if room >= max(wanted, slot.least):
                 continue
-            new = self._memory.allocate(slot.with_length(_capacity(wanted)), slot.element)
+            new = self._memory.allocate(slot.with_length(_capacity(max(wanted, slot.least))), slot.element)
             self._copy(new, old, axis, self.length)
             self._values[name] = new
 

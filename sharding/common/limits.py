@@ -19,12 +19,13 @@ _UNLIMITED = 1 << 60  # version 1 says so with the largest number of whole pages
 _FILES = (errno.EMFILE, errno.ENFILE)
 HOLD_LESS = "use more ranks, each of which holds less"
 """What helps where memory is short: stands in every advice about it, so that none is given twice."""
+_NO_THREAD = "can't start new thread"
 _SHORT = (
     "bad_alloc",
     "Failed to allocate",
     "Cannot allocate memory",
     "out of memory",
-    "can't start new thread",
+    _NO_THREAD,
     "failed to map segment",  # of a library
 )
 
@@ -110,14 +111,14 @@ def _read(path: Path) -> str | None:
 
 
 def shortage(error: BaseException) -> str:
-    """What ran out, as an error says, and what helps, as the end of a sentence; "" where nothing did.
-
-    Threads need memory too, for their stacks.
-    """
+    """What ran out, as an error says, and what helps, as the end of a sentence; "" where nothing did."""
     number = error.errno if isinstance(error, OSError) else None
     text = str(error)
     if number in _FILES or any(os.strerror(files) in text for files in _FILES):
         return files_advice()
+    refused = number == errno.EAGAIN or os.strerror(errno.EAGAIN) in text or _NO_THREAD in text
+    if refused and (advice := threads_advice()):
+        return advice
     return memory_advice() if of_memory(error) else ""
 
 
@@ -136,6 +137,31 @@ def files_advice(few: int | None = None) -> str:
     if few is not None and (limit == resource.RLIM_INFINITY or limit > few):
         return ""
     return f"`ulimit -n` allows {limit} open files: raise that limit"
+
+
+def threads_advice() -> str:
+    """How many threads and processes there may be, and what helps; "" unless about so many are there: threads
+    need memory too, and the system's answer is the same."""
+    held = []
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit != resource.RLIM_INFINITY and 2 * _threads_of_user() >= limit:
+        held.append(f"`ulimit -u` allows this user {limit}")
+    for folder in _folders("pids", Path("/")):
+        there, most = _read(folder / "pids.current") or "", _read(folder / "pids.max") or ""
+        if there.isdecimal() and most.isdecimal() and 2 * int(there) >= int(most):
+            held.append(f"its cgroup (container or job) allows {most}")
+    return f"threads and processes are short ({', '.join(held)}): raise that limit" if held else ""
+
+
+def _threads_of_user() -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == os.geteuid():
+                count += len(list((process / "task").iterdir()))
+        except OSError:  # gone meanwhile
+            continue
+    return count
 
 
 def memory_advice() -> str:

@@ -68,7 +68,7 @@ def hold_whole(source: Source, graph: list[Step], choices: list[int], world: int
         better(masks, 1)
     allowed = sum(source.weights[name].nbytes for name in counted) // SHARE
     for names in sorted(
-        _groups(graph, _exchanged(graph, choices), counted),
+        _groups(graph, _exchanged(graph, choices), counted, {pair.output for pair in source.state}),
         key=lambda group: sum(source.weights[name].nbytes for name in group),
     ):
         allowed -= sum(source.weights[name].nbytes for name in names)
@@ -112,7 +112,9 @@ def _masks(graph: Sequence[Step], choices: Sequence[int], counted: set[str]) -> 
     return frozenset(cut - other)
 
 
-def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) -> list[frozenset[str]]:
+def _groups(
+    graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str], state: set[str]
+) -> list[frozenset[str]]:
     """Narrow weights of products that something is exchanged after, those of one shape together: layers
     repeat. Not of a product of what other products gave in parts: these would be exchanged instead."""
     narrow: dict[ir.Value, ir.Value] = {}
@@ -124,22 +126,23 @@ def _groups(graph: Sequence[Step], exchanged: set[ir.Value], counted: set[str]) 
     found: dict[tuple[int, ...], set[str]] = {}
     for value in exchanged if narrow else ():
         for product in _products_before(value, exchanged):
-            if product in narrow and not _given_back(product) and not _of_parts(product, exchanged):
+            if product in narrow and not _given_back(product, state) and not _of_parts(product, exchanged):
                 weight = narrow[product]
                 shape = tuple(axis for axis in (weight.shape or ()) if isinstance(axis, int))
                 found.setdefault(shape, set()).add(weight.name or "")
     return [frozenset(names) for names in found.values()]
 
 
-def _given_back(value: ir.Value) -> bool:
-    """Whether a value is an output of the model before it is in another product, as several heads: keys kept
-    for later, say. One head or latent that all share is whole on every rank, kept or not."""
+def _given_back(value: ir.Value, state: set[str]) -> bool:
+    """Whether a value is an output of the model before it is in another product, as several heads. One head
+    or latent that all share is whole on every rank, kept or not. ``state``: outputs that are not gathered."""
     columns = (shape_of(value) or (None,))[-1]
     seen: set[ir.Value] = set()
     waiting = [(value, True)]
     while waiting:
         current, plain = waiting.pop()
-        if current.is_graph_output() and not (plain and (shape_of(current) or (None,))[-1] == columns):
+        returned = current.is_graph_output() and current.name not in state
+        if returned and not (plain and (shape_of(current) or (None,))[-1] == columns):
             return True
         for node, index in current.uses():
             fresh = [] if node.op_type in PRODUCTS else [item for item in node.outputs if item not in seen]

@@ -38,6 +38,7 @@ class Weight:
 class Product:
     node: ir.Node
     columns: int
+    rows: int
     weights: list[Weight]
 
 

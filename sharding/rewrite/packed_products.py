@@ -43,7 +43,10 @@ def take_apart(model: ir.Model, path: Path) -> None:
             continue
         chain = _chain(product)
         cuts = _cuts(chain.end, product.columns)
-        if cuts and _unequal(cuts, product.columns):
+        # A product with fewer columns than rows is better summed over the ranks, which takes one collective
+        # for all its pieces; but not where each rank goes on with its own heads.
+        narrow = product.columns < product.rows and not _of_attention(chain.end)
+        if cuts and not narrow and _unequal(cuts, product.columns):
             pieces.replace(chain, cuts)
 
 
@@ -56,11 +59,7 @@ def _unequal(cuts: list[Piece], columns: int) -> bool:
 
 
 def _product(node: ir.Node) -> Product | None:
-    """A product with a weight that nothing else uses, and that has at least as many columns as rows.
-
-    A product with fewer columns is better summed over the ranks, which takes one collective for all its
-    pieces.
-    """
+    """A product with a weight that nothing else uses."""
     kind = (node.domain, node.op_type)
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
@@ -75,7 +74,7 @@ def _product(node: ir.Node) -> Product | None:
         return None
     columns = shape[found.axis]
     rows = shape[1 - found.axis]
-    if not isinstance(columns, int) or not isinstance(rows, int) or columns < rows:
+    if not isinstance(columns, int) or not isinstance(rows, int):
         return None
     weights = [found]
     if kind[1] == "Gemm" and len(node.inputs) > SQUARE and node.inputs[SQUARE] is not None:
@@ -83,7 +82,7 @@ def _product(node: ir.Node) -> Product | None:
         if bias is None:
             return None
         weights.append(bias)
-    return Product(node, columns, weights)
+    return Product(node, columns, rows, weights)
 
 
 def _quantized(node: ir.Node) -> Product | None:
@@ -98,7 +97,7 @@ def _quantized(node: ir.Node) -> Product | None:
         if found is None or not shape or not isinstance(shape[0], int) or shape[0] % max(columns, 1):
             return None
         weights.append(found)
-    return Product(node, columns, weights) if columns >= rows > 0 and weights else None
+    return Product(node, columns, rows, weights) if columns > 0 and rows > 0 and weights else None
 
 
 def _integer(node: ir.Node, name: str, default: int) -> int:
@@ -192,13 +191,23 @@ def _cuts(value: ir.Value, columns: int) -> list[Piece] | None:
         return None
     node, index = uses[0]
     pieces: list[Piece] | None
-    if len(uses) == 1 and (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention") and index == DATA:
+    if _of_attention(value):
         pieces = _attention(node, columns)
     elif len(uses) == 1 and node.op_type == "Reshape" and not node.domain and index == 0:
         pieces = _heads(node, shape)
     else:
         pieces = _along(value, len(shape) - 1, columns, 1, None)
     return None if pieces is None else sorted(pieces, key=lambda piece: piece.start)
+
+
+def _of_attention(value: ir.Value) -> bool:
+    """Whether a value is what an attention operator with grouped heads, and nothing else, takes first."""
+    uses = list(value.uses())
+    return len(uses) == 1 and (uses[0][0].domain, uses[0][0].op_type, uses[0][1]) == (
+        MICROSOFT,
+        "GroupQueryAttention",
+        DATA,
+    )
 
 
 def _attention(node: ir.Node, columns: int) -> list[Piece] | None:

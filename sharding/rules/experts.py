@@ -43,13 +43,21 @@ def quantized_mixture(node: NodeView) -> list[Option]:
         if shape is not None and len(shape) == 3:
             second.append(index)
     return [
-        *_inner(node, first=(2, 3, 4, 8, 9, 10, 11, 13), second=tuple(second), bias=7),
+        *_inner(node, first=(2, 3, 4, 8, 9, 10, 11, 13), second=tuple(second), bias=7, points=(11, 13)),
         *_whole_experts(node, range(2, 14), kept=(7, *({6, 12} - set(second)))),
-        *_tokens(node),
+        *_tokens(node, 14),
     ]
 
 
-def _inner(node: NodeView, *, first: tuple[int, ...], second: tuple[int, ...], bias: int) -> list[Option]:
+def _inner(
+    node: NodeView,
+    *,
+    first: tuple[int, ...],
+    second: tuple[int, ...],
+    bias: int,
+    points: tuple[int, ...] = (),
+) -> list[Option]:
+    """``points``: those of the first that are zero points; where each row has one, they are packed."""
     if not summable(node.dtypes[0]):
         return []
     fusion = integer(node.attributes, "swiglu_fusion", 0)
@@ -57,10 +65,16 @@ def _inner(node: NodeView, *, first: tuple[int, ...], second: tuple[int, ...], b
     inner = dim(node.shapes[first[0]], 1)
     if not isinstance(inner, int) or not node.divisible(inner, 2 if pairs else 1):
         return []
+    bits = integer(
+        node.attributes, "fc1_expert_weight_bits", integer(node.attributes, "expert_weight_bits", 4)
+    )
     parts: dict[int, Placement] = {}
     for index in first:
         if not absent(node, index):
-            if dim(shape_of(node, index), 1) != inner:
+            shape = shape_of(node, index)
+            packed = index in points and shape is not None and len(shape) == 2
+            rows = inner * bits // 8 if packed else inner
+            if dim(shape, 1) != rows or not node.divisible(rows, 2 if pairs else 1):
                 return []
             parts[index] = Split(1, 2 if fusion == ONE_AFTER_THE_OTHER else 1)
     for index in second:
@@ -195,9 +209,12 @@ def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the sc
     return routed
 
 
-def _tokens(node: NodeView) -> list[Option]:
-    """Tokens are independent; the router's scores are [tokens, experts]."""
+def _tokens(node: NodeView, weights: int | None = None) -> list[Option]:
+    """Tokens are independent; the router's scores are [tokens, experts], and so are its own ``weights``."""
     shape, scores = node.shapes[0], node.shapes[1]
     if shape is None or scores is None or not node.divisible(shape[0]):
         return []
-    return [option(node, {0: Split(0), 1: Split(0)}, Split(0))]
+    parts: dict[int, Placement] = {0: Split(0), 1: Split(0)}
+    if weights is not None and not absent(node, weights):
+        parts[weights] = Split(0)
+    return [option(node, parts, Split(0))]

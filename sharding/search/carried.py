@@ -59,6 +59,5 @@ def carried_ways(problem: Problem, graph: Sequence[Step], choices: Sequence[int]
 
 def _placed(problem: Problem, graph: Sequence[Step], index: int, number: int) -> int:
     side, place = _ENDS[graph[index].node.op_type]
-    choice = problem.choices[index][number]
-    assert choice.number == number
+    choice = problem.option(index, number)
     return (choice.outputs if side == "outputs" else choice.inputs)[place]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of
 from sharding.onnx_files.tensors import WeightTensor
+from sharding.search.branches import paths
 from sharding.search.cost import IMPOSSIBLE, NODE_SECONDS, node_seconds, reshard_seconds, weight_cost
 from sharding.search.steps import Step
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement
@@ -116,6 +117,7 @@ class Problem:
             tuple(None if value is None else self.numbers[value] for value in step.inputs) for step in graph
         ]
         self.outputs = [tuple(self.numbers[value] for value in step.node.outputs) for step in graph]
+        self.paths = paths(graph)
         self.choices = [self._choices(step, node_seconds(step, source.sizes)) for step in graph]
         self.rows = [_rows(step, source.sizes) for step in graph]
         """For each step, how many rows it multiplies with a weight for one row of a batch; 0 where it looks
@@ -185,12 +187,16 @@ class Problem:
             wanted = WHOLE if SUM in held else held[0]
         return self.bring(number, held, wanted)[0]
 
+    def option(self, step: int, number: int) -> Choice:
+        """An option of a step by its number: where choices are pinned, not all are there."""
+        return next(choice for choice in self.choices[step] if choice.number == number)
+
     def cuts(self, choices: Sequence[int]) -> bool:
         """Whether the chosen options cut a weight whose bytes count."""
         return any(
             number is not None and self.values[number].counted and placement != WHOLE
-            for inputs, options, choice in zip(self.inputs, self.choices, choices, strict=True)
-            for number, placement in zip(inputs, options[choice].inputs, strict=True)
+            for step, (inputs, choice) in enumerate(zip(self.inputs, choices, strict=True))
+            for number, placement in zip(inputs, self.option(step, choice).inputs, strict=True)
         )
 
     def bring(self, number: int, held: Held | None, wanted: int) -> tuple[int, Held]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+from sharding.search.branches import Path, most_at_once, ways
 from sharding.search.problem import WHOLE, Held, Problem, Value
 
 MANY = 4
@@ -91,7 +92,7 @@ class Reuse:
         cone: dict[int, int] = {}
         ends = {use.step for use in self.uses}
         for step, choice in zip(steps, choices, strict=True):
-            option = problem.choices[step][choice]
+            option = problem.option(step, choice)
             for number, placement in zip(problem.inputs[step], option.inputs, strict=True):
                 if number is not None and problem.values[number].constant:
                     cone[number] = placement
@@ -114,6 +115,32 @@ class Reuse:
         yield majority
         yield from (pins for pins in common if pins != majority)
 
+    def ways(self) -> Iterator[tuple[Problem, list[int]]]:
+        """The problem of each way through its branches alone, and the step of this problem that each of its
+        steps is. A branch is mostly the whole model, with the same weights as the other."""
+        problem = self.problem
+        for steps in ways(problem.paths):
+            made = {number for step in steps for number in problem.outputs[step]}
+            gone = {number for outputs in problem.outputs for number in outputs} - made
+            way = copy(problem)
+            way.inputs = [tuple(None if n in gone else n for n in problem.inputs[step]) for step in steps]
+            way.outputs = [problem.outputs[step] for step in steps]
+            way.choices = [problem.choices[step] for step in steps]
+            way.paths = [() for _ in steps]
+            way.rows = [problem.rows[step] for step in steps]
+            way.values = _with_last_uses(way)
+            yield way, steps
+
+    def wanted(self, steps: Sequence[int], choices: Sequence[int]) -> Pins:
+        """How these choices use each constant that they use in one way only."""
+        problem, found = self.problem, dict[int, set[int]]()
+        for step, choice in zip(steps, choices, strict=True):
+            option = problem.option(step, choice)
+            for number, placement in zip(problem.inputs[step], option.inputs, strict=True):
+                if number is not None and problem.values[number].constant:
+                    found.setdefault(number, set()).add(placement)
+        return {number: placements.pop() for number, placements in found.items() if len(placements) == 1}
+
     def pinned(self, pins: Pins) -> Problem:
         """The problem in which constants are used as is wished, by each step that can."""
         pinned = copy(self.problem)
@@ -130,7 +157,11 @@ class Reuse:
         nothing; None where there is none. ``by_all``: every rank does all that is done with them."""
         problem = self.problem
         wide = {root for use in self.uses if problem.rows[use.step] != 1 for root in use.roots}
-        free = {root for root, count in self.counts.items() if count >= MANY and root not in wide}
+        places: dict[int, list[Path]] = {root: [] for root in self.counts}
+        for use in self.uses:
+            for root in use.roots.intersection(places):
+                places[root].append(problem.paths[use.step])
+        free = {root for root, used in places.items() if most_at_once(used) >= MANY and root not in wide}
         if not free:
             return None
         made = {number for number, roots in self.roots.items() if roots <= free}

@@ -99,6 +99,9 @@ def _best(problem: Problem) -> _Found:
             continue
         for pins in reuse.wishes(steps, ideal.choices):
             found = min([found, *_tried(reuse.pinned(pins))], key=lambda item: item.cost)
+    for way, members in reuse.ways():
+        pins = reuse.wanted(members, _best(way).choices)
+        found = min([found, *_tried(reuse.pinned(pins))], key=lambda item: item.cost)
     # Where a cut takes longer than it saves, the weight is held whole; but something must be cut.
     alone = reuse.held_whole(by_all=True)
     if alone is not None and any(item.picoseconds < found.picoseconds for item in _tried(alone)):

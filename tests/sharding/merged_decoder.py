@@ -53,7 +53,7 @@ def _attention(layer: int, prefix: str, *, past: bool, cross: bool, source: str)
     return "\n".join(lines)
 
 
-def _branch(name: str, outputs: list[str], *, past: bool) -> str:
+def _branch(name: str, outputs: list[str], *, past: bool, tied: bool) -> str:
     lines, source = [f"{name}h = Gather(embedding, ids)"], f"{name}h"
     for layer in range(LAYERS):
         own, other = f"{name}{layer}s", f"{name}{layer}c"
@@ -66,7 +66,9 @@ def _branch(name: str, outputs: list[str], *, past: bool) -> str:
             f"{name}{layer}h = Add({other}o, {name}{layer}d)",
         ]
         source = f"{name}{layer}h"
-    lines.append(f"{name}scores = MatMul({source}, head)")
+    if tied:
+        lines.append(f"{name}head = Transpose<perm = [1, 0]>(embedding)")
+    lines.append(f"{name}scores = MatMul({source}, {name if tied else ''}head)")
     made = [f"{name}scores"]
     for layer in range(LAYERS):
         for kind in ("k", "v"):
@@ -88,8 +90,9 @@ def outputs() -> list[str]:
     return ["logits"] + [f"new_{layer}_{kind}" for layer in range(LAYERS) for kind in ("k", "v", "ck", "cv")]
 
 
-def build(path: Path, *, copies: bool = False) -> Path:
-    """Writes the model. ``copies``: the second branch has weights of its own, equal to those of the first."""
+def build(path: Path, *, copies: bool = False, tied: bool = False) -> Path:
+    """Writes the model. ``copies``: the second branch has weights of its own, equal to those of the first.
+    ``tied``: the head is the embedding, transposed."""
     caches = [f"past_{layer}_{kind}" for layer in range(LAYERS) for kind in ("k", "v", "ck", "cv")]
     given = ", ".join(
         f"float[b, {HEADS}, {'m' if 'c' in name[-2:] else 'p'}, {SIZE}] {name}" for name in caches
@@ -102,8 +105,8 @@ def build(path: Path, *, copies: bool = False) -> Path:
         int64[b, n] ids, float[b, m, {HIDDEN}] encoded, {given}, bool[1] use_cache_branch
       ) => ({made}) {{
       {", ".join(outputs())} = If (use_cache_branch) <
-        then_branch = {_branch("with", outputs(), past=True)},
-        else_branch = {_branch("first", outputs(), past=False)}
+        then_branch = {_branch("with", outputs(), past=True, tied=tied)},
+        else_branch = {_branch("first", outputs(), past=False, tied=tied)}
       >
     }}"""
     model = onnx.parser.parse_model(text)
@@ -112,7 +115,9 @@ def build(path: Path, *, copies: bool = False) -> Path:
     def weight(*shape: int) -> np.ndarray[Any, Any]:
         return (random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
-    weights = {"embedding": weight(VOCABULARY, HIDDEN), "head": weight(HIDDEN, VOCABULARY)}
+    weights = {"embedding": weight(VOCABULARY, HIDDEN)}
+    if not tied:
+        weights["head"] = weight(HIDDEN, VOCABULARY)
     for layer in range(LAYERS):
         weights.update(
             {f"{kind}{layer}_{name}": weight(HIDDEN, HIDDEN) for kind in ("self", "cross") for name in "qkvo"}

@@ -193,7 +193,11 @@ class Sequences:
                 array.shape, model.parts.elements[pair.input] or 0
             )
             model.parts.memory.load(first[pair.input], array)
-        slots = [Slot(pair, model.parts.elements[pair.input] or 0, shapes[pair.input]) for pair in self._held]
+        least = state_pairs.least_rooms(model.parts.cut.model)
+        slots = [
+            Slot(pair, model.parts.elements[pair.input] or 0, shapes[pair.input], least.get(pair.input, 0))
+            for pair in self._held
+        ]
         state = SequenceState(slots, model.parts.memory, first)
         lengths = {
             shapes[pair.input][pair.axis]

@@ -1,4 +1,5 @@
-"""When a rank shares weights without being told to: what ranks of one host hold alike, if they would copy it.
+"""When a rank shares weights without being told to: what ranks of one host hold alike, or the branches of one
+model, if they would copy it.
 
 Ranks of a slice folder map what they hold alike from the same file. That is one copy in memory by itself, for
 weights that operators read as they are. Most operators pack their weights first, each process its own copy,
@@ -38,6 +39,8 @@ def choose(config: SessionConfig, manifest: Manifest | None, local_size: int) ->
     if chosen == "on":
         return replace(config, store=_store())
     alike = shared_files(manifest) if manifest is not None and local_size > 1 else frozenset()
+    if manifest is not None and config.rank is not None:
+        alike |= files_of_branches(manifest, config.rank)
     return replace(config, store=_store(), shared_files=alike) if alike else config
 
 
@@ -46,6 +49,17 @@ def shared_files(manifest: Manifest) -> frozenset[str]:
     files = {entry.file: entry.bytes for rank in manifest.ranks for entry in rank.files}
     ranks = Counter(entry.file for rank in manifest.ranks for entry in rank.files)
     return frozenset(name for name, count in ranks.items() if count > 1 and files[name] >= LEAST_BYTES)
+
+
+def files_of_branches(manifest: Manifest, rank: int) -> frozenset[str]:
+    """A rank's files of weights, where its model has branches, if they are large enough: each branch has
+    sessions of its own, which mostly use the weights of the other."""
+    if not any("(else)" in entry.within for entry in manifest.collectives):
+        return frozenset()
+    files = manifest.ranks[rank].files
+    return frozenset(
+        entry.file for entry in files if entry.bytes >= LEAST_BYTES and entry.file.endswith(".data")
+    )
 
 
 def for_segment(config: SessionConfig, model: onnx.ModelProto) -> SessionConfig:

@@ -82,6 +82,18 @@ def test_while_a_native_module_sets_itself_up(tmp_path: Path) -> None:
     assert {*forks, undone} == {"undone"}
 
 
+def test_what_openblas_sends_where_it_may_start_no_thread(tmp_path: Path) -> None:
+    """It interrupts the process from inside of numpy's import; that is no Ctrl-C."""
+    more = FORKING.replace("child = os.fork()\n    if child:", "if False:")
+    more = more.replace("not in (10, 100)", "!= 5") + "\ndef refuse(*_):\n"
+    more += '    raise RuntimeError("can\'t start new thread")\nthreading.Thread.start = refuse'
+    body = "sys.setprofile(at_call)\nimport onnx\ntime.sleep(60)"
+    done = ended(tmp_path, signal.SIGINT, body, more)
+    assert (done.returncode, done.stdout) == (1, "undone\n"), done.stderr
+    assert done.stderr.startswith("shardrun: error: RuntimeError: can't start new thread: ")
+    assert done.stderr.count("\n") == 1
+
+
 FORGOTTEN = {
     "destructor": "class Last:\n    def __del__(self):\n"
     "        os.kill(os.getpid(), NUMBER)\n        time.sleep(0.01)\n",

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 import sharding
 from ranks.errors import ModelError
 from ranks.run import executor
+from ranks.weights.shared import automatic
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.sharding import merged_decoder
 
@@ -174,6 +175,31 @@ def test_ranks_whose_branches_exchange_differently_are_refused(tmp_path: Path) -
 
     for told in on_ranks(2, work):
         assert "do not have the same collectives" in told
+
+
+def test_what_two_branches_share_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each branch has sessions of its own, which map the same packed weights."""
+    text = """
+    g (float[n, 256] x, bool flag) => (float[n, 256] y) {
+      y = If (flag) <
+        then_branch = a () => (float[n, 256] p)
+          { u = MatMul(x, wide) r = Relu(u) d = MatMul(r, narrow) p = Abs(d) },
+        else_branch = b () => (float[n, 256] q)
+          { v = MatMul(x, wide) s = Tanh(v) e = MatMul(s, narrow) q = Exp(e) }
+      >
+    }"""
+    model = onnx.parser.parse_model(HEADER + text)
+    for name, shape in {"wide": (256, 512), "narrow": (512, 256)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(_x(*shape, seed=len(name)) / 16, name))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SHARDRUN_WEIGHTS", raising=False)
+    monkeypatch.setattr(automatic, "LEAST_BYTES", 1)
+    feeds: list[Feeds] = [{"x": _x(2, 256), "flag": np.array(flag)} for flag in (True, False, True)]
+    _check(path, tmp_path / "out", feeds, worlds=(2,))
+    blobs = list((tmp_path / "cache" / "weights" / "blobs").iterdir())
+    assert len(blobs) == 4, "two weights, of each a half on either rank"
 
 
 def test_the_figures_count_one_branch_and_one_turn(tmp_path: Path) -> None:

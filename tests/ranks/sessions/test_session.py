@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +159,23 @@ def test_reasons_do_not_name_places_in_a_source() -> None:
     }.items():
         wrapped = f"[ONNXRuntimeError] : 1 : FAIL : Non-zero status code. Status Message: {text}"
         assert reason(RuntimeError(wrapped)) == said
+
+
+def test_too_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ONNX Runtime gets some of its threads and no more, it never returns: it is not asked."""
+    alive, original = threading.active_count(), threading.Thread.start
+    left = [2]
+
+    def start(self: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    config = SessionConfig(threads=4)
+    with pytest.raises(
+        ShardrunError, match=r"^it cannot be loaded with 4 threads \(can't start new thread\): "
+    ):
+        session.create_plain(relu(), config, "it")
+    assert threading.active_count() == alive

@@ -112,6 +112,26 @@ def test_what_is_short(error: Exception, advice: str) -> None:
     assert found.startswith(advice) and bool(found) == bool(advice)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        RuntimeError("pthread_create failed, error code: 11 error msg: Resource temporarily unavailable"),
+    ],
+    ids=["python", "fork", "native"],
+)
+def test_few_threads(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {resource.RLIMIT_NPROC: 2}
+    original = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (kinds.get(kind, original(kind)[0]), 0))
+    assert limits.shortage(error) == (
+        "threads and processes are short (`ulimit -u` allows this user 2): raise that limit"
+    )
+    kinds[resource.RLIMIT_NPROC] = 1 << 40
+    assert "ulimit -u" not in limits.shortage(error)
+
+
 def test_few_files() -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:

@@ -169,14 +169,20 @@ def test_weights_in_bodies_are_cut(name: str, tmp_path: Path) -> None:
             lockstep.assert_same(tmp_path / "out", path, feed)
 
 
-@pytest.mark.parametrize("copies", [False, True], ids=["shared", "copied"])
-def test_a_merged_decoder_is_cut_like_one_graph(copies: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "worlds"),
+    [({}, (2, 3, 4)), ({"copies": True}, (2,)), ({"tied": True}, (2,))],
+    ids=["shared", "copied", "tied"],
+)
+def test_a_merged_decoder_is_cut_like_one_graph(
+    form: dict[str, bool], worlds: tuple[int, ...], tmp_path: Path
+) -> None:
     """Every weight once, and no more exchanges than the two branches as models of their own."""
-    path = merged_decoder.build(tmp_path / "model.onnx", copies=copies)
-    for world in (2, 3, 4):
+    path = merged_decoder.build(tmp_path / "model.onnx", **form)
+    for world in worlds:
         manifest = sharding.slice_model(path, world, tmp_path / "out")
         large = {name: entry for name, entry in manifest.weights.items() if entry.bytes > 1024}
-        assert len(large) == 2 + 10 * merged_decoder.LAYERS
+        assert len(large) == 2 - form.get("tied", False) + 10 * merged_decoder.LAYERS
         assert not manifest.whole
         total = sum(entry.bytes for entry in large.values())
         assert manifest.ranks[0].weight_bytes <= total / world + 1024

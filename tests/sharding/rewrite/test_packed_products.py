@@ -133,10 +133,14 @@ def test_one_key_and_value_head(tmp_path: Path, ranks: int) -> None:
 
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("flat", [False, True])
-def test_packed_attention_of_a_quantized_product(tmp_path: Path, zero_points: bool, flat: bool) -> None:
-    """4-bit weights of packed queries, keys and values: scales and zero points of several blocks a column."""
+@pytest.mark.parametrize("hidden", [64, 192])
+def test_packed_attention_of_a_quantized_product(
+    tmp_path: Path, hidden: int, zero_points: bool, flat: bool
+) -> None:
+    """4-bit weights of packed queries, keys and values: scales and zero points of several blocks a column.
+    With 192 rows the product has fewer columns than rows, and still each rank needs its own heads alone."""
     random = np.random.default_rng(5)
-    heads, pairs, size, hidden, block = 4, 2, 16, 64, 32
+    heads, pairs, size, block = 4, 2, 16, 32
     columns, blocks = (heads + 2 * pairs) * size, hidden // block
     scales = graphs.array(columns, blocks) * 0.05
     points = random.integers(0, 256, (columns, (blocks + 1) // 2), dtype=np.uint8)

@@ -56,6 +56,9 @@ def _standard() -> list[Case]:
             Case("Attention", [*long, f32(12, 7)], opset=opset),
             Case("Attention", [*long, f32(1, 2, 1, 7) * np.ones((1, 2, 12, 7), np.float32)], opset=opset),
             Case("Attention", [f32(1, 12, WIDTH), f32(1, 7, WIDTH), f32(1, 7, WIDTH)], merged, opset),
+            # Groups of ranks share a key/value head, or all ranks the only one.
+            Case("Attention", [q4, k4[:, :2], v4[:, :2]], opset=opset),
+            Case("Attention", [q3, k3[:, :, :SIZE], v3[:, :, :6]], {**merged, "kv_num_heads": 1}, opset),
             # As many queries as could be cut, were they not causal, or the last ones of what a cache holds.
             Case("Attention", [even, even, even], {"is_causal": 1}, opset),
             Case("Attention", [f32(1, 12, WIDTH)] * 3, {**merged, "is_causal": 1}, opset),
@@ -208,11 +211,11 @@ def _group_query() -> list[Case]:
             _ms(op, [*token, *past, *lengths, None, None, None, f32(batch, heads, 1, 7)], counts, 3),
             _ms(op, [*token, *past, *lengths, None, None, None, f32(1, 1, 1, 7), f32(heads)], counts, 3),
         ]
-        packed = [np.concatenate(token, axis=2), None, None]
+        together = [np.concatenate(token, axis=2), None, None]
         smooth = {**counts, "do_rotary": 1, "smooth_softmax": 1, "local_window_size": 3, "softcap": 2.0}
         cases += [
-            _ms(op, [*packed, *past, *lengths, *caches], smooth, 3),
-            _ms(op, [*packed, *past, *lengths, *caches, None, None, f32(heads)], one, 3),
+            _ms(op, [*together, *past, *lengths, *caches], smooth, 3),
+            _ms(op, [*together, *past, *lengths, *caches, None, None, f32(heads)], one, 3),
         ]
         eight, four = ({"kv_cache_bit_width": bits, "do_rotary": 1, **counts} for bits in (8, 4))
         bytes_ = [u8(batch, pairs, 6, size) for _ in past]

@@ -182,6 +182,13 @@ def _quantized_experts() -> list[Case]:
         doubled = [u8(experts, 2 * inner, hidden // pack), positive(experts, 2 * inner) / 50]
         needs = "1.24" if bits == 4 else ""  # before, its sums were not those of the weights
         cases.append(_ms("QMoE", [x, scores, *doubled, None, fc2, s2], swiglu, rtol=1e-4, needs=needs))
+        points = [u8(experts, inner // pack), u8(experts, hidden // pack)]
+        by_row = [x, scores, fc1, s1, None, fc2, s2, *[None] * 4, *points]
+        weighted = [x, scores, fc1, s1, None, fc2, s2, *[None] * 7, positive(*scores.shape)]
+        cases += [
+            _ms("QMoE", by_row, plain, rtol=1e-4, needs="1.31"),
+            _ms("QMoE", weighted, plain, rtol=1e-4, needs="1.31"),
+        ]
     # Only the experts divide.
     tokens, inner, experts = 13, 50, 12
     x, scores = f32(tokens, hidden), f32(tokens, experts)
