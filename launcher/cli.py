@@ -186,7 +186,7 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, "expected a path, found an empty text")
         return super()._get_value(action, arg_string)
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:

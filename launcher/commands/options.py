@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, RANKS, Option, grouped
@@ -18,6 +18,8 @@ ABSENT = argparse.SUPPRESS
 PLANNED = (
     "best for this one (default: 1 for a batch and for new tokens beside a cache, 64 for others); repeatable"
 )
+
+Read = TypeVar("Read")
 
 
 class Late(str):
@@ -96,10 +98,10 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return _typed(Whole(low, high).parse)
 
 
-def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def _typed(parse: Callable[[str], Read]) -> Callable[[str], Read]:
     """An argparse type of a parser that raises `ConfigError`."""
 
-    def typed(text: str) -> Any:
+    def typed(text: str) -> Read:
         try:
             return parse(text)
         except ConfigError as error:

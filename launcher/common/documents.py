@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.errors import ConfigError
 from sharding.common.documents import MAX_BYTES, MAX_DEPTH, quote, read_text
@@ -14,6 +14,6 @@ __all__ = ["MAX_BYTES", "MAX_DEPTH", "quote", "read_document", "read_text"]
 
 def read_document(
     path: str | Path, what: str, error: type[ConfigError] = ConfigError
-) -> tuple[Any, Literal["json", "yaml"]]:
+) -> tuple[object, Literal["json", "yaml"]]:
     """The data of a JSON or YAML file and which it is; ``what`` names its kind. Raises ``error``."""
     return read_any_document(path, what, error)

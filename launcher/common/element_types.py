@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from launcher.errors import ConfigError
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
-def numpy_dtype(name: Any, what: str = "tensor") -> np.dtype[Any]:
+
+def numpy_dtype(name: object, what: str = "tensor") -> DType:
     """The numpy type of an ONNX element type's name; bfloat16 and the 8-bit floats are those of ml_dtypes."""
     if isinstance(name, np.dtype):
         return name
     if name == "string":
         return np.dtype(object)
-    found: np.dtype[Any]
+    found: DType
     try:
-        found = np.dtype(name)
+        found = np.dtype(cast("str", name))
     except TypeError:
         pass
     else:

@@ -9,10 +9,13 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.common.progress import is_terminal, progress
 from sharding.common.text import counted, human_bytes, one_line
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",
@@ -79,7 +82,7 @@ def say(text: str) -> None:
     print(one_line(text))
 
 
-def print_outputs(outputs: Mapping[str, Any]) -> None:
+def print_outputs(outputs: Mapping[str, Array]) -> None:
     """Prints every output array as MindSpore Lite's tutorials do: name, bytes, elements, first 50 values."""
     for name, array in outputs.items():
         size = f"data size is:{array.nbytes} tensor elements num is:{array.size}"

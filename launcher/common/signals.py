@@ -12,10 +12,14 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+
 
 SOON = 0.05
 """Seconds until it is tried again."""
@@ -37,7 +41,7 @@ class Ending:
     def __init__(self) -> None:
         self.came: list[int] = []
         self._of_a_library = False
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:

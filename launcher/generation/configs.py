@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
@@ -27,7 +26,7 @@ _LENGTHS = ("max_length", "min_length")
 _LAYER = "%d"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """The mapping in a JSON file; nothing where there is no such file."""
     if not path.exists():
         return {}
@@ -35,14 +34,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return check_table(data, path, "")
 
 
-def check_table(value: Any, where: Path, key: str) -> dict[str, Any]:
+def check_table(value: object, where: Path, key: str) -> dict[str, object]:
     """Raises `ConfigError` for what is no mapping."""
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: {key or 'the file'}: expected a mapping, found {quote(value)}")
     return value
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     """What a configuration says of its language model, which may be one part of several."""
     for key in ("text_config", "decoder"):
         part = config.get(key)
@@ -51,18 +50,21 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def ids_of(value: Any, where: Path, key: str) -> tuple[int, ...]:
+def ids_of(value: object, where: Path, key: str) -> tuple[int, ...]:
     """Token ids from one number, a list of them, or null."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
+    found: list[int] = []
     for item in ids:
         if not isinstance(item, int) or isinstance(item, bool) or not -1 <= item < 2**31:
             raise ConfigError(f"{where}: {key}: expected a token id or a list of them, found {quote(value)}")
-    return tuple(item for item in ids if item >= 0)
+        if item >= 0:
+            found.append(item)
+    return tuple(found)
 
 
-def defaults_of(said: Mapping[str, Any], where: Path) -> dict[str, Any]:
+def defaults_of(said: Mapping[str, object], where: Path) -> dict[str, object]:
     """The options that a file gives defaults of, and ``do_sample``, ``max_length`` and ``min_length``."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key, name in _OPTIONS.items():
         value = said.get(key)
         if value is None:
@@ -126,7 +128,7 @@ class GenAI:
             defaults=defaults,
         )
 
-    def _file(self, part: Mapping[str, Any], key: str) -> str | None:
+    def _file(self, part: Mapping[str, object], key: str) -> str | None:
         name = part.get("filename")
         if name is None:
             return None
@@ -137,7 +139,7 @@ class GenAI:
             )
         return name
 
-    def _whole(self, part: Mapping[str, Any], key: str) -> int | None:
+    def _whole(self, part: Mapping[str, object], key: str) -> int | None:
         value = part.get(key)
         if value is not None and (
             not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31
@@ -145,7 +147,7 @@ class GenAI:
             raise ConfigError(f"{self.path}: {key}: expected a whole number above 0, found {quote(value)}")
         return value
 
-    def _names(self, part: Mapping[str, Any]) -> Names:
+    def _names(self, part: Mapping[str, object]) -> Names:
         inputs = self._texts(part, "inputs")
         outputs = self._texts(part, "outputs")
         tensors = {key: name for key, name in {**outputs, **inputs}.items() if key in STANDARD}
@@ -157,9 +159,11 @@ class GenAI:
         heads, size = self._whole(part, "num_key_value_heads"), self._whole(part, "head_size")
         return Names(tensors, pairs, heads, size)
 
-    def _texts(self, part: Mapping[str, Any], key: str) -> dict[str, str]:
+    def _texts(self, part: Mapping[str, object], key: str) -> dict[str, str]:
         table = check_table(part.get(key) or {}, self.path, key)
+        found: dict[str, str] = {}
         for name, value in table.items():
             if not isinstance(value, str):
                 raise ConfigError(f"{self.path}: {key}.{name}: expected a name, found {quote(value)}")
-        return table
+            found[name] = value
+        return found

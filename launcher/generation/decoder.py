@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,14 @@ from launcher.errors import ConfigError
 from ranks.common.tensors import TensorSpec
 from sharding.common.text import counted
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 """(positions, vocabulary): before any softmax."""
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, "Array"]
 
 
 class Sequence(Protocol):
@@ -87,7 +91,7 @@ def read_prompt(sequence: Sequence, ids: Ids, chunk: int | None = None) -> Logit
     return logits
 
 
-def check_ids(ids: Any, decoder: Decoder, what: str = "the prompt") -> Ids:
+def check_ids(ids: object, decoder: Decoder, what: str = "the prompt") -> Ids:
     """Token ids as an array (n,). Raises `ConfigError` for none, and for what is no id of this model."""
     try:
         array = np.asarray(ids)

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from launcher.generation.generate import Manner, Prepared, prepare
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Event, Sample, make_samples
 from launcher.generation.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
 
 CHUNK = 256
 """Tokens of a prompt that are read between two steps of the texts under way."""
@@ -145,7 +149,7 @@ class Engine:
         *,
         inputs: Arrays | None = None,
         special: bool = True,
-        **more: Any,
+        **more: Setting,
     ) -> Stream:
         """Takes a request; its texts come from the stream. The arguments are those of
         `launcher.generation.generate.generate`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
@@ -29,6 +29,10 @@ from launcher.generation.generate import Manner
 from launcher.generation.names import Names
 from sharding.common.nearby import hint, shown
 from sharding.slices.manifest import FILE_NAME as MANIFEST
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
 
 MERGED, FIRST, LATER = "decoder_model_merged.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 ENCODER = "encoder_model.onnx"
@@ -85,7 +89,7 @@ def _read(folder: Path, model: Path | None) -> ModelFolder:
     ):
         said = folder.parent
     tokenizer = said / TOKENIZER
-    common: dict[str, Any] = {
+    common: dict[str, Setting] = {
         "path": said,
         "tokenizer": tokenizer if tokenizer.is_file() else None,
         "special": _special(said),
@@ -130,7 +134,7 @@ def _configured(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (GENAI, CONFIG, TOKENIZER))
 
 
-def _files(folder: Path, model: Path | None) -> dict[str, Any]:
+def _files(folder: Path, model: Path | None) -> dict[str, Setting]:
     """The model files of a folder that no ``genai_config.json`` names."""
     if model is not None:
         beside = model.parent
@@ -155,7 +159,7 @@ def _files(folder: Path, model: Path | None) -> dict[str, Any]:
     )
 
 
-def _first(config: Mapping[str, Any], keys: Iterable[str], where: Path) -> int | None:
+def _first(config: Mapping[str, object], keys: Iterable[str], where: Path) -> int | None:
     """The number that the first of these keys has."""
     for key in keys:
         value = config.get(key)
@@ -166,14 +170,14 @@ def _first(config: Mapping[str, Any], keys: Iterable[str], where: Path) -> int |
     return None
 
 
-def _head_size(config: Mapping[str, Any], where: Path) -> int | None:
+def _head_size(config: Mapping[str, object], where: Path) -> int | None:
     size = _first(config, ("head_dim", "d_kv"), where)
     width = _first(config, ("hidden_size", "n_embd", "d_model"), where)
     heads = _first(config, ("num_attention_heads", "n_head", "num_heads"), where)
     return size if size is not None else width // heads if width and heads else None
 
 
-def _manner(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Manner:
+def _manner(folder: Path, config: Mapping[str, object], generation: Mapping[str, object]) -> Manner:
     where = folder / (GENERATION if generation else CONFIG)
 
     def ids(key: str) -> tuple[int, ...]:
@@ -185,7 +189,7 @@ def _manner(folder: Path, config: Mapping[str, Any], generation: Mapping[str, An
     return Manner(ends=ids("eos_token_id"), start=start, defaults=defaults_of(generation, where))
 
 
-def _forced(pairs: Any, where: Path) -> tuple[int, ...]:
+def _forced(pairs: object, where: Path) -> tuple[int, ...]:
     """The ids of [place, id] pairs that stand for places 1, 2, ..."""
     found: list[int] = []
     for pair in pairs if isinstance(pairs, list) else []:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.tokenizer import Tokenizer
 from sharding.common.text import counted
 
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+    from sharding.common.arrays import Array
+
 
 @dataclass(frozen=True)
 class Manner:
@@ -38,7 +42,7 @@ class Manner:
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     """What a decoder with an encoder reads first."""
-    defaults: Mapping[str, Any] | None = None
+    defaults: Mapping[str, Setting] | None = None
 
 
 class Generation:
@@ -110,7 +114,7 @@ def generate(
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Any,
+    **more: Setting,
 ) -> Generation:
     """Continues a prompt: text, or token ids.
 
@@ -154,7 +158,7 @@ def prepare(
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Any,
+    **more: Setting,
 ) -> Prepared:
     """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
     manner = manner or Manner()
@@ -180,7 +184,7 @@ def prepare(
     return Prepared(ids.tolist(), read, given, settled, limits)
 
 
-def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bool) -> Ids:
+def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special: bool) -> Ids:
     if prompt is None:
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
@@ -195,7 +199,7 @@ def _ids(decoder: Decoder, prompt: Any, tokenizer: Tokenizer | None, special: bo
 
 def _arranged(
     decoder: Decoder, ids: Ids, inputs: Arrays | None, manner: Manner
-) -> tuple[Ids, dict[str, Any] | None]:
+) -> tuple[Ids, dict[str, Array] | None]:
     """What the decoder reads, and what the encoder does."""
     names = [spec.name for spec in decoder.encoder_inputs]
     if not names:
@@ -222,7 +226,7 @@ def _arranged(
     return check_ids(start, decoder, "the decoder's start"), given
 
 
-def _lengths(defaults: Mapping[str, Any], prompt: int) -> dict[str, Any]:
+def _lengths(defaults: Mapping[str, Setting], prompt: int) -> dict[str, Setting]:
     """Defaults whose lengths count new tokens only."""
     found = dict(defaults)
     longest, shortest = found.pop("max_length", None), found.pop("min_length", None)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.generation.decoder import Arrays, Decoder, Ids
 from launcher.generation.folder import read_folder
@@ -19,11 +19,15 @@ from launcher.generation.stateful import Program, program_of
 from launcher.group.group import Group
 from launcher.group.group import start as start_group
 
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+
 PathLike = str | os.PathLike[str]
 
 
 def load_language_model(
-    model: PathLike, *, texts: PathLike | None = None, draft: PathLike | None = None, **start: Any
+    model: PathLike, *, texts: PathLike | None = None, draft: PathLike | None = None, **start: Setting
 ) -> LanguageModel:
     """Starts the ranks of a language model and returns when it is ready.
 
@@ -59,7 +63,7 @@ def generate(
     options: GenerateOptions | None = None,
     *,
     inputs: Arrays | None = None,
-    **more: Any,
+    **more: Setting,
 ) -> Generation:
     """Continues a text or token ids: an iterator over events, whose ``text`` and `finish` go on to the end.
 

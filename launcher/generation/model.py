@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
@@ -18,7 +18,11 @@ from launcher.generation.stateful import Program, StatefulDecoder
 from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer, available
 
-Messages = Sequence[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+
+Messages = Sequence[Mapping[str, object]]
 _TRANSCRIPT = "<|startoftranscript|>"
 """With which a decoder of Whisper begins; GenAI's configuration does not say it."""
 Open = Callable[[Path], Program]
@@ -42,7 +46,7 @@ class LanguageModel:
         options: GenerateOptions | None = None,
         *,
         inputs: Arrays | None = None,
-        **more: Any,
+        **more: Setting,
     ) -> Generation:
         """Continues a text or token ids: see `launcher.generation.generate.generate`."""
         return generate(
@@ -51,7 +55,7 @@ class LanguageModel:
         )  # fmt: skip
 
     def chat(
-        self, messages: Messages | str, options: GenerateOptions | None = None, **more: Any
+        self, messages: Messages | str, options: GenerateOptions | None = None, **more: Setting
     ) -> Generation:
         """Answers messages, or one message of a user, through the model's chat template."""
         if self.template is None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.errors import ConfigError
 from ranks.common.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 
 _PAST = re.compile(r"past_key_values?|past")
 _PRESENT = re.compile(r"present_key_values?")
@@ -41,17 +44,17 @@ class State:
     present: str
     cross: bool
     """Computed once, from what the encoder gave."""
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     """Of the empty state."""
     axis: int | None
     """Along which tokens lie; None where it does not grow with them."""
 
-    def empty(self) -> NDArray[Any]:
+    def empty(self) -> Array:
         """The state before the first token."""
         return np.zeros(self.shape, self.dtype)
 
-    def cut(self, array: NDArray[Any], length: int) -> NDArray[Any]:
+    def cut(self, array: Array, length: int) -> Array:
         """The state of the first tokens only."""
         assert self.axis is not None
         return array[(slice(None),) * self.axis + (slice(length),)]
@@ -116,7 +119,7 @@ def find_states(names: Names, inputs: Sequence[TensorSpec], outputs: Sequence[Te
 
 
 def _in_order(
-    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], tokens: Any
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], tokens: int | str | None
 ) -> dict[str, str | None]:
     """The outputs that follow inputs whose names say nothing: as many as these, each like its input, and no
     input with an axis of the ``tokens`` that a step reads."""
@@ -135,9 +138,9 @@ def _in_order(
     return {given.name: result.name for given, result in pairs} if all(alike(*pair) for pair in pairs) else {}
 
 
-def _empty(spec: TensorSpec, batch: Any, names: Names) -> tuple[tuple[int, ...], int | None]:
+def _empty(spec: TensorSpec, batch: int | str | None, names: Names) -> tuple[tuple[int, ...], int | None]:
     """The shape of a state before the first token, and the axis of tokens."""
-    shape: list[Any] = list(spec.shape)
+    shape: list[int | str | None] = list(spec.shape)
     opened = [axis for axis, dim in enumerate(shape) if not isinstance(dim, int)]
     if opened:
         rows = next((axis for axis in opened if batch is not None and shape[axis] == batch), opened[0])
@@ -159,4 +162,4 @@ def _empty(spec: TensorSpec, batch: Any, names: Names) -> tuple[tuple[int, ...],
             "before the first token; expected one open axis beside that of the batch, or a genai_config.json "
             "or config.json that says the number of heads and their size"
         )
-    return tuple(shape), axis
+    return tuple(dim for dim in shape if isinstance(dim, int)), axis

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
 from launcher.job.options import described, table
 from launcher.job.values import Choice, Number, Pairs, Several, Switch, Text, Whole
 from sharding.common.text import did_you_mean
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
 
 LENGTH, CHOICE, STOPPING, SEARCH, SHOWN, PACE = (
     "how much", "how tokens are chosen", "where it stops", "beam search", "log-probabilities", "how it runs"
@@ -25,7 +29,7 @@ _ID = Whole(0, 2**31 - 1, "a token id")
 _NO_STOP = Whole(1, 4096)
 
 
-def _parse_bias(texts: Iterable[str]) -> Mapping[Any, float]:
+def _parse_bias(texts: Iterable[str]) -> Mapping[Setting, float]:
     found: dict[int, float] = {}
     each = Number(-1e4, 1e4)
     for text in texts:
@@ -184,7 +188,7 @@ class GenerateOptions:
             return self.temperature > 0
         return self.samples > 1 or any(item is not None for item in (self.top_k, self.top_p, self.min_p))
 
-    def filled(self, defaults: Mapping[str, Any]) -> GenerateOptions:
+    def filled(self, defaults: Mapping[str, Setting]) -> GenerateOptions:
         """The same, where what is not given is what a model's folder says; its ``do_sample``
         decides if nothing else does."""
         known = {item.name for item in fields(self)}
@@ -211,7 +215,7 @@ class GenerateOptions:
         """Whether the likeliest token is taken."""
         return not self.temperature
 
-    def with_flags(self, flags: Mapping[str, Any]) -> GenerateOptions:
+    def with_flags(self, flags: Mapping[str, object]) -> GenerateOptions:
         """The same with the flags that were given."""
         given = {name: value for name, value in flags.items() if name in GENERATE and value is not None}
         return replace(
@@ -224,7 +228,7 @@ GENERATE = table(GenerateOptions)
 """Option by name."""
 
 
-def options_of(options: GenerateOptions | None, more: Mapping[str, Any]) -> GenerateOptions:
+def options_of(options: GenerateOptions | None, more: Mapping[str, Setting]) -> GenerateOptions:
     """Options with keyword arguments, which win. Raises `ConfigError` for one that there is not."""
     for name in more:
         if name not in GENERATE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,10 +107,10 @@ class Penalties:
 
     def copy(self) -> Penalties:
         """The same for another text that has begun alike."""
-        twin: Any = object.__new__(Penalties)
+        twin = object.__new__(Penalties)
         twin.__dict__.update(self.__dict__)
         twin._counts = None if self._counts is None else self._counts.copy()
         twin._seen = None if self._seen is None else self._seen.copy()
         twin._ids = list(self._ids)
         twin._followers = {first: set(last) for first, last in self._followers.items()}
-        return twin  # type: ignore[no-any-return]
+        return twin

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
@@ -15,13 +14,15 @@ from ranks.state.session import Session
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
+    from launcher.job.values import Setting
     from ranks.state.session import Host
+    from sharding.common.arrays import Array
 
 Member = tuple[int, int, int]
 
 
 def decoder_of(
-    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Any
+    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Setting
 ) -> StatefulDecoder:
     """The decoder over these graphs, whose state stays on the ranks where they can keep it. The arguments are
     those of `StatefulDecoder`."""
@@ -36,7 +37,7 @@ class ResidentDecoder(StatefulDecoder):
     Sequences that are stepped together (`step_many`) lie in one batch there.
     """
 
-    def __init__(self, first: Program, *others: Program | None, **more: Any) -> None:
+    def __init__(self, first: Program, *others: Program | None, **more: Setting) -> None:
         super().__init__(first, *others, **more)
         group = self.later.group
         assert group is not None
@@ -93,8 +94,8 @@ class ResidentSequence(StatefulSequence):
     def __init__(
         self,
         decoder: ResidentDecoder,
-        given: dict[str, NDArray[Any]],
-        state: dict[str, NDArray[Any]],
+        given: dict[str, Array],
+        state: dict[str, Array],
         session: Session | None = None,
     ) -> None:
         super().__init__(decoder, given, state)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
@@ -18,8 +17,9 @@ from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
     from launcher.group.group import Group
+    from sharding.common.arrays import Array
 
-Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+Run = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class StatefulDecoder:
             return StatefulSequence(self, {}, {})
         return StatefulSequence(self, *self._encode(inputs or {}))
 
-    def _encode(self, inputs: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _encode(self, inputs: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
         """What the decoder is given with each step, and the state that the encoder computed."""
         assert self.encoder is not None
         feeds = {
@@ -179,9 +179,7 @@ class StatefulDecoder:
 class StatefulSequence:
     """A sequence whose state is held here. Arrays are never changed, so that forks share them."""
 
-    def __init__(
-        self, decoder: StatefulDecoder, given: dict[str, NDArray[Any]], state: dict[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, decoder: StatefulDecoder, given: dict[str, Array], state: dict[str, Array]) -> None:
         self._decoder = decoder
         self._given = given
         self._start = state
@@ -244,10 +242,10 @@ class StatefulSequence:
                 self._state[state.past] = outputs[name]
         return logits
 
-    def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, NDArray[Any]]:
+    def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
         """All inputs but state."""
         count, total = len(ids), past + len(ids)
-        values: dict[str, Any] = {
+        values: dict[str, Array] = {
             "input_ids": ids[None],
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(past, total)[None],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.talk import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass
@@ -16,7 +19,7 @@ class Answers:
     dropped: bool = False
     """Whether nobody waits for them any more."""
     result: wire.Message | None = None
-    failed: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[int, Mapping[str, object]] = field(default_factory=dict)
 
     def begin(self, request: int) -> None:
         """A new request: nothing is answered yet."""

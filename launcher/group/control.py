@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
@@ -23,6 +23,11 @@ from ranks.talk import unix, wire
 from ranks.talk.control import tune_tcp
 from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sharding.common.arrays import Array
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
@@ -42,7 +47,10 @@ class Peer:
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(
-        self, kind: wire.Kind, fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+        self,
+        kind: wire.Kind,
+        fields: Mapping[str, object] | None = None,
+        tensors: dict[str, Array] | None = None,
     ) -> None:
         """Sends one message; raises `OSError` when the rank is gone."""
         with self.sending:

@@ -9,16 +9,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.told import spec_of, stats_of
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import (
@@ -30,7 +28,6 @@ from launcher.job.start_arguments import (
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
-from ranks.common.interrupts import held_back
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS
@@ -47,26 +44,13 @@ if TYPE_CHECKING:
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
     from ranks.state.session import Session
+    from ranks.talk.reports import StateReport, StatsReport
+    from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
-
-
-@dataclass(frozen=True)
-class RankStats:
-    """What one rank said when it was ready."""
-
-    rank: int
-    host: str
-    pid: int
-    segments: int
-    collectives: int
-    weight_bytes: int
-    load_seconds: float
-    backend: str
 
 
 class PredictError(ShardrunError):
@@ -93,10 +77,10 @@ class Group:
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
-            self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
-            self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
-            self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
-            self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+            self.inputs = [spec_of(item) for item in job.ready[0]["inputs"]]
+            self.outputs = [spec_of(item) for item in job.ready[0]["outputs"]]
+            self.optional_inputs = [spec_of(item) for item in job.ready[0].get("optional_inputs", [])]
+            self.stats = [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
             self._closer()
             raise
@@ -155,10 +139,12 @@ class Group:
         if self._host is None:
             with self._lock:
                 asked = {"change": "describe"}
-                self._host = RanksHost(self, self._ask(wire.Kind.SESSION, asked, {}).fields)
+                self._host = RanksHost(
+                    self, cast("StateReport", self._ask(wire.Kind.SESSION, asked, {}).fields)
+                )
         return self._host
 
-    def change_session(self, fields: dict[str, Any]) -> None:
+    def change_session(self, fields: Mapping[str, object]) -> None:
         """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""
         if not self._closer.alive:
             return
@@ -177,13 +163,14 @@ class Group:
             raise LaunchError("This group is closed: start another one.")
         self._job.check_owner()
 
-    def _asked(self, tensors: dict[str, Array], fields: dict[str, Any]) -> dict[str, Array]:
+    def _asked(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
         result = self._ask(wire.Kind.PREDICT, fields, tensors)
-        self.communication_seconds = result.fields["stats"]["communication_seconds"]
-        self.run_seconds += result.fields["seconds"]
+        stats = cast("StatsReport", result.fields["stats"])
+        self.communication_seconds = stats["communication_seconds"]
+        self.run_seconds += cast("float", result.fields["seconds"])
         return result.tensors
 
-    def _ask(self, kind: wire.Kind, more: dict[str, Any], tensors: dict[str, Array]) -> wire.Message:
+    def _ask(self, kind: wire.Kind, more: Mapping[str, object], tensors: dict[str, Array]) -> wire.Message:
         job, answers = self._job, self._answers
         job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
         self._settle()
@@ -337,7 +324,7 @@ def _ready(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
 
 
 @contextlib.contextmanager
-def _as_path(model: Any) -> Iterator[Path]:
+def _as_path(model: object) -> Iterator[Path]:
     if is_path(model):
         yield Path(model)
         return
@@ -394,22 +381,3 @@ def run_program(
         job.close()
     if job.lost_output is not None:
         raise job.lost_output
-
-
-def _spec(item: Mapping[str, Any]) -> TensorSpec:
-    dtype = wire.dtype_named(item["dtype"])
-    return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
-
-
-def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:
-    stats = ready["stats"]
-    return RankStats(
-        rank=rank,
-        host=job.host(rank),
-        pid=job.pid(rank),
-        segments=stats["segments"],
-        collectives=stats["collectives"],
-        weight_bytes=stats["weight_bytes"],
-        load_seconds=ready["load_seconds"],
-        backend=ready["collectives"],
-    )

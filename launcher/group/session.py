@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ranks.state.session import Known
 from sharding.slices.state import StatePair
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from launcher.group.group import Group
+    from ranks.talk.reports import More, StateReport
+    from sharding.common.arrays import Array
 
 
 class RanksHost:
     """Runs the steps of sessions on the ranks of a group."""
 
-    def __init__(self, group: Group, fields: Mapping[str, Any]) -> None:
+    def __init__(self, group: Group, fields: StateReport) -> None:
         """``fields``: what rank 0 says of its model's state."""
         self._group = group
         pairs = [StatePair(**pair) for pair in fields["pairs"]]
         self.known = Known(group.inputs, group.optional_inputs, pairs, fields["filled"])
 
-    def step(self, number: int, tensors: dict[str, Any]) -> dict[str, Any]:
+    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
         """As `ranks.state.session.Host.step`. Raises as `Group.predict` does."""
         forgotten = self.known.forgotten
         while forgotten:
             self.change("close", forgotten.pop())
         return self._group.step_session(number, tensors)
 
-    def change(self, change: str, number: int, **more: Any) -> None:
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`: no rank answers, what fails is told by the next step."""
         self._group.change_session({"change": change, "number": number, **more})

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
@@ -29,6 +29,8 @@ from ranks.talk import wire
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
+    from ranks.talk.reports import Ready
+    from sharding.common.arrays import Array
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Job:
         self.failure: RankFailedError | LaunchError | None = None
         self.changed = threading.Condition()
         self._launcher = launcher
-        self.ready: dict[int, dict[str, Any]] = {}
+        self.ready: dict[int, Ready] = {}
         self.answers = Answers()
         self._peers: dict[int, Peer] = {}
         self._troubles: dict[int, cause.Trouble] = {}
@@ -138,7 +140,7 @@ class Job:
                 else:
                     self._done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
-                self.ready[peer.rank] = message.fields
+                self.ready[peer.rank] = cast("Ready", message.fields)
             else:
                 self.answers.take(peer.rank, message)
             self.changed.notify_all()
@@ -217,7 +219,7 @@ class Job:
         """Whether mpirun itself was killed; it reports the death of a rank in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
-    def _why_late(self, error: Mapping[str, Any]) -> str:
+    def _why_late(self, error: Mapping[str, object]) -> str:
         return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
@@ -330,7 +332,11 @@ class Job:
         self.wait_for(lambda: self._all_ended, None, "")
 
     def send(
-        self, rank: int, kind: wire.Kind, fields: dict[str, Any], tensors: dict[str, Any] | None = None
+        self,
+        rank: int,
+        kind: wire.Kind,
+        fields: Mapping[str, object],
+        tensors: dict[str, Array] | None = None,
     ) -> None:
         """Sends one message to a rank. A rank that is gone is not an error here: its end is the job's
         failure."""

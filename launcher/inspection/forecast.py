@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import of_plan, stage_graphs
 from sharding.graph.sizes import tensor_bytes
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sharding.demands.options import SliceOptions
     from sharding.importers.mindir.encryption import Key
-    from sharding.planning.emit import RankGraph
+    from sharding.planning.rank_graph import RankGraph
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Forecast:
     sent_bytes: int
     note: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as plain JSON values."""
         return asdict(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.inspection.layers import Used, by_layer, scope_of
 from sharding.graph.sizes import tensor_bytes
@@ -19,8 +19,8 @@ from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_p
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.planning.emit import Collective, RankGraph
     from sharding.planning.plan import Plan
+    from sharding.planning.rank_graph import Collective, RankGraph
     from sharding.slices.manifest import CollectiveEntry, Manifest, TensorEntry
 
 Shape = Sequence["int | str | None"]
@@ -120,7 +120,7 @@ class Inspection:
         """Bytes that each rank of a stage sends in one inference."""
         return sum(layer.sent for layer in self.layers if layer.stage == stage)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as plain JSON values."""
         return {
             "title": self.title,
@@ -171,12 +171,12 @@ def shape_of(entry: TensorEntry) -> Shape | None:
     return None if entry.open_rank else entry.shape
 
 
-def tensors_json(tensors: Sequence[Tensor]) -> list[list[Any]]:
+def tensors_json(tensors: Sequence[Tensor]) -> list[list[object]]:
     """As plain JSON values."""
     return [[name, dtype, None if shape is None else list(shape)] for name, dtype, shape in tensors]
 
 
-def weights_json(weights: Sequence[tuple[str, str, Sequence[int], int]]) -> list[dict[str, Any]]:
+def weights_json(weights: Sequence[tuple[str, str, Sequence[int], int]]) -> list[dict[str, object]]:
     """Names, element types, shapes and bytes as plain JSON values."""
     return [
         {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size}

@@ -38,7 +38,7 @@ class ModelSummary:
         """The bytes of all weights."""
         return sum(weight[3] for weight in self.weights)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as plain JSON values."""
         return {
             "file": str(self.path),

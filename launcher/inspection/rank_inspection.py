@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import Tensor, tensors_json, used, weights_json
 from launcher.inspection.layers import by_layer
@@ -60,7 +60,7 @@ class RankModels:
     layers: tuple[RankLayer, ...]
     weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as plain JSON values."""
         return {
             "inputs": tensors_json(self.inputs),

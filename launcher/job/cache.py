@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
@@ -95,7 +94,7 @@ def _key(model: Path, ranks: int, options: SliceOptions) -> str:
     return f"{stem}-{ranks}-{digest}"
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> object:
     """An option's value for the key. A file counts by its content, wherever it lies."""
     if isinstance(value, Path):
         try:

@@ -1,5 +1,8 @@
 """Input arrays of a model: from files, or ones or random numbers where no file is given; output files.
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 Files: ``.npz`` (arrays by input name), ``.npy`` (one array), ``.bin`` or any other ending (raw little-endian
 elements in C order, reshaped to the input). Nothing is ever unpickled.
 """
@@ -10,10 +13,9 @@ import math
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.common.element_types import numpy_dtype
 from launcher.common.files import write_file
@@ -23,7 +25,9 @@ from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.placeholders import placeholder
 from sharding.common.text import did_you_mean
 
-Arrays = dict[str, NDArray[Any]]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 MAX_HEADER = 65536
 
 
@@ -33,7 +37,7 @@ class Spec(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> object: ...
     @property
     def shape(self) -> Sequence[int | str | None]: ...
     @property
@@ -47,7 +51,7 @@ def make_inputs(
     dims: Mapping[str, int] | None = None,
     seed: int | None = None,
     optional: Sequence[Spec] = (),
-) -> tuple[Arrays, list[str]]:
+) -> tuple[dict[str, Array], list[str]]:
     """The array of every input, and the names of those which no source gave.
 
     ``sources``: ``FILE.npz``, ``NAME=FILE``, or ``FILE`` for a model of one input. Inputs without a source
@@ -58,7 +62,7 @@ def make_inputs(
     asked = dict(dims or {})
     known = dict(asked)
     by_name = {spec.name: spec for spec in (*specs, *optional)}
-    arrays: Arrays = {}
+    arrays: dict[str, Array] = {}
     for spec, path, member in _placed(specs, optional, sources, known):
         array = _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, asked)
         arrays[spec.name] = array
@@ -112,7 +116,7 @@ def _learn(spec: Spec, shape: Sequence[int], known: dict[str, int]) -> None:
             known.setdefault(dim, length)
 
 
-def save_outputs(path: str | Path, outputs: Mapping[str, NDArray[Any]]) -> None:
+def save_outputs(path: str | Path, outputs: Mapping[str, Array]) -> None:
     """Writes arrays by name into an ``.npz`` file, whole or not at all; numpy reads it without pickle.
 
     Types that ``.npy`` cannot name (bfloat16, 8-bit floats) are written as float32, which holds them exactly.
@@ -128,7 +132,7 @@ def save_outputs(path: str | Path, outputs: Mapping[str, NDArray[Any]]) -> None:
     write_file(path, write, "outputs")
 
 
-def _storable(array: NDArray[Any]) -> NDArray[Any]:
+def _storable(array: Array) -> Array:
     if array.dtype.hasobject:
         return array.astype(str)
     return array.astype(np.float32) if is_extended(array.dtype) else array
@@ -259,7 +263,7 @@ def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str
     return tuple(shape)
 
 
-def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> NDArray[Any]:
+def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> Array:
     """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
     shape, expected = _read_header(spec, file, size, what, known), numpy_dtype(spec.dtype, what)
     file.seek(0)
@@ -279,7 +283,7 @@ def _fits(expected: Sequence[int | str | None], shape: Sequence[int], known: Map
     )
 
 
-def _type_name(dtype: np.dtype[Any]) -> str:
+def _type_name(dtype: DType) -> str:
     return "text" if dtype.hasobject else str(dtype)
 
 
@@ -319,7 +323,7 @@ def _raw_layout(spec: Spec, path: Path, known: Mapping[str, int]) -> tuple[list[
     return [length or 0 for length in lengths], size
 
 
-def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
+def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> Array:
     what = f"{path}: input {spec.name!r}"
     shape, size = _raw_layout(spec, path, known)
     dtype = numpy_dtype(spec.dtype, what)
@@ -336,7 +340,7 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> NDArray[Any]:
     return shaped.astype(dtype, copy=False)
 
 
-def _make(spec: Spec, known: Mapping[str, int], random: np.random.Generator | None) -> NDArray[Any]:
+def _make(spec: Spec, known: Mapping[str, int], random: np.random.Generator | None) -> Array:
     what = f"input {spec.name!r}"
     dtype = numpy_dtype(spec.dtype, what)
     shape = [known.get(dim, 1) if isinstance(dim, str) else 1 if dim is None else dim for dim in spec.shape]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.common.files import check_target
 from launcher.errors import ConfigError
@@ -69,13 +69,13 @@ class Job(Options):
         return Slicing(self)
 
 
-def merge(flags: Mapping[str, Any], config: Path | None) -> Job:
+def merge(flags: Mapping[str, object], config: Path | None) -> Job:
     """The job of these flags (those that were given) and of the job file, where flags win. Raises
     `ConfigError`."""
     return gather(flags, config).check()
 
 
-def gather(flags: Mapping[str, Any], config: Path | None) -> Job:
+def gather(flags: Mapping[str, object], config: Path | None) -> Job:
     """The same, before its options are checked against each other and the model."""
     job = Job()
     if config is not None:

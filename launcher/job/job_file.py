@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS
 from sharding.common.text import closest
 
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
 
-def read_job_file(path: Path) -> dict[str, Any]:
+
+def read_job_file(path: Path) -> dict[str, Setting]:
     """The options in a job file, as `launcher.job.options.Options` names and types them; null is as good as
     absent. Raises `ConfigError`."""
     data, _ = read_document(path, "job file")

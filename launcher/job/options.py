@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
@@ -36,6 +36,11 @@ from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from launcher.job.values import Setting
+
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""
@@ -59,7 +64,7 @@ class Option:
     name: str = ""
 
 
-def described(kind: Kind, *texts: str, default: Any = None, **more: Any) -> Any:
+def described(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
     """A field of a class of options; ``texts`` and ``more`` are those of its `Option`."""
     metadata = {"option": Option(kind, *texts, **more)}
     if isinstance(default, type):
@@ -218,10 +223,10 @@ class Options:
     )  # fmt: skip
     dec_mode: str | None = described(Choice(CIPHERS), ENCRYPTED, f"default: {CIPHERS[0]}")
 
-    def with_flags(self: _Some, flags: Mapping[str, Any]) -> _Some:
+    def with_flags(self: _Some, flags: Mapping[str, object]) -> _Some:
         """The same with the flags that were given, which win."""
         given = {name: value for name, value in flags.items() if name in OPTIONS and value is not None}
-        changes: dict[str, Any] = {}
+        changes: dict[str, Setting] = {}
         for first, second, _ in EXCLUSIVE:
             for name, other in ((first, second), (second, first)):
                 if name in given:
@@ -254,7 +259,7 @@ EXCLUSIVE = (
 """Options that exclude each other, and why; a flag wins over the other one in a job file."""
 
 
-def table(options: type[Any]) -> dict[str, Option]:
+def table(options: type[DataclassInstance]) -> dict[str, Option]:
     """The options of a class by their names, which are those of its fields."""
     found = {}
     for item in fields(options):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, SLICING, Options, grouped
 from launcher.job.values import Switch
 from sharding.common.text import counted
 from sharding.demands.options import SliceOptions
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Slicing:
     def options(self) -> SliceOptions:
         """The same for `sharding.slice_model`."""
         defaults = {item.name: item.default for item in fields(SliceOptions)}
-        asked: dict[str, Any] = {}
+        asked: dict[str, Setting] = {}
         for option in OPTIONS.values():
             value = getattr(self.said, option.name)
             if option.slices and value:
@@ -58,6 +61,6 @@ class Slicing:
         return SliceOptions(**asked)
 
 
-def slicing_of(flags: Mapping[str, Any]) -> Slicing:
+def slicing_of(flags: Mapping[str, object]) -> Slicing:
     """What parsed flags say of slicing; those that are absent or None were not given."""
     return Slicing(Options().with_flags(flags))

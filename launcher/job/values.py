@@ -7,12 +7,18 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
 from sharding.slices.mesh import Mesh, parse_mesh
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Setting: TypeAlias = Any
+    """The value of an option: of the type that its field has, which its kind reads."""
 
 MAX_TEXT = 4096
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -36,21 +42,21 @@ class Kind:
     def expected(self) -> str:
         return self._expected
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str) -> Setting:
         """The value that a flag's text stands for. Raises `ConfigError`."""
         raise NotImplementedError
 
-    def read(self, value: Any, where: str, folder: Path) -> Any:
+    def read(self, value: object, where: str, folder: Path) -> Setting:
         """The value that a job file in ``folder`` gives at ``where``. Raises `ConfigError`."""
         if not self.fits(value):
             raise _unfit(where, self.expected, value)
         return value
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Whether a value of a job file is of this kind: strictly, "2" is no number and 1 no truth value."""
         return is_text(value)
 
-    def merged(self, before: Any, given: Any) -> Any:
+    def merged(self, before: Setting, given: Setting) -> Setting:
         """The option's value where a job file says ``before``, and flags what is ``given``."""
         return given
 
@@ -74,7 +80,7 @@ class Whole(Kind):
             raise ConfigError(f"expected a whole number from {self.low} to {self.high}, found {text!r}")
         return int(text)
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
@@ -90,11 +96,12 @@ class Seconds(Kind):
             raise ConfigError(f"expected {SECONDS}, found {text!r}")
         return value
 
-    def fits(self, value: Any) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and 0 < value <= LONGEST_TIMEOUT
+    def fits(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return 0 < value <= LONGEST_TIMEOUT
 
-    def read(self, value: Any, where: str, folder: Path) -> float:
+    def read(self, value: object, where: str, folder: Path) -> float:
         return float(super().read(value, where, folder))
 
 
@@ -155,10 +162,10 @@ class Switch(Kind):
     def __init__(self) -> None:
         super().__init__("true or false")
 
-    def arguments(self, flag: str, value: Any) -> list[str]:
+    def arguments(self, flag: str, value: Setting) -> list[str]:
         return [flag] if value else []
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, bool)
 
 
@@ -174,22 +181,23 @@ class Choice(Kind):
         # Said when it is asked for: other packages may bring choices.
         return self._expected or f"one of {', '.join(self.choices)}"
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, str) and value in self.choices
 
 
 class LateChoice(Choice):
     """A choice of which a job file may hold any text: what else it says tells which ones there are."""
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return is_text(value)
 
 
 class File(Kind):
     """A path; in a job file it is relative to the file's own folder."""
 
-    def read(self, value: Any, where: str, folder: Path) -> Path:
-        return folder / super().read(value, where, folder)
+    def read(self, value: object, where: str, folder: Path) -> Path:
+        path: str = super().read(value, where, folder)
+        return folder / path
 
     def _texts(self, value: Any) -> list[str]:
         return [absolute(value)]
@@ -200,14 +208,14 @@ class File(Kind):
 class Written(Kind):
     """What a function reads from a text; a job file may say it by a ``number`` too."""
 
-    def __init__(self, parse: Callable[[str], Any], expected: str, number: Whole | None = None) -> None:
+    def __init__(self, parse: Callable[[str], Setting], expected: str, number: Whole | None = None) -> None:
         super().__init__(expected)
         self._parse, self._number = parse, number
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str) -> Setting:
         return self._parse(text)
 
-    def read(self, value: Any, where: str, folder: Path) -> Any:
+    def read(self, value: object, where: str, folder: Path) -> Setting:
         if self._number is not None and self._number.fits(value):
             return value
         text = super().read(value, where, folder)
@@ -226,20 +234,20 @@ class Pairs(Kind):
     repeated = True
 
     def __init__(
-        self, parse_all: Callable[[Iterable[str]], Mapping[str, Any]], each: Kind, expected: str
+        self, parse_all: Callable[[Iterable[str]], Mapping[str, object]], each: Kind, expected: str
     ) -> None:
         super().__init__(expected)
         self._parse_all, self._each = parse_all, each
 
-    def read(self, value: Any, where: str, folder: Path) -> dict[str, Any]:
+    def read(self, value: object, where: str, folder: Path) -> dict[str, object]:
         if not isinstance(value, dict):
             raise _unfit(where, self.expected, value)
         return _read_mapping(value, where, folder, self._each)
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, Mapping) and all(map(self._each.fits, value.values()))
 
-    def merged(self, before: Any, given: Any) -> dict[str, Any]:
+    def merged(self, before: Setting, given: Setting) -> dict[str, object]:
         return {**before, **self._parse_all(given)}
 
     def _texts(self, value: Any) -> list[str]:
@@ -252,7 +260,7 @@ class Files(Kind):
     repeated = True
     _each = File("the path of a file")
 
-    def read(self, value: Any, where: str, folder: Path) -> tuple[str, ...]:
+    def read(self, value: object, where: str, folder: Path) -> tuple[str, ...]:
         if isinstance(value, dict):
             files = _read_mapping(value, where, folder, self._each)
             return tuple(f"{name}={file}" for name, file in files.items())
@@ -266,7 +274,7 @@ class Files(Kind):
             texts.append(str(whole) if not equals or whole.exists() else f"{name}={folder / file}")
         return tuple(texts)
 
-    def merged(self, before: Any, given: Any) -> tuple[str, ...]:
+    def merged(self, before: Setting, given: Setting) -> tuple[str, ...]:
         return tuple(given)
 
     def _texts(self, value: Any) -> list[str]:
@@ -283,19 +291,19 @@ def absolute(path: str | Path) -> str:
     return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps "..", and resolve follows links
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Whether a value of a job file is a text that can be a name or a path."""
     return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and "\0" not in value
 
 
-def _read_mapping(value: Mapping[Any, Any], where: str, folder: Path, each: Kind) -> dict[str, Any]:
+def _read_mapping(value: Mapping[str, object], where: str, folder: Path, each: Kind) -> dict[str, object]:
     for name in value:
         if not is_text(name):
             raise _unfit(where, f"names of 1 to {MAX_TEXT} characters as keys", name)
     return {name: each.read(item, f"{where}.{name}", folder) for name, item in value.items()}
 
 
-def _unfit(where: str, expected: str, value: Any) -> ConfigError:
+def _unfit(where: str, expected: str, value: object) -> ConfigError:
     from launcher.common.documents import quote
 
     return ConfigError(f"{where}: expected {expected}, found {quote(value)}")

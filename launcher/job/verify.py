@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.errors import ConfigError, VerifyError
 from ranks.common.tensors import is_extended
 
 if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+    from sharding.common.arrays import Array
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import TensorEntry
 
@@ -47,7 +50,7 @@ class Comparison:
         """Whether the error is within the tolerance (never for NaN)."""
         return self.error <= self.tolerance
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain JSON values; an error that is no finite number is text."""
         error: float | str = self.error if np.isfinite(self.error) else str(self.error)
         return {
@@ -62,7 +65,7 @@ def tolerance_for(dtypes: Iterable[str]) -> float:
     return max(found, default=0.0)
 
 
-def compare(name: str, got: NDArray[Any], want: NDArray[Any], tolerance: float) -> Comparison:
+def compare(name: str, got: Array, want: Array, tolerance: float) -> Comparison:
     """Compares one output with its reference.
 
     Error: max|got-want| / max|want| over the finite elements. NaN and infinities must stand at the same
@@ -98,7 +101,7 @@ def compare(name: str, got: NDArray[Any], want: NDArray[Any], tolerance: float) 
 
 
 def compare_outputs(
-    got: Mapping[str, NDArray[Any]], want: Mapping[str, NDArray[Any]], weight_dtypes: Iterable[str] = ()
+    got: Mapping[str, Array], want: Mapping[str, Array], weight_dtypes: Iterable[str] = ()
 ) -> list[Comparison]:
     """Compares every output; ``weight_dtypes`` are the element types of the model's weights."""
     floats = [dtype for dtype in weight_dtypes if dtype in TOLERANCES]
@@ -171,7 +174,7 @@ def check_signature(
                 )
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: onnx.ValueInfoProto) -> str:
     import onnx
 
     name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
@@ -180,11 +183,11 @@ def _type_of(value: Any) -> str:
 
 def run_reference(
     model: Path,
-    feeds: Mapping[str, NDArray[Any]],
+    feeds: Mapping[str, Array],
     threads: int | None = None,
     key: Key | None = None,
     timeout: float | None = None,
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Array]:
     """The outputs of the unsliced model in ONNX Runtime on the CPU; ``key`` is that of an encrypted one.
     ``timeout``: seconds to wait for another process that converts it.
 
@@ -214,8 +217,8 @@ def run_reference(
 
 
 def _answers(
-    file: Path, feeds: Mapping[str, NDArray[Any]], threads: int | None, *, optimized: bool
-) -> dict[str, NDArray[Any]]:
+    file: Path, feeds: Mapping[str, Array], threads: int | None, *, optimized: bool
+) -> dict[str, Array]:
     import onnxruntime
 
     from ranks.devices.providers import CPU
@@ -250,16 +253,16 @@ def _is_quantized(file: Path) -> bool:
     return any(node.op_type in _QUANTIZED for node in graph.node)
 
 
-def _run(session: Any, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+def _run(session: onnxruntime.InferenceSession, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
     if any(array.dtype.hasobject for array in feeds.values()):
-        found: list[NDArray[Any]] = session.run(names, dict(feeds))  # text, which no OrtValue is made of
+        found: list[Array] = session.run(names, dict(feeds))  # text, which no OrtValue is made of
         return found
     # OrtValues rather than arrays: Python's plain `run` knows no bfloat16.
     values = {name: _to_value(array) for name, array in feeds.items()}
     return [_to_numpy(value) for value in session.run_with_ort_values(names, values)]
 
 
-def _to_value(array: NDArray[Any]) -> Any:
+def _to_value(array: Array) -> onnxruntime.OrtValue:
     import onnxruntime
 
     if not is_extended(array.dtype):
@@ -271,7 +274,7 @@ def _to_value(array: NDArray[Any]) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, number)
 
 
-def _to_numpy(value: Any) -> NDArray[Any]:
+def _to_numpy(value: onnxruntime.OrtValue) -> Array:
     import ctypes
 
     import onnx
@@ -280,7 +283,8 @@ def _to_numpy(value: Any) -> NDArray[Any]:
     if not is_extended(dtype):
         return value.numpy()
     buffer = (ctypes.c_uint8 * value.tensor_size_in_bytes()).from_address(value.data_ptr())
-    return np.frombuffer(buffer, dtype).reshape(value.shape()).copy()
+    copied: Array = np.frombuffer(memoryview(buffer), dtype).reshape(value.shape()).copy()
+    return copied
 
 
 def find_source(folder: Path, source_file: str, size: int, sha256: str, against: Path | None) -> Path:

@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
@@ -43,7 +42,7 @@ class Trouble:
 
     rank: int
     host: str
-    error: dict[str, Any] | None = None
+    error: Mapping[str, object] | None = None
     ended: Ended | None = None
 
     @property
@@ -62,7 +61,7 @@ def first(troubles: Sequence[Trouble]) -> Trouble | None:
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
 
 
-def left_early(done: Collection[int], error: Mapping[str, Any]) -> str:
+def left_early(done: Collection[int], error: Mapping[str, object]) -> str:
     """Where a rank waited for others in vain: which had ended with success, as the end of its error."""
     if error.get("type") != "CollectiveTimeoutError":
         return ""

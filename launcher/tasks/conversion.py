@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
@@ -14,9 +14,11 @@ from sharding.common.nearby import hint, shown
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.common.arrays import Array
     from sharding.importers.checkpoints import Checkpoint
     from sharding.importers.checkpoints.match import Match
     from sharding.importers.mindir.encryption import Key
+    from sharding.importers.networks.factory import Network
     from sharding.importers.networks.inputs import Input
     from sharding.importers.write import Weight
 
@@ -38,7 +40,7 @@ class Request:
     output_names: list[str] | None = None
     opset: int | None = None
     key: Key | None = None
-    examples: Mapping[str, Any] | None = None
+    examples: Mapping[str, Array] | None = None
     """Arrays of ``--verify``. They also say what the inputs are, where nothing else does."""
 
 
@@ -114,8 +116,8 @@ def _network(request: Request, stack: ExitStack) -> Converted:
     network = factory.build(request.network)
     found = None
     if checkpoint is not None:
-        loaders: dict[str, Any] = {"torch": weights, "transformers": pretrained, "mindspore": cells}
-        found = loaders[network.kind].load(network, checkpoint, rules, **_allowed(request))
+        loaders = {"torch": weights.load, "transformers": pretrained.load, "mindspore": cells.load}
+        found = loaders[network.kind](network, checkpoint, rules, **_allowed(request))
     inputs = _inputs(request, network)
     opset = request.opset or OPSETS[0]
     if network.kind != "mindspore":
@@ -137,7 +139,7 @@ def _network(request: Request, stack: ExitStack) -> Converted:
     return made
 
 
-def _inputs(request: Request, network: Any) -> list[Input]:
+def _inputs(request: Request, network: Network) -> list[Input]:
     """The inputs that the user gives, or the network states, or those of the arrays to verify with."""
     from launcher.tasks.expectations import read_arrays
     from sharding.importers.networks.arguments import arguments_of

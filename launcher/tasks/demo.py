@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.onnx_files.nodes import make_node
+
 if TYPE_CHECKING:
     import onnx
+    from numpy.typing import DTypeLike
+
+    from sharding.common.arrays import Array
 
 VOCABULARY, POSITIONS, HIDDEN, HEADS, LAYERS, SEED = 4096, 256, 256, 4, 4, 7
 MODEL, INPUTS = "model.onnx", "inputs.npz"
@@ -29,14 +34,12 @@ class _Graph:
         self.weights: list[onnx.TensorProto] = []
         self._random = np.random.default_rng(SEED)
 
-    def node(self, op: str, *inputs: str, name: str, **attributes: Any) -> str:
+    def node(self, op: str, *inputs: str, name: str, **attributes: object) -> str:
         """Adds a node; returns its output, which has its name."""
-        import onnx
-
-        self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attributes))
+        self.nodes.append(make_node(op, inputs, [name], attributes, name=name))
         return name
 
-    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+    def constant(self, name: str, value: object, dtype: DTypeLike = np.float32) -> str:
         """Adds a weight; returns its name."""
         import onnx
 
@@ -158,7 +161,7 @@ def _pooled(g: _Graph) -> None:
     g.node("Div", mean, length, name="sentence_embedding")
 
 
-def inputs() -> dict[str, np.ndarray[Any, Any]]:
+def inputs() -> dict[str, Array]:
     """Two sentences of token numbers, the second one shorter."""
     ids = np.random.default_rng(SEED).integers(1, VOCABULARY, (2, 12))
     mask = np.ones_like(ids)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job.job import Job
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
     from ranks.evaluation.evaluate import Options, Report, Run
     from ranks.identity.place import Identity
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _eval_joined(job: Job, task: Task, identity: Identity, made: Loadable) -> Re
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]
 
-    def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
         given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
         return dict(zip(names, model.run(given), strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from sharding.common.placeholders import placeholder
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.common.arrays import Array
 
-def read_arrays(flag: str, path: Path) -> dict[str, Any]:
+
+def read_arrays(flag: str, path: Path) -> dict[str, Array]:
     """The arrays of an archive by name. Raises `ConfigError`."""
     from ranks.evaluation.compressed import check_member, check_memory
     from ranks.evaluation.errors import EvaluationError
@@ -45,8 +47,8 @@ def read_arrays(flag: str, path: Path) -> dict[str, Any]:
 
 
 def expected(
-    model: onnx.ModelProto, answers: Mapping[str, Any], archive: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    model: onnx.ModelProto, answers: Mapping[str, Array], archive: Path
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """The inputs to verify a model with, as it takes them, and the outputs that are right, by name.
 
     Raises `ConfigError` where the archive lacks one, or has an input of another type or shape.
@@ -61,7 +63,7 @@ def expected(
     return feeds, dict(_named(answers, outputs, "out", where))
 
 
-def _as_input(array: Any, value: Any, where: str) -> Any:
+def _as_input(array: Array, value: onnx.ValueInfoProto, where: str) -> Array:
     import onnx
 
     from ranks.common.tensors import OBJECT, as_text, is_extended, is_text
@@ -95,7 +97,7 @@ def _as_input(array: Any, value: Any, where: str) -> Any:
     )
 
 
-def verify(model: Path, feeds: Mapping[str, Any], wanted: Mapping[str, Any], *, archive: Path) -> None:
+def verify(model: Path, feeds: Mapping[str, Array], wanted: Mapping[str, Array], *, archive: Path) -> None:
     """Prints how far the model's answers are from those ``wanted``, which come from the file ``archive``;
     raises `VerifyError` where they are too far."""
     from launcher.common.report import print_table
@@ -142,8 +144,8 @@ def computed_types(model: Path) -> set[str]:
 
 
 def _named(
-    answers: Mapping[str, Any], names: list[str], prefix: str, where: str
-) -> Iterator[tuple[str, Any]]:
+    answers: Mapping[str, Array], names: list[str], prefix: str, where: str
+) -> Iterator[tuple[str, Array]]:
     for index, name in enumerate(names):
         key = name if name in answers else f"{prefix}_{index}"
         if key not in answers:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.common.report import human_bytes, human_seconds, progress
 from launcher.errors import ConfigError
@@ -29,6 +29,7 @@ from sharding.common.text import counted, printable
 if TYPE_CHECKING:
     from launcher.job.job import Job
     from ranks.identity.place import Identity
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made:
     spreader = Spreader(communicator)
     names = [spec.name for spec in model.outputs]
 
-    def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
         given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
         return dict(zip(names, model.run(given), strict=True))
 
@@ -179,7 +180,7 @@ def answer_all(model: LanguageModel, task: Task) -> None:
         print(f"shardrun: {many}{total.text()}", file=sys.stderr, flush=True)
 
 
-def _inputs(decoder: Decoder, texts: tuple[str, ...]) -> dict[str, Any] | None:
+def _inputs(decoder: Decoder, texts: tuple[str, ...]) -> dict[str, Array] | None:
     if not texts:
         return None
     if not decoder.encoder_inputs:
@@ -191,7 +192,7 @@ def _inputs(decoder: Decoder, texts: tuple[str, ...]) -> dict[str, Any] | None:
 
 
 def _begin(
-    model: LanguageModel, prompt: Prompt | None, options: GenerateOptions, inputs: dict[str, Any] | None
+    model: LanguageModel, prompt: Prompt | None, options: GenerateOptions, inputs: dict[str, Array] | None
 ) -> Generation:
     if prompt is not None and prompt.messages is not None:
         return model.chat(prompt.messages, options, inputs=inputs)
@@ -281,8 +282,8 @@ def _print_json(generation: Generation, prompt: Prompt | None) -> Timing:
     return timing
 
 
-def _described(completion: Completion) -> dict[str, Any]:
-    found: dict[str, Any] = {"text": completion.text, "ids": completion.ids, "reason": completion.reason}
+def _described(completion: Completion) -> dict[str, object]:
+    found: dict[str, object] = {"text": completion.text, "ids": completion.ids, "reason": completion.reason}
     if completion.logprobs is not None and completion.top is not None:
         found["logprobs"] = completion.logprobs
         found["top"] = [[[token, value] for token, value in best] for best in completion.top]

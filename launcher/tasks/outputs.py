@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.common.tensors import is_extended
 from sharding.common.text import one_line, shortened
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 FIRST_VALUES = 4
 _LONGEST_TEXT = 20  # characters of a text that is shown
@@ -24,7 +27,7 @@ class Summary:
     dtype: str
     shape: tuple[int, ...]
     bytes: int
-    first: tuple[Any, ...]
+    first: tuple[object, ...]
     least: float | int | None
     most: float | int | None
     nan: int
@@ -39,7 +42,7 @@ class Summary:
         parts += [f"{self.infinite} infinite"] if self.infinite else []
         return [self.name, str(list(self.shape)), self.dtype, values if size else "(empty)", ", ".join(parts)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as plain JSON values; numbers that JSON does not have are text."""
         return {
             "name": self.name, "dtype": self.dtype, "shape": list(self.shape), "bytes": self.bytes,
@@ -52,12 +55,12 @@ COLUMNS = ["output", "shape", "type", "first values", "range"]
 ALIGN = "lllll"
 
 
-def summarize(outputs: Mapping[str, Any]) -> list[Summary]:
+def summarize(outputs: Mapping[str, object]) -> list[Summary]:
     """Every output, in order."""
     return [_summary(name, np.asarray(array)) for name, array in outputs.items()]
 
 
-def _summary(name: str, array: np.ndarray[Any, Any]) -> Summary:
+def _summary(name: str, array: Array) -> Summary:
     dtype = "string" if array.dtype.kind in "OUS" else array.dtype.name
     numbers = array.astype(np.float32) if is_extended(array.dtype) else array
     first = tuple(numbers.reshape(-1)[:FIRST_VALUES].tolist())
@@ -75,7 +78,7 @@ def _summary(name: str, array: np.ndarray[Any, Any]) -> Summary:
     return Summary(name, dtype, array.shape, array.nbytes, first, least, most, nan, infinite)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, complex):
@@ -86,7 +89,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, complex):

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
 from sharding.common.documents import parse
 from sharding.common.nearby import hint
+
+if TYPE_CHECKING:
+    import io
+
 
 MAX_LINE = 16 << 20
 """Characters of one prompt."""
@@ -28,9 +32,9 @@ class Prompt:
     where: str
     text: str | None = None
     ids: list[int] | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Mapping[str, object]] | None = None
 
-    def shown(self) -> Any:
+    def shown(self) -> str | Sequence[object]:
         """The prompt as it was given."""
         return next(item for item in (self.text, self.ids, self.messages) if item is not None)
 
@@ -73,7 +77,7 @@ class Prompts:
         name = "standard input" if standard else str(self.file)
         with contextlib.ExitStack() as stack:
             if standard:
-                file: Any = sys.stdin
+                file = cast("io.TextIOWrapper", sys.stdin)
                 file.reconfigure(encoding="utf-8", errors="strict")
             else:
                 file = stack.enter_context(Path(name).open(encoding="utf-8-sig"))
@@ -113,7 +117,7 @@ class Prompts:
             return False
         return isinstance(data, dict) and any(key in data for key in KEYS)
 
-    def _object(self, data: Any, where: str) -> Prompt:
+    def _object(self, data: object, where: str) -> Prompt:
         given = [key for key in KEYS if isinstance(data, dict) and key in data]
         if isinstance(data, str):
             return self._of(where, data)
@@ -121,6 +125,7 @@ class Prompts:
             raise ConfigError(
                 f"{where}: expected an object with one of {', '.join(KEYS)}, found {quote(data)}"
             )
+        assert isinstance(data, dict)
         value = data[given[0]]
         if given[0] == "prompt":
             if not isinstance(value, str):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from launcher.job.verify import Comparison
     from launcher.tasks.outputs import Summary
     from ranks.identity.place import Identity
+    from sharding.common.arrays import Array
     from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
 
+    Arrays: TypeAlias = dict[str, Array]
+
 log = logging.getLogger(__name__)
 
-Arrays = dict[str, Any]
 Show = Literal["table", "json", "nothing"]
 """How a run is reported on standard output."""
 
@@ -199,7 +201,7 @@ def repeat(job: Job, run: Callable[[], Arrays]) -> Result:
 def finish(  # noqa: PLR0917 - what a run gave
     job: Job,
     manifest: Manifest,
-    feeds: Mapping[str, Any],
+    feeds: Mapping[str, Array],
     result: Result,
     source: Path | None,
     show: Show = "table",
@@ -292,7 +294,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
 
 def compare(  # noqa: PLR0917 - what `finish` was given
     manifest: Manifest,
-    feeds: Mapping[str, Any],
+    feeds: Mapping[str, Array],
     result: Result,
     source: Path,
     key: Key | None = None,

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,14 @@ from ranks.models.part import Part
 from ranks.sessions.cut import Cut
 from ranks.sessions.nodes import POINT_TO_POINT
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+    Event: TypeAlias = Sequence[Any]
+    """A row of JSON, as `stuck` says."""
+
 _UINT8, _INT64 = 2, 7
+Said = TypeVar("Said")
 
 
 def agree(
@@ -73,13 +80,13 @@ def gather_rows(mine: bytes, group: Communicator, memory: Memory) -> list[bytes]
     return [row.tobytes() for row in _rows(mine, group, memory)]
 
 
-def _rows(mine: bytes, group: Communicator, memory: Memory) -> np.ndarray[Any, Any]:
+def _rows(mine: bytes, group: Communicator, memory: Memory) -> Array:
     with memory.active():
         return _gather(np.frombuffer(mine, np.uint8), group, memory)
 
 
-def gather_json(value: Any, group: Communicator, memory: Memory) -> list[Any]:
-    """Every rank's JSON-able value. A collective."""
+def gather_json(value: Said, group: Communicator, memory: Memory) -> list[Said]:
+    """Every rank's JSON-able value, tuples as lists. A collective."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     with memory.active():
         lengths = _gather(np.array([text.size], np.int64), group, memory)[:, 0].tolist()
@@ -90,7 +97,7 @@ def gather_json(value: Any, group: Communicator, memory: Memory) -> list[Any]:
 
 
 def stuck(
-    events: Sequence[Sequence[Sequence[Any]]],
+    events: Sequence[Sequence[Event]],
     groups: Sequence[Sequence[int]],
     *,
     kept: int,
@@ -106,7 +113,7 @@ def stuck(
     sent: dict[tuple[int, int], list[int]] = defaultdict(list)  # what is on its way, and whether announced
     home = {rank: group for group in groups for rank in group}
 
-    def head(rank: int) -> Sequence[Any] | None:
+    def head(rank: int) -> Event | None:
         return events[rank][at[rank]] if at[rank] < len(events[rank]) else None
 
     def messages(values: Sequence[int]) -> int:
@@ -143,7 +150,7 @@ def stuck(
     return None if left is None else f"rank {left[0]} sends to rank {left[1]} what that does not receive."
 
 
-def _words(event: Sequence[Any], group: Sequence[int]) -> str:
+def _words(event: Event, group: Sequence[int]) -> str:
     kind, detail = event[0], event[1]
     if kind == "all":
         return f"{detail[0]} with ranks {', '.join(map(str, group))}"
@@ -155,9 +162,9 @@ def peers(part: Part | None, rank: int, size: int) -> Sequence[int]:
     return range(size) if part is None else part.mesh.group(rank, "pipeline")
 
 
-def _events(plan: Cut, part: Part | None, rank: int) -> list[list[Any]]:
+def _events(plan: Cut, part: Part | None, rank: int) -> list[Event]:
     ranks = peers(part, rank, 1 << 31)
-    events: list[list[Any]] = []
+    events: list[Event] = []
     for level in plan.collectives:
         for c in level:
             if c.op in POINT_TO_POINT:
@@ -167,7 +174,7 @@ def _events(plan: Cut, part: Part | None, rank: int) -> list[list[Any]]:
     return events
 
 
-def _gather(mine: np.ndarray[Any, Any], group: Communicator, memory: Memory) -> np.ndarray[Any, Any]:
+def _gather(mine: Array, group: Communicator, memory: Memory) -> Array:
     """All ranks' arrays of one shape, as rows."""
     element = _UINT8 if mine.dtype == np.uint8 else _INT64
     buffer = memory.allocate((1, mine.size), element, exchanged=True)

@@ -213,7 +213,7 @@ def remember(
         write_whole(memo, json.dumps(data).encode())
 
 
-def _check(files: Any, found: Any) -> str:
+def _check(files: Any, found: object) -> str:
     return hashlib.sha256(json.dumps([files, found]).encode()).hexdigest()
 
 

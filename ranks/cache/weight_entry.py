@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ranks.cache import regular_files
 
@@ -58,7 +57,7 @@ class Entry:
 
 
 def write(folder: Path, entry: Entry, work: Path) -> None:
-    content: Mapping[str, Any] = {
+    content: Mapping[str, object] = {
         "format": FORMAT,
         "what": entry.what,
         "graph": [entry.graph_bytes, entry.graph_sha256],

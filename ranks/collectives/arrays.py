@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ranks.errors import CollectiveError
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
 
 # Name and code of every element type that collectives move; the extension types come from ml_dtypes.
 _NAMES = (
@@ -22,7 +24,7 @@ NOT_SUMMED = {"bool", *(name for name in _NAMES if name.startswith("float8") or 
 _NARROW = {"float16", "bfloat16"}
 
 
-def check(buffer: Any, what: str, *, written: bool) -> Array:
+def check(buffer: object, what: str, *, written: bool) -> Array:
     """``buffer`` itself, where it is an array that collectives can work on; else a `CollectiveError`."""
     if not isinstance(buffer, np.ndarray):
         raise CollectiveError(f"{what}: the buffer must be a numpy array, but is {type(buffer).__name__}.")
@@ -42,7 +44,7 @@ def check(buffer: Any, what: str, *, written: bool) -> Array:
     return buffer
 
 
-def check_sum(buffer: Any) -> Array:
+def check_sum(buffer: object) -> Array:
     """As `check`, for a buffer to be summed over ranks."""
     array = check(buffer, "all_reduce", written=True)
     if array.dtype.name in NOT_SUMMED:
@@ -52,7 +54,7 @@ def check_sum(buffer: Any) -> Array:
     return array
 
 
-def check_gather(buffer: Any, out: Any, axis: int, size: int) -> tuple[int, int]:
+def check_gather(buffer: object, out: Any, axis: int, size: int) -> tuple[int, int]:
     """Elements before and from ``axis`` on, of one rank's buffer; raises where ``out`` does not fit."""
     source, target = check(buffer, "all_gather", written=False), check(out, "all_gather", written=True)
     if not -source.ndim <= axis < source.ndim:
@@ -71,7 +73,7 @@ def check_gather(buffer: Any, out: Any, axis: int, size: int) -> tuple[int, int]
     return outer, source.size // outer if outer else 0
 
 
-def check_exchange(buffer: Any, out: Any, size: int) -> None:
+def check_exchange(buffer: object, out: Any, size: int) -> None:
     """Raises where all_to_all cannot exchange ``buffer`` for ``out``."""
     source, target = check(buffer, "all_to_all", written=False), check(out, "all_to_all", written=True)
     if source.shape != target.shape or source.dtype != target.dtype:

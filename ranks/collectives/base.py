@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ranks.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from sharding.common.arrays import DType
+
+    Buffer: TypeAlias = Any
+    """A numpy array or a torch tensor: only the memory that made it, and its backend, know which."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -77,32 +85,32 @@ class Communicator(ABC):
         for part in self.__dict__.get("_parts", {}).values():
             part.close()
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Buffer:
         """A buffer on which this backend's collectives are fastest (default: ordinary memory)."""
         return np.empty(shape, dtype)
 
     @abstractmethod
-    def all_reduce(self, buffer: Any) -> None:
+    def all_reduce(self, buffer: Buffer) -> None:
         """Replaces ``buffer`` by the sum over ranks, in place; every rank gets the same bits."""
 
     @abstractmethod
-    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
+    def all_gather(self, buffer: Buffer, out: Buffer, axis: int = 0) -> None:
         """Concatenates the ranks' equal-shaped buffers along ``axis`` into ``out``."""
 
     @abstractmethod
-    def all_to_all(self, buffer: Any, out: Any) -> None:
+    def all_to_all(self, buffer: Buffer, out: Buffer) -> None:
         """Sends the r-th of ``size`` equal parts of axis 0 to rank r; part r of ``out`` came from rank r."""
 
     @abstractmethod
-    def broadcast(self, buffer: Any, root: int = 0) -> None:
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Overwrites ``buffer`` with the root's."""
 
     @abstractmethod
-    def send(self, buffer: Any, peer: int) -> None:
+    def send(self, buffer: Buffer, peer: int) -> None:
         """Sends ``buffer`` to ``peer``, which must call `recv`."""
 
     @abstractmethod
-    def recv(self, buffer: Any, peer: int) -> None:
+    def recv(self, buffer: Buffer, peer: int) -> None:
         """Overwrites ``buffer`` with what ``peer`` sends."""
 
     @abstractmethod

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives.base import Communicator
 from ranks.talk import wire
 from sharding.importers import torch_import
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 # The first broadcast has this many bytes always, so that a small message takes one collective and no rank
 # has to be told a length first.
@@ -61,7 +64,7 @@ class Spreader:
 
         return wire.read_frame(fill)
 
-    def broadcast(self, data: np.ndarray[Any, Any], root: int = 0) -> None:
+    def broadcast(self, data: Array, root: int = 0) -> None:
         """Overwrites a host array with rank ``root``'s. A collective."""
         if not self._on_device:
             self._communicator.broadcast(data, root)

@@ -9,12 +9,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ranks.collectives.base import Communicator
 from ranks.common.tensors import element_dtype, element_number
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from ranks.collectives.base import Buffer
+    from sharding.common.arrays import Array, DType
 
 ALIGNMENT = 64
 """Bytes; a cache line, and the widest vector load of x86-64."""
@@ -30,40 +36,40 @@ class Memory(Protocol):
     device: str
     device_id: int
 
-    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
+    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Buffer:
         """A buffer; ``exchanged``: a collective will act on it."""
 
-    def block(self, nbytes: int, *, exchanged: bool) -> Any:
+    def block(self, nbytes: int, *, exchanged: bool) -> Buffer:
         """Bytes of which `view` makes buffers."""
 
-    def view(self, block: Any, shape: Shape, element: int) -> Any:
+    def view(self, block: Buffer, shape: Shape, element: int) -> Buffer:
         """The start of a block as a buffer."""
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: ort.OrtValue) -> Buffer:
         """An ``OrtValue`` of ONNX Runtime's own allocation as a buffer, without a copy."""
 
-    def load(self, buffer: Any, array: np.ndarray[Any, Any]) -> None:
+    def load(self, buffer: Buffer, array: Array) -> None:
         """Copies a host array into a buffer."""
 
-    def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
+    def fetch(self, buffer: Buffer) -> Array:
         """A copy of a buffer on the host, owned by the caller."""
 
-    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+    def fetch_into(self, array: Array, buffer: Buffer) -> None:
         """Copies a buffer into a host array of its type and shape."""
 
-    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def staging(self, nbytes: int) -> Array:
         """Bytes of host memory that are quickly copied to and from buffers."""
 
-    def dtype(self, buffer: Any) -> np.dtype[Any]:
+    def dtype(self, buffer: Buffer) -> DType:
         """The type of its elements."""
 
-    def copy(self, target: Any, source: Any) -> None:
+    def copy(self, target: Buffer, source: Buffer) -> None:
         """Copies between buffers."""
 
-    def address(self, buffer: Any) -> int:
+    def address(self, buffer: Buffer) -> int:
         """Where the buffer starts, for binding."""
 
-    def shape(self, buffer: Any) -> Shape:
+    def shape(self, buffer: Buffer) -> Shape:
         """Its shape."""
 
     @property
@@ -83,7 +89,7 @@ class Memory(Protocol):
         """Options of sessions that work on this memory, by ONNX Runtime's keys."""
         return {}
 
-    def orders(self, session: Any) -> bool:
+    def orders(self, session: ort.InferenceSession) -> bool:
         """Whether what ``session`` does comes before what is done with buffers after its run, though the run
         may end earlier."""
         return False
@@ -92,11 +98,11 @@ class Memory(Protocol):
         """Waits for all that is done with buffers so far."""
         return
 
-    def captures(self, session: Any) -> bool:
+    def captures(self, session: ort.InferenceSession) -> bool:
         """Whether ``session`` may keep its work for a device, to repeat it on the same buffers."""
         return False
 
-    def active(self) -> AbstractContextManager[Any]:
+    def active(self) -> AbstractContextManager[object]:
         """Within it buffers may be used."""
         return nullcontext()
 
@@ -113,24 +119,24 @@ class HostMemory(Memory):
     device_id = 0
 
     def __init__(self, communicator: Communicator | None) -> None:
-        self._exchange: Callable[[int], np.ndarray[Any, Any]] | None = None
+        self._exchange: Callable[[int], Array] | None = None
         if communicator is not None:
             self._exchange = lambda size: communicator.allocate((size,), np.dtype(np.uint8))
 
-    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
+    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Buffer:
         return self.view(self.block(nbytes(shape, element), exchanged=exchanged), shape, element)
 
-    def block(self, nbytes: int, *, exchanged: bool) -> Any:
+    def block(self, nbytes: int, *, exchanged: bool) -> Buffer:
         if exchanged and self._exchange is not None:
             return self._exchange(max(nbytes, 1))
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes]
 
-    def view(self, block: Any, shape: Shape, element: int) -> Any:
+    def view(self, block: Buffer, shape: Shape, element: int) -> Buffer:
         return block[: nbytes(shape, element)].view(element_dtype(element)).reshape(shape)
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: ort.OrtValue) -> Buffer:
         shape = tuple(value.shape())
         element = element_number(value.data_type()) or 0
         size = nbytes(shape, element)
@@ -140,28 +146,30 @@ class HostMemory(Memory):
         memory.owner = value  # type: ignore[attr-defined]  # the array keeps the OrtValue, which owns the bytes
         return np.frombuffer(memoryview(memory).cast("B"), element_dtype(element)).reshape(shape)
 
-    def load(self, buffer: Any, array: np.ndarray[Any, Any]) -> None:
+    def load(self, buffer: Buffer, array: Array) -> None:
         np.copyto(buffer, array)
 
-    def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
-        return buffer.copy()
+    def fetch(self, buffer: Buffer) -> Array:
+        copied: Array = buffer.copy()
+        return copied
 
-    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+    def fetch_into(self, array: Array, buffer: Buffer) -> None:
         np.copyto(array, buffer)
 
-    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def staging(self, nbytes: int) -> Array:
         return np.empty(nbytes, np.uint8)
 
-    def dtype(self, buffer: Any) -> np.dtype[Any]:
-        return np.dtype(buffer.dtype)
+    def dtype(self, buffer: Buffer) -> DType:
+        dtype: DType = buffer.dtype
+        return dtype
 
-    def copy(self, target: Any, source: Any) -> None:
+    def copy(self, target: Buffer, source: Buffer) -> None:
         np.copyto(target, source)
 
-    def address(self, buffer: Any) -> int:
+    def address(self, buffer: Buffer) -> int:
         return int(buffer.ctypes.data)
 
-    def shape(self, buffer: Any) -> Shape:
+    def shape(self, buffer: Buffer) -> Shape:
         return tuple(buffer.shape)
 
 
@@ -171,9 +179,9 @@ class Pool:
     def __init__(self, memory: Memory, *, exchanged: bool) -> None:
         self._memory = memory
         self._exchanged = exchanged
-        self._free: list[tuple[int, Any]] = []
+        self._free: list[tuple[int, Buffer]] = []
 
-    def take(self, size: int) -> tuple[int, Any]:
+    def take(self, size: int) -> tuple[int, Buffer]:
         """A block of at least ``size`` bytes and at most twice that."""
         fitting = [item for item in self._free if size <= item[0] <= max(2 * size, 4096)]
         if fitting:
@@ -182,6 +190,6 @@ class Pool:
             return best
         return size, self._memory.block(size, exchanged=self._exchanged)
 
-    def give(self, item: tuple[int, Any]) -> None:
+    def give(self, item: tuple[int, Buffer]) -> None:
         """Returns a block."""
         self._free.append(item)

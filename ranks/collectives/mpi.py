@@ -15,17 +15,22 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ranks.collectives.arrays import Array, split
+from ranks.collectives.arrays import split
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from ranks.identity.sources import BY_MPI
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sharding.common.arrays import Array
 
 _TESTS = 200  # of a request before the processor is offered to others
 _AWAKE = 2e-3  # seconds before the first sleep
@@ -40,7 +45,7 @@ _GRACE = 2.0  # seconds for what a rank sent before it left
 class _Both:
     """Two requests, asked as one."""
 
-    def __init__(self, first: Any, second: Any) -> None:
+    def __init__(self, first: MPI.Request, second: MPI.Request) -> None:
         self._first, self._second = first.Test, second.Test
 
     def Test(self) -> bool:  # noqa: N802 - as mpi4py names it
@@ -66,10 +71,10 @@ class MpiCommunicator(HostCommunicator):
     ) -> None:
         super().__init__(world.Get_rank(), world.Get_size(), timeout, whole, members)
         self._mpi = mpi
-        self._abandoned: list[Any] = []  # requests that may still write to their buffers
+        self._abandoned: list[object] = []  # requests that may still write to their buffers
         self._origin = self if whole is None else whole
         self._left: dict[int, float] = {}  # ranks of the whole that have left, and since when this is known
-        self._farewells: list[Any] = []
+        self._farewells: list[object] = []
         self._made = whole is not None
         if whole is not None:
             self._world = world

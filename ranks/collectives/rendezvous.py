@@ -156,7 +156,9 @@ class Rendezvous:
         fcntl.ioctl(self.life[peer], termios.FIONREAD, waiting)
         return int.from_bytes(waiting, sys.byteorder)
 
-    def _send(self, peer: socket.socket, rank: int, data: dict[str, Any], descriptors: Sequence[int]) -> None:
+    def _send(
+        self, peer: socket.socket, rank: int, data: dict[str, object], descriptors: Sequence[int]
+    ) -> None:
         try:
             unix.send(peer, data, descriptors)
         except OSError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.collectives.base import Communicator, Groups
 from ranks.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
 
 
 class SingleCommunicator(Communicator):
@@ -23,23 +26,23 @@ class SingleCommunicator(Communicator):
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         return self
 
-    def all_reduce(self, buffer: Any) -> None:
+    def all_reduce(self, buffer: Buffer) -> None:
         """Does nothing: the sum over one rank is there already."""
 
-    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
+    def all_gather(self, buffer: Buffer, out: Buffer, axis: int = 0) -> None:
         out[...] = buffer
 
-    def all_to_all(self, buffer: Any, out: Any) -> None:
+    def all_to_all(self, buffer: Buffer, out: Buffer) -> None:
         out[...] = buffer
 
-    def broadcast(self, buffer: Any, root: int = 0) -> None:
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         if root != 0:
             raise CollectiveError(f"broadcast from rank {root} in a world of one rank: the root must be 0.")
 
-    def send(self, buffer: Any, peer: int) -> None:
+    def send(self, buffer: Buffer, peer: int) -> None:
         raise CollectiveError(f"send to rank {peer} in a world of one rank: there is no other rank.")
 
-    def recv(self, buffer: Any, peer: int) -> None:
+    def recv(self, buffer: Buffer, peer: int) -> None:
         raise CollectiveError(f"recv from rank {peer} in a world of one rank: there is no other rank.")
 
     def barrier(self) -> None:

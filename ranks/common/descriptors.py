@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
-Part = tuple[dict[str, Any], list[int]]
+Part = tuple[dict[str, object], list[int]]
 """A description and descriptors that belong to it."""
 
 

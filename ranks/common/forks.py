@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 Owner = TypeVar("Owner")
 
 _renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
-_threaded: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+_threaded: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
 
 
 def in_child(owner: Owner, renew: Callable[[Owner], None]) -> None:

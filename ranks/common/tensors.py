@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.errors import ShardrunError
 from sharding.common.text import did_you_mean
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from sharding.common.arrays import Array, DType
 
 Dim = int | str | None
 OBJECT = np.dtype(object)
@@ -50,7 +55,7 @@ def element_number(ort_type: str) -> int | None:
     return found[0] if found else None
 
 
-def element_dtype(number: int | None) -> np.dtype[Any]:
+def element_dtype(number: int | None) -> DType:
     """The numpy type of an ONNX element type; ``object`` for strings and what numpy has no type for."""
     name = _NAMES.get(number or 0)
     if name is None:
@@ -59,11 +64,12 @@ def element_dtype(number: int | None) -> np.dtype[Any]:
     if numpy_name.startswith(("bfloat", "float8")):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, numpy_name))
+        extended: DType = np.dtype(getattr(ml_dtypes, numpy_name))
+        return extended
     return np.dtype(numpy_name)
 
 
-def is_extended(dtype: np.dtype[Any]) -> bool:
+def is_extended(dtype: DType) -> bool:
     """Whether numpy itself lacks the type: bfloat16, 8-bit floats and the like, which ml_dtypes registers.
 
     Any other value of ``isbuiltin`` says little: it is 0 for a plain type in a certain byte order.
@@ -78,7 +84,7 @@ class TensorSpec:
     ``shape`` is empty."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[Dim, ...]
     is_tensor: bool = True
     open_rank: bool = False
@@ -88,7 +94,7 @@ class TensorSpec:
         return f"{'string' if self.dtype == OBJECT else self.dtype}[{axes}]"
 
 
-def spec_of(argument: Any) -> TensorSpec:
+def spec_of(argument: ort.NodeArg) -> TensorSpec:
     """The spec of a session's ``NodeArg``."""
     number = element_number(argument.type)
     is_tensor = argument.type.startswith("tensor(")
@@ -103,12 +109,12 @@ def spec_of(argument: Any) -> TensorSpec:
     return TensorSpec(argument.name, element_dtype(number), shape, is_tensor)
 
 
-def is_text(dtype: np.dtype[Any]) -> bool:
+def is_text(dtype: DType) -> bool:
     """Whether a numpy type holds text: characters, bytes, numpy's own strings."""
     return dtype.kind in "UST"
 
 
-def as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+def as_text(array: Array, what: str) -> Array:
     """An array of ``str`` objects, the one form in which ONNX Runtime takes any text as it is: bytes, which
     are UTF-8, would run into their neighbours. The array itself where it is one already.
 
@@ -131,10 +137,11 @@ def as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
                 f"{what} takes text, but element {index} of the array is bytes that are no UTF-8: "
                 f"{item!r:.40}. Decode it first."
             ) from None
-    return result.reshape(array.shape)
+    shaped: Array = result.reshape(array.shape)
+    return shaped
 
 
-def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
+def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> list[Array]:
     """The feeds in the order of the inputs, each one checked and C-contiguous.
 
     Raises `ShardrunError` with one sentence that names the input, what was expected and what was found.
@@ -157,7 +164,7 @@ def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
     return arrays
 
 
-def _checked(spec: TensorSpec, array: Any) -> Any:
+def _checked(spec: TensorSpec, array: Array) -> Array:
     if not spec.is_tensor:
         return array
     if not isinstance(array, np.ndarray):

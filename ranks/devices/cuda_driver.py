@@ -74,7 +74,7 @@ class IpcHandle(ctypes.Structure):
     _fields_ = [("reserved", c_ubyte * 64)]
 
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+_SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ranks.evaluation.errors import EvaluationError
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 _BEYOND = 2.0**63
 
 
@@ -73,7 +75,7 @@ def among_best(scores: Array, labels: Array, k: int) -> Array:
     return found
 
 
-def is_number(dtype: np.dtype[Any]) -> bool:
+def is_number(dtype: DType) -> bool:
     """Whether it is a real number's type; bfloat16 and the 8-bit floats, which numpy does not know, are."""
     return dtype.kind in "biuf" or dtype.name.startswith(("bfloat", "float8"))
 
@@ -117,4 +119,5 @@ def _from_one_hot(labels: Array) -> NDArray[np.int64]:
             "hold "
             "one 1 and else 0."
         )
-    return rows.argmax(axis=1)
+    found: NDArray[np.int64] = rows.argmax(axis=1)
+    return found

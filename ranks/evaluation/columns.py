@@ -12,17 +12,18 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import placeholder
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 MAX_HEADER = 65536
 
 
@@ -32,7 +33,7 @@ class Header:
 
     where: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
 
 class Column(Protocol):

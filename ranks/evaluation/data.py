@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ranks.common.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
 from sharding.common.text import did_you_mean
 
-Array = NDArray[Any]
-Feeds = dict[str, Array]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+Feeds = dict[str, "Array"]
 LABELS = ("label", "labels", "target", "targets", "y")
 """Names that an array of labels is known by, unless an input of the model has that name."""
 
@@ -172,7 +173,7 @@ class Stored:
                     yield Batch(feeds, rows[self.roles.label], count)
 
 
-def given_batches(data: Iterable[Any], specs: Sequence[TensorSpec]) -> Iterator[Batch]:
+def given_batches(data: Iterable[object], specs: Sequence[TensorSpec]) -> Iterator[Batch]:
     """Batches from an iterable of (inputs, labels): inputs are an array, a sequence in the model's order, or
     a mapping of names. Raises `TypeError` for other items."""
     for index, item in enumerate(data):

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ranks.common.tensors import TensorSpec, is_extended
 from ranks.errors import ShardrunError
@@ -21,8 +20,11 @@ from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.metrics import Metric, collect
 from sharding.common.text import did_you_mean
 
-Array = NDArray[Any]
-Run = Callable[[dict[str, Array]], Mapping[str, Array]]
+if TYPE_CHECKING:
+    from ranks.evaluation.metrics import Wanted
+    from sharding.common.arrays import Array
+
+Run = Callable[[dict[str, "Array"]], Mapping[str, "Array"]]
 Progress = Callable[[int, int], None]
 DEFAULT_BATCH = 32
 LARGEST_BATCH = 1 << 24
@@ -32,7 +34,7 @@ LARGEST_BATCH = 1 << 24
 class Report:
     """What an evaluation gave: values by metric, how much was evaluated, and what looked odd."""
 
-    values: dict[str, Any]
+    values: dict[str, object]
     samples: int
     batches: int
     seconds: float
@@ -58,8 +60,8 @@ def evaluate(  # noqa: PLR0917 - the model is three of them
     run: Run,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    data: str | os.PathLike[str] | Iterable[Any],
-    metrics: Any,
+    data: str | os.PathLike[str] | Iterable[object],
+    metrics: Wanted,
     options: Options | None = None,
     *,
     optional: Sequence[TensorSpec] = (),
@@ -167,7 +169,7 @@ def _batch_size(asked: int | None, fixed: int | None) -> int:
     return fixed or asked or DEFAULT_BATCH
 
 
-def _of_batch(predicted: Any, batch: Batch, name: str) -> Array:
+def _of_batch(predicted: object, batch: Batch, name: str) -> Array:
     """The prediction of the batch's samples alone, as numpy's own type."""
     if not isinstance(predicted, np.ndarray):
         raise EvaluationError(f"the output {name!r} is {type(predicted).__name__}, no tensor to compare.")
@@ -205,15 +207,15 @@ def _update(metrics: Mapping[str, Metric], prediction: Array, batch: Batch, wher
     return int(np.isnan(prediction.reshape(batch.samples, -1)).any(axis=1).sum())
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A metric's value as a float, where it is one number."""
     try:
-        return float(value)
+        return float(cast("float", value))  # or what can be made one
     except (TypeError, ValueError):
         return value
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,13 @@ from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.names import GROUP, OF_CLASSES, OF_NUMBERS, names
 from sharding.common.registry import entry_points, load
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+    Wanted: TypeAlias = (
+        "str | Callable[..., object] | Metric | Sequence[object] | Mapping[str, object] | set[str]"
+    )
+    """Metrics as a user names them."""
 
 
 class Metric(Protocol):
@@ -29,9 +35,9 @@ class Metric(Protocol):
     Metrics of `mindspore.train` have these methods, so they can be used as they are.
     """
 
-    def clear(self) -> Any: ...
-    def update(self, *inputs: Any) -> Any: ...
-    def eval(self) -> Any: ...
+    def clear(self) -> object: ...
+    def update(self, prediction: Array, labels: Array, /) -> object: ...
+    def eval(self) -> object: ...
 
 
 class _Mean:
@@ -168,7 +174,7 @@ class Function(_Mean):
     """A function of (prediction, labels): the mean of the numbers it gives for each sample, or of the one
     number it gives for a batch, by the batch's length."""
 
-    def __init__(self, function: Callable[[Array, Array], Any], name: str) -> None:
+    def __init__(self, function: Callable[[Array, Array], object], name: str) -> None:
         self.function, self.name = function, name
         super().__init__()
 
@@ -196,7 +202,8 @@ def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):  # inf / inf is the NaN that it should be
         scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest != 0)
     length = np.linalg.norm(scaled, axis=1, keepdims=True)
-    return np.divide(scaled, length, out=np.zeros_like(rows), where=length != 0)
+    unit: NDArray[np.float64] = np.divide(scaled, length, out=np.zeros_like(rows), where=length != 0)
+    return unit
 
 
 def same_shape(prediction: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -257,7 +264,7 @@ def named(name: str, ignore: int | None = None) -> Metric:
 
 
 def collect(
-    given: str | Callable[..., Any] | Metric | Sequence[Any] | Mapping[str, Any] | set[str],
+    given: Wanted,
     ignore: int | None = None,
 ) -> dict[str, Metric]:
     """Metrics by name: of one name, function or metric, of several, or of a mapping of names to them.
@@ -284,16 +291,15 @@ def collect(
     return found
 
 
-def _name_of(value: Any) -> str:
+def _name_of(value: object) -> str:
     return value.strip() if isinstance(value, str) else str(getattr(value, "__name__", type(value).__name__))
 
 
-def _metric(value: Any, name: str, ignore: int | None) -> Metric:
+def _metric(value: object, name: str, ignore: int | None) -> Metric:
     if isinstance(value, str):
         return named(value, ignore)
     if all(callable(getattr(value, method, None)) for method in ("clear", "update", "eval")):
-        metric: Metric = value
-        return metric
+        return cast("Metric", value)
     if callable(value):
         return Function(value, name)
     raise TypeError(

@@ -18,7 +18,7 @@ def length(dim: int | str | None) -> int:
     return dim if isinstance(dim, int) else -1
 
 
-def one_by_one(inputs: Any, outputs: Any, further: tuple[Any, ...]) -> tuple[Any, Any]:
+def one_by_one(inputs: Any, outputs: Any, further: tuple[object, ...]) -> tuple[Any, Any]:
     """Inputs and outputs of ``predict(a, b, ...)``; what ``predict([a, b], outputs)`` was given stays."""
     if not isinstance(inputs, (Tensor, np.ndarray)):
         return inputs, outputs

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ranks.lite.built import Built
 
 
-def evaluated(built: Built, data: Any, metrics: Any, options: Options) -> dict[str, Any]:
+def evaluated(built: Built, data: Any, metrics: Any, options: Options) -> dict[str, object]:
     """`ranks.Model.eval`; warns of what the values alone do not say."""
     names = [spec.name for spec in built.outputs]
     with progress("evaluating") as update:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from ranks.state.session import Session
     from ranks.weights.updated.values import Given
+    from sharding.common.arrays import Array
+
+    Data: TypeAlias = Tensor | Array
 
 __all__ = ["Model", "ModelType"]
-
-
-Data = Tensor | np.ndarray[Any, Any]
 
 
 class Model(OneProcess):
@@ -220,7 +220,7 @@ class Model(OneProcess):
             raise as_runtime_error("predict failed!", error) from error
         if places is None:
             return [
-                result_tensor(*named, array) if type(array) is np.ndarray else array
+                result_tensor(*named, array) if type(array) is np.ndarray else cast("Tensor", array)
                 for named, array in zip(built.named_outputs, results, strict=True)
             ]
         # Only now, since the other ranks of a group wait for this one; and before any is written to.
@@ -228,8 +228,8 @@ class Model(OneProcess):
             wrong = misfit(output, array) if type(array) is np.ndarray else NO_TENSOR
             if wrong is not None:
                 raise runtime_error(f"predict failed! Error is Output {name!r} {wrong}")
-        for output, array in zip(places, results, strict=True):
-            fill(output, array)
+        for output, result in zip(places, results, strict=True):
+            fill(output, result)
         return places
 
     def session(self) -> Session:
@@ -249,7 +249,7 @@ class Model(OneProcess):
         except ShardrunError as error:
             raise as_runtime_error("session failed!", error) from error
 
-    def _zeros(self, index: int, tensor: Tensor) -> np.ndarray[Any, Any]:
+    def _zeros(self, index: int, tensor: Tensor) -> Array:
         if min(tensor.shape, default=0) < 0:
             raise runtime_error(
                 f"predict failed! Error is input {tensor.name!r} has no data and its shape {tensor.shape} "
@@ -291,7 +291,7 @@ class Model(OneProcess):
 
     def eval(
         self,
-        data: str | os.PathLike[str] | Iterable[Any],
+        data: str | os.PathLike[str] | Iterable[object],
         metrics: Any = None,
         *,
         batch_size: int | None = None,
@@ -300,7 +300,7 @@ class Model(OneProcess):
         prediction: str | None = None,
         ignore_label: int | None = None,
         dataset_sink_mode: bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Runs the model over labelled data and returns the metrics by name.
 
         ``data``: an ``.npz`` file, a folder of ``.npz`` or ``.npy`` files, or an iterable of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 Self = TypeVar("Self", bound="OneProcess")
 
@@ -19,6 +19,6 @@ class OneProcess:
 
     def __copy__(self: Self) -> Self:
         copied = type(self).__new__(type(self))
-        state: dict[str, Any] = self.__dict__
+        state: dict[str, object] = self.__dict__
         copied.__dict__.update(state)
         return copied

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.common import heap
@@ -18,7 +16,7 @@ from ranks.errors import ModelError, ShardrunError
 from ranks.lite.build import Planner, Recipe, is_cut, planner
 from ranks.lite.built import Built
 from ranks.lite.legacy_runner import RunnerConfig
-from ranks.lite.model import Data, Model
+from ranks.lite.model import Model
 from ranks.lite.one_process import OneProcess
 from ranks.lite.options import config
 from ranks.lite.options.check import check_isinstance, decryption_key
@@ -32,10 +30,12 @@ from sharding.common import limits
 from sharding.common.ciphers import MODES
 
 if TYPE_CHECKING:
+    from ranks.lite.model import Data
     from ranks.run.rank_model import RankModel
+    from sharding.common.arrays import Array
 
-    Feeds = Mapping[str, np.ndarray[Any, Any]]
-    _Workers = Pool[RankModel, Feeds, list[Any]]
+    Feeds = Mapping[str, Array]
+    _Workers = Pool[RankModel, Feeds, list[Array]]
 
 __all__ = ["ModelParallelRunner", "RunnerConfig"]
 
@@ -173,7 +173,7 @@ class _Pooled(Built):
         self.run = pool.run  # type: ignore[assignment]  # the name of the argument differs
 
 
-def _run(model: RankModel, feeds: Feeds) -> list[Any]:
+def _run(model: RankModel, feeds: Feeds) -> list[Array]:
     return model.run(feeds)
 
 

@@ -77,7 +77,7 @@ def share_weights(
     pids: Iterable[int] = (),
     family: int | None = None,
     config_path: str = "",
-    config_dict: dict[str, Any] | None = None,
+    config_dict: dict[str, object] | None = None,
 ) -> SharedModel:
     """Builds a model as `Model.build_from_file` does, and shares its weights with other processes.
 
@@ -122,7 +122,7 @@ def attach(
     model_type: ModelType = ModelType.ONNX,
     timeout: float | None = None,
     config_path: str = "",
-    config_dict: dict[str, Any] | None = None,
+    config_dict: dict[str, object] | None = None,
 ) -> SharedModel:
     """Builds a model as `Model.build_from_file` does, over the weights that another process shares.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.lite.legacy_tensor import LegacyTensorMethods
 from ranks.lite.options.check import check_isinstance, checked_shape
 from ranks.lite.options.types import DataType, Format, from_numpy, to_numpy
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 __all__ = ["DataType", "Format", "Tensor", "TensorMeta"]
 
@@ -53,7 +56,7 @@ class Tensor(LegacyTensorMethods):
 
     def __init__(
         self,
-        tensor: Tensor | np.ndarray[Any, Any] | None = None,
+        tensor: Tensor | Array | None = None,
         shape: Sequence[int] | None = None,
         dtype: DataType | None = None,
         device: str | None = None,
@@ -63,7 +66,7 @@ class Tensor(LegacyTensorMethods):
         check_isinstance("dtype", dtype, DataType, none_allowed=True)
         self._name = ""
         self._format = Format.NCHW
-        self._array: np.ndarray[Any, Any] | None = None
+        self._array: Array | None = None
         self._users = False  # whether the array is the user's own, to be filled in place by predict
         self._declared: tuple[int | None, ...] | None = None  # a model input's shape in the file; None: any
         if tensor is None:
@@ -94,9 +97,7 @@ class Tensor(LegacyTensorMethods):
                 f"tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray, but got {type(tensor)}."
             )
 
-    def _adopt(
-        self, array: np.ndarray[Any, Any], shape: Sequence[int] | None, dtype: DataType | None
-    ) -> None:
+    def _adopt(self, array: Array, shape: Sequence[int] | None, dtype: DataType | None) -> None:
         array = _native(array)
         if shape is not None and list(shape) != list(array.shape):
             raise TypeError(
@@ -176,7 +177,7 @@ class Tensor(LegacyTensorMethods):
         """Where the data is meant to be, as TYPE:ID; "None:-1" is host memory."""
         return self._device
 
-    def get_data_to_numpy(self) -> np.ndarray[Any, Any]:
+    def get_data_to_numpy(self) -> Array:
         """The data, not copied: zeros where none was set, an empty array while the shape is open."""
         if self._array is None:
             dtype = to_numpy(self._dtype)
@@ -190,7 +191,7 @@ class Tensor(LegacyTensorMethods):
                 ) from None
         return self._array
 
-    def set_data_from_numpy(self, numpy_obj: np.ndarray[Any, Any]) -> None:
+    def set_data_from_numpy(self, numpy_obj: Array) -> None:
         """Makes the tensor share ``numpy_obj``'s data.
 
         It must have the tensor's type and size in bytes, in any shape. An input of a model also takes an
@@ -214,7 +215,7 @@ class Tensor(LegacyTensorMethods):
         self._array = array if array.shape == self._shape else array.reshape(self._shape)
         self._users = True
 
-    def _size_in_words(self, array: np.ndarray[Any, Any]) -> str:
+    def _size_in_words(self, array: Array) -> str:
         """Why an array does not fit, in mindspore_lite's words, and then what would."""
         text = f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {self.data_size}"
         if self._declared is None:
@@ -249,7 +250,7 @@ def input_tensor(name: str, dtype: DataType, shape: Shape, declared: tuple[int |
     return tensor
 
 
-def result_tensor(name: str, dtype: DataType, array: np.ndarray[Any, Any]) -> Tensor:
+def result_tensor(name: str, dtype: DataType, array: Array) -> Tensor:
     """An output with its data. On the path of every prediction, hence without `Tensor.__init__`."""
     tensor = Tensor.__new__(Tensor)
     tensor.__dict__ = {
@@ -268,7 +269,7 @@ def result_tensor(name: str, dtype: DataType, array: np.ndarray[Any, Any]) -> Te
 NO_TENSOR = "is a sequence or a map, which no tensor can hold: call predict without outputs."
 
 
-def misfit(tensor: Tensor, array: np.ndarray[Any, Any]) -> str | None:
+def misfit(tensor: Tensor, array: Array) -> str | None:
     """Why the result ``array`` cannot be written into the user's own array in ``tensor``; None if it can.
 
     A tensor without data of the user's takes any result.
@@ -286,7 +287,7 @@ def misfit(tensor: Tensor, array: np.ndarray[Any, Any]) -> str | None:
     return None
 
 
-def fill(tensor: Tensor, array: np.ndarray[Any, Any]) -> None:
+def fill(tensor: Tensor, array: Array) -> None:
     """Gives ``tensor`` the result ``array``: into the user's own array, which `misfit` has checked."""
     if tensor._array is not None and tensor._users:
         tensor._array[...] = array
@@ -299,7 +300,7 @@ def fill(tensor: Tensor, array: np.ndarray[Any, Any]) -> None:
     )
 
 
-def _native(array: np.ndarray[Any, Any], any_type: bool = False) -> np.ndarray[Any, Any]:
+def _native(array: Array, any_type: bool = False) -> Array:
     """``array``, copied only where it is not C-contiguous, aligned and in this machine's byte order."""
     if not any_type and from_numpy(array.dtype) is DataType.UNKNOWN:
         raise TypeError(f"Unsupported numpy dtype value {array.dtype}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ranks.errors import WeightsError
 from ranks.lite.tensor import Tensor
 from ranks.weights.updated.values import Given, Pair
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 _FORM = "Give a list that holds one list (or tuple) of Tensor."
 _LISTED = 8  # names that an error shows
@@ -25,7 +26,7 @@ def parse(weights: object, names: frozenset[str] = frozenset()) -> Given:
     comes twice, and for half a pair.
     """
     groups = checked(weights)
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    found: dict[str, Array] = {}
     for index, group in enumerate(groups):
         for position, tensor in enumerate(group):
             name = tensor.name or _only(names, f"{index}th weights element's {position}th element")
@@ -72,8 +73,8 @@ def _only(names: frozenset[str], where: str) -> str:
     )
 
 
-def _paired(found: dict[str, np.ndarray[Any, Any]], names: frozenset[str]) -> Given:
-    given: dict[str, np.ndarray[Any, Any] | Pair] = {}
+def _paired(found: dict[str, Array], names: frozenset[str]) -> Given:
+    given: dict[str, Array | Pair] = {}
     for name, array in found.items():
         if name in names or not name.endswith((A, B)):
             if name in given:

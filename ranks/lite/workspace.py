@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from ranks.errors import ModelError, ShardrunError
 from ranks.identity.sources import alone
@@ -72,13 +72,21 @@ def main() -> None:
     die_with_parent()
     question = json.load(sys.stdin)
     try:
-        answer: dict[str, Any] = {"bytes": _run(question)}
+        answer: dict[str, object] = {"bytes": _run(question)}
     except ShardrunError as error:
         answer = {"error": str(error)}
     print(f"\n{json.dumps(answer)}", flush=True)
 
 
-def _run(question: Mapping[str, Any]) -> int:
+class _Question(TypedDict):
+    """What `reserve` asks of its child."""
+
+    path: str
+    threads: int | None
+    shapes: dict[str, list[int]]
+
+
+def _run(question: _Question) -> int:
     import numpy as np
 
     from ranks.run import executor

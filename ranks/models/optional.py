@@ -8,9 +8,7 @@ feeds. A rank model made by `sharding` lists only what its source gives a defaul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
@@ -18,11 +16,11 @@ from ranks.errors import ModelError
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.common.arrays import Array
+
 FIRST_IR_VERSION = 4
 """ONNX Runtime takes no other value for an initializer of an older model."""
 RANK_KEY = "shardrun.rank"
-
-Array = np.ndarray[Any, Any]
 
 
 def take(model: onnx.ModelProto, file: Path) -> dict[str, Array]:

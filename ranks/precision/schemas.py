@@ -5,7 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,28 @@ class Signature:
     def output(self, index: int) -> str:
         """The formal type of output ``index``; empty where there is no such output."""
         return _at(self.outputs, index, self.variadic_outputs)
+
+
+class _Parameter(Protocol):
+    typeStr: str  # noqa: N815 - ONNX Runtime's name
+
+
+class _Constraint(Protocol):
+    type_param_str: str
+    allowed_type_strs: Sequence[str]
+
+
+class _RuntimeSchema(Protocol):
+    """What ONNX Runtime says of an operator of its own."""
+
+    domain: str
+    name: str
+    since_version: int
+    inputs: Sequence[_Parameter]
+    outputs: Sequence[_Parameter]
+    max_input: int
+    max_output: int
+    type_constraints: Sequence[_Constraint]
 
 
 @functools.cache
@@ -51,28 +78,28 @@ def signature(domain: str, operator: str, version: int) -> Signature | None:
     fitting = [schema for schema in known if schema.since_version <= version]
     if not fitting:
         return None
-    schema = max(fitting, key=lambda item: item.since_version)
+    own = max(fitting, key=lambda item: item.since_version)
     return Signature(
-        tuple(item.typeStr for item in schema.inputs),
-        tuple(item.typeStr for item in schema.outputs),
-        len(schema.inputs) < schema.max_input,
-        len(schema.outputs) < schema.max_output,
-        {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints},
+        tuple(item.typeStr for item in own.inputs),
+        tuple(item.typeStr for item in own.outputs),
+        len(own.inputs) < own.max_input,
+        len(own.outputs) < own.max_output,
+        {item.type_param_str: frozenset(item.allowed_type_strs) for item in own.type_constraints},
     )
 
 
 @functools.cache
-def _runtime_schemas() -> dict[tuple[str, str], list[Any]]:
+def _runtime_schemas() -> dict[tuple[str, str], list[_RuntimeSchema]]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found: dict[tuple[str, str], list[Any]] = {}
+    found: dict[tuple[str, str], list[_RuntimeSchema]] = {}
     # Not in every build of ONNX Runtime; then its own operators keep their types.
     for schema in getattr(state, "get_all_operator_schema", list)():
         found.setdefault((schema.domain, schema.name), []).append(schema)
     return found
 
 
-def _ends_in(items: Any, option: Any) -> bool:
+def _ends_in(items: Sequence[onnx.defs.OpSchema.FormalParameter], option: object) -> bool:
     return len(items) > 0 and items[-1].option == option
 
 

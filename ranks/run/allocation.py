@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.collectives.buffers import Memory, Pool, Shape, nbytes
 from ranks.sessions.cut import Cut
 from ranks.sessions.lifetimes import Lifetimes
 
-Taken = dict[str, tuple[Pool, tuple[int, Any]]]
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
+    from ranks.run.plans import Values
+
+
+Taken = dict[str, tuple[Pool, tuple[int, "Buffer"]]]
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,12 @@ class Buffers:
     memory: Memory
     elements: Mapping[str, int | None]
 
-    def allocate(self, shapes: Mapping[str, Shape], levels: int) -> dict[str, Any]:
+    def allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
         """Buffers for all values of the first ``levels`` levels; values that do not live together share
         memory."""
         life = self.life
         pools: dict[tuple[bool, bool], Pool] = {}
-        values: dict[str, Any] = {}
+        values: Values = {}
         taken: Taken = {}
 
         def add(name: str, *, keep: bool = False) -> None:

@@ -339,7 +339,7 @@ def _check_group(plan: Cut, world: Communicator, part: Part | None, file: Path) 
                 f"{c.op} of {name!r} in {file} is for a group of {found}, but this group has {size} ranks."
             )
         key, most = ("peer", length) if c.op in POINT_TO_POINT else ("root", size)
-        other = c.attributes.get(key)
+        other = c.attributes.get("peer") if key == "peer" else c.attributes.get("root")
         if other is not None and not 0 <= other < most:
             what = "stages" if part is not None and key == "peer" else "ranks"
             raise ModelError(

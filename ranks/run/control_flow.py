@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from ranks.sessions.nodes import describe
 
 if TYPE_CHECKING:
     from ranks.weights.updated.bound import BoundWeights
+    from sharding.common.arrays import Array, DType
 
-Array = np.ndarray[Any, Any]
 _INT64 = 7
 
 
@@ -31,7 +31,7 @@ class Body(Protocol):
 
     communication_seconds: float
 
-    def run(self, feeds: Sequence[Any]) -> list[Any]:
+    def run(self, feeds: Sequence[Array]) -> list[Array]:
         """Runs it on its inputs in order."""
 
     def all_weights(self) -> list[BoundWeights]:
@@ -45,7 +45,7 @@ class Driven:
     control: Control
     bodies: Sequence[Body]
     agreement: Agreement
-    stacked: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] = ()
+    stacked: Sequence[tuple[DType, tuple[int, ...]]] = ()
     """Of a loop's stacked outputs the type and shape of one element, unknown axes 0: what no turn leaves."""
 
     def all_weights(self) -> list[BoundWeights]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory, Shape
 from ranks.errors import ModelError
 from ranks.run.point_to_point import Mail
 from ranks.sessions.cut import Collective
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
 
 
 class Exchanges:
@@ -38,7 +41,9 @@ class Exchanges:
             seconds += one.computing_seconds
         return seconds
 
-    def calls(self, c: Collective, source: Any, target: Any, *, in_place: bool) -> list[Callable[[], Any]]:
+    def calls(
+        self, c: Collective, source: Buffer, target: Buffer, *, in_place: bool
+    ) -> list[Callable[[], object]]:
         """What to call, in order; ``in_place``: the two buffers are one."""
         group, mail = self._group, self._mail
         assert group is not None
@@ -53,7 +58,7 @@ class Exchanges:
             return [partial(group.all_gather, source, target, axis)]
         if c.op == "AllToAll":
             return [partial(group.all_to_all, source, target)]
-        calls: list[Callable[[], Any]] = []
+        calls: list[Callable[[], object]] = []
         if not in_place:
             calls.append(partial(self._memory.copy, target, source))
         if c.op == "AllReduce":
@@ -62,7 +67,7 @@ class Exchanges:
             calls.append(partial(group.broadcast, target, c.attributes["root"]))
         return calls
 
-    def free(self, c: Collective, source: Any) -> Any:
+    def free(self, c: Collective, source: Buffer) -> Buffer:
         """Runs a collective at once; its output, in a new buffer.
 
         Never in place: what ONNX Runtime allocated may be a constant of the model.
@@ -77,14 +82,14 @@ class Exchanges:
             call()
         return target
 
-    def finish(self, c: Collective, shape: Shape) -> Any:
+    def finish(self, c: Collective, shape: Shape) -> Buffer:
         """Takes a value whose announced shape was not the planned one; its new buffer."""
         assert self._mail is not None
         target = self._new(c, shape)
         self._mail.take(c, target)
         return target
 
-    def _new(self, c: Collective, shape: Shape) -> Any:
+    def _new(self, c: Collective, shape: Shape) -> Buffer:
         return self._memory.allocate(shape, self._elements[c.output or ""] or 0, exchanged=True)
 
     def _shape(self, c: Collective, shape: Shape) -> Shape:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.collectives.base import Communicator
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from ranks.weights.prepared.store import Store
     from ranks.weights.updated.parts import Whole
     from ranks.weights.updated.variable import VariableWeights
+    from sharding.common.arrays import Array
     from sharding.slices.manifest import Manifest
 
 __all__ = ["LoadOptions", "RankModel", "Stats", "load"]
@@ -283,7 +282,7 @@ def _cut_model(
     made: Assembly,
     communicator: Communicator | None = None,
     wholes: Mapping[str, Whole] | None = None,
-    defaults: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    defaults: Mapping[str, Array] | None = None,
 ) -> RankModel:
     weights, together = made.weights, None
     if communicator is not None and made.exchange is not None:

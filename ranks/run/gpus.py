@@ -58,7 +58,7 @@ def _shared(host: Communicator, device: int, driver: Driver | None) -> tuple[int
 
     mine = (driver or cuda_driver.Driver()).uuid(device)
     holders: dict[str, tuple[int, int]] = {}
-    for rank, (uuid, number) in enumerate(gather_json([mine, device], host, HostMemory(host))):
+    for rank, (uuid, number) in enumerate(gather_json((mine, device), host, HostMemory(host))):
         if uuid in holders:
             first, other = holders[uuid]
             each = f"device {number} of each" if number == other else f"device {other} and {number} of theirs"

@@ -13,14 +13,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnxruntime as ort
 
 from ranks.collectives.buffers import Memory, Shape
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
     from ranks.weights.updated.bound import Bindings
+    from sharding.common.arrays import Array
+
+    Values: TypeAlias = dict[str, Buffer]
 
 MAX_PLANS = 8
 """Sets of input shapes whose buffers are kept; the longest unused goes first."""
@@ -31,7 +35,7 @@ MAX_GRAPHS = 64
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")
 _GRAPH, _NO_GRAPH = "gpu_graph_id", "-1"
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 
 
 @dataclass
@@ -39,15 +43,15 @@ class Plan:
     """Sessions bound to buffers, for one set of input shapes."""
 
     number: int
-    values: dict[str, Any]
+    values: Values
     steps: list[tuple[Call | None, list[Call]]] = field(default_factory=list)
     levels: int = 0
     """How many levels, from the first, run as planned; the others run with shapes unknown."""
     bound: list[Bindings] = field(default_factory=list)
     """The variable weights that the sessions read."""
-    loads: list[tuple[int, Callable[[Any], object]]] = field(default_factory=list)
+    loads: list[tuple[int, Callable[[Array], object]]] = field(default_factory=list)
     """Which inputs are read, and what puts each where it is read."""
-    fetches: list[Call] = field(default_factory=list)
+    fetches: list[Callable[[], Array]] = field(default_factory=list)
     """What gives each output, where all levels run as planned."""
 
 
@@ -78,7 +82,7 @@ class Plans:
             self._plans.move_to_end(key)
         return plan
 
-    def new(self, key: tuple[Shape, ...], values: dict[str, Any]) -> Plan:
+    def new(self, key: tuple[Shape, ...], values: Values) -> Plan:
         """An empty plan over buffers, in place of the longest unused one where there are many."""
         while len(self._plans) >= MAX_PLANS:
             self._forget(self._plans.popitem(last=False)[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ranks.common.tensors import element_dtype
 from ranks.errors import CollectiveError, ModelError
 from ranks.sessions.cut import Collective
 from ranks.sessions.nodes import MAX_AXES
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
 
 _INT64, _UINT8 = 7, 2
 _NUMBERS = 3 + MAX_AXES
@@ -60,13 +63,13 @@ class Mail:
         self._order = order
         self._announced = announced
         self._done = 0
-        self._incoming: Any = None  # a header's buffer
+        self._incoming: Buffer = None  # a header's buffer
 
     def begin(self) -> None:
         """A run may begin: none of its mail is done."""
         self._done = 0
 
-    def sending(self, c: Collective, source: Any, element: int) -> Callable[[], None]:
+    def sending(self, c: Collective, source: Buffer, element: int) -> Callable[[], None]:
         """The call that sends a value from its buffer."""
         peer = self._ranks[c.attributes["peer"]]
         header = None
@@ -79,7 +82,7 @@ class Mail:
             header = self._header(len(shape), element, 0, *shape)
         return partial(self._send, header, source, peer)
 
-    def receiving(self, c: Collective, target: Any) -> Callable[[], None]:
+    def receiving(self, c: Collective, target: Buffer) -> Callable[[], None]:
         """The call that receives a value into its buffer; it raises `ReshapedError` where it does not fit."""
         if not self._is_announced(c):
             return partial(self.take, c, target)
@@ -106,7 +109,7 @@ class Mail:
             )
         return shape
 
-    def take(self, c: Collective, target: Any) -> None:
+    def take(self, c: Collective, target: Buffer) -> None:
         """Receives the value itself."""
         self.group.recv(target, self._ranks[c.attributes["peer"]])
         self._done += 1
@@ -134,18 +137,18 @@ class Mail:
     def _is_announced(self, c: Collective) -> bool:
         return self._announced or bool(c.attributes["announce"])
 
-    def _header(self, *numbers: int) -> Any:
+    def _header(self, *numbers: int) -> Buffer:
         header = self._memory.allocate((_NUMBERS,), _INT64, exchanged=True)
         self._memory.load(header, np.array([*numbers, *[0] * (_NUMBERS - len(numbers))], np.int64))
         return header
 
-    def _send(self, header: Any, source: Any, peer: int) -> None:
+    def _send(self, header: Buffer, source: Buffer, peer: int) -> None:
         if header is not None:
             self.group.send(header, peer)
         self.group.send(source, peer)
         self._done += 1
 
-    def _receive(self, c: Collective, target: Any, shape: Shape) -> None:
+    def _receive(self, c: Collective, target: Buffer, shape: Shape) -> None:
         found = self.expect(c)
         if found != shape:
             raise ReshapedError(c, found)

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -33,11 +33,12 @@ from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.session import run_error
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
+    from ranks.run.plans import Values
     from ranks.weights.updated.bound import Bindings, BoundWeights
+    from sharding.common.arrays import Array
 
 MAX_KNOWN_SHAPES = 256  # sets of input shapes whose values' shapes are remembered
-
-Values = dict[str, Any]
 
 
 class Program:
@@ -97,7 +98,7 @@ class Program:
         """The name of the backend in use; empty without one."""
         return self._communicator.name if self._communicator is not None else ""
 
-    def run(self, feeds: Sequence[Any]) -> list[Any]:
+    def run(self, feeds: Sequence[Array]) -> list[Array]:
         """Runs the model on its inputs in order; returns its outputs in order, owned by the caller."""
         with self._memory.active():
             results = self._run(feeds)
@@ -117,7 +118,7 @@ class Program:
             with self._memory.active():
                 self._mail.fail(reason)
 
-    def _run(self, feeds: Sequence[Any]) -> list[Any]:
+    def _run(self, feeds: Sequence[Array]) -> list[Array]:
         if self.weights is not None and self.weights.renew():
             self._bind_weights(self.weights)
         key = tuple([array.shape for array in feeds])
@@ -164,7 +165,7 @@ class Program:
 
     # shapes unknown
 
-    def _first_run(self, key: tuple[Shape, ...], feeds: Sequence[Any]) -> list[Any]:
+    def _first_run(self, key: tuple[Shape, ...], feeds: Sequence[Array]) -> list[Array]:
         values: Values = {}
         for name, array in zip(self._cut.inputs, feeds, strict=True):
             memory = self._place(name)
@@ -225,7 +226,7 @@ class Program:
     def _run_on_strings(self, session: ort.InferenceSession, level: int, values: Values) -> None:
         """Runs a segment that reads an input of strings: ONNX Runtime takes strings in this way only."""
         segment = self._cut.segments[level]
-        feeds: dict[str, Any] = {}
+        feeds: dict[str, object] = {}
         for name in segment.inputs:
             if self.weights is not None and name in self._cut.weights:
                 feeds[name] = self.weights.value(name)
@@ -288,7 +289,7 @@ class Program:
         for level in range(plan.levels):
             session = self._sessions[level]
             run = self._planned_run(plan, session, level, shapes) if session is not None else None
-            exchanges: list[Callable[[], Any]] = []
+            exchanges: list[Callable[[], object]] = []
             for c in self._cut.collectives[level]:
                 source = values[c.input] if c.input else None
                 target = values[c.output] if c.output else None
@@ -299,7 +300,7 @@ class Program:
 
     def _planned_run(
         self, plan: Plan, session: ort.InferenceSession, level: int, shapes: Mapping[str, Shape]
-    ) -> Callable[[], Any]:
+    ) -> Callable[[], object]:
         segment, values, binding = self._cut.segments[level], plan.values, session.io_binding()
         weights = self._bind_inputs(binding, segment, values)
         plan.bound += weights
@@ -321,7 +322,7 @@ class Program:
             plan, session, binding, before, awaited=awaited, fixed=not away and not weights
         )
 
-    def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Any]:
+    def _leave_plan(self, plan: Plan, level: int, error: Exception) -> list[Array]:
         """For a segment that failed in its plan: if its outputs have new shapes, no plan can hold them."""
         values = dict(plan.values)
         shapes: dict[str, Shape] = {}
@@ -332,7 +333,7 @@ class Program:
         self._plans.clear()
         return self._results(values)
 
-    def _leave_at_recv(self, plan: Plan, level: int, found: ReshapedError) -> list[Any]:
+    def _leave_at_recv(self, plan: Plan, level: int, found: ReshapedError) -> list[Array]:
         """A value of another shape than planned has been announced: no plan can hold what depends on it."""
         values, collectives = dict(plan.values), self._cut.collectives[level]
         c = found.collective
@@ -356,7 +357,7 @@ class Program:
     def _place(self, name: str) -> Memory:
         return self._host if name in self._small or self._elements[name] is None else self._memory
 
-    def _bind(self, bind: Callable[..., None], name: str, buffer: Any) -> None:
+    def _bind(self, bind: Callable[..., None], name: str, buffer: Buffer) -> None:
         memory = self._place(name)
         shape = list(memory.shape(buffer))
         bind(name, memory.device, memory.device_id, self._elements[name], shape, memory.address(buffer))
@@ -372,7 +373,7 @@ class Program:
                 self._bind(binding.bind_input, name, values[name])
         return [self.weights.bind(binding, weights)] if self.weights is not None and weights else []
 
-    def _results(self, values: Values) -> list[Any]:
+    def _results(self, values: Values) -> list[Array]:
         results = []
         for name in self._cut.outputs:
             value = values[name]

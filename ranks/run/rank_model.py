@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnxruntime as ort
 
 from ranks.cache import locks
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given
     from ranks.weights.updated.variable import VariableWeights
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Interface:
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     optional: Sequence[TensorSpec] = ()
-    defaults: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Array] = field(default_factory=dict)
 
 
 class RankModel:
@@ -88,7 +88,7 @@ class RankModel:
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
-    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Runs the model once; in a group every rank must call it, with the same feeds.
 
         ``feeds`` holds an array per input, and may hold one for each of ``optional_inputs``. Returns the
@@ -102,7 +102,7 @@ class RankModel:
         session = self._session  # another thread may close the model meanwhile
         if session is not None:
             names = [spec.name for spec in self._fed(feeds)]
-            given: dict[str, Any] = dict(zip(names, arrays, strict=True))
+            given: dict[str, Array | ort.OrtValue] = dict(zip(names, arrays, strict=True))
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
             try:
@@ -141,7 +141,7 @@ class RankModel:
         """What sessions and batches of the model run on."""
         return self.sequences.serve(self.inputs, self.optional_inputs, self.step)
 
-    def step(self, number: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.
 
         ``feeds``: the inputs that are no state, but for those that follow from the sequence's length
@@ -153,12 +153,12 @@ class RankModel:
                 raise ShardrunError(f"The model {self.given} is closed.")
             return sequences.step(number, {**self._defaults, **feeds})
 
-    def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:
             feeds = {**self._defaults, **feeds}
         return order_feeds(self._fed(feeds), feeds)
 
-    def _fed(self, feeds: Mapping[str, Any]) -> list[TensorSpec]:
+    def _fed(self, feeds: Mapping[str, Array]) -> list[TensorSpec]:
         """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""
         if not self.optional_inputs:
             return self.inputs

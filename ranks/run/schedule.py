@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ranks.run.program import Program
     from ranks.run.whole_state import WholeState
     from ranks.weights.updated.bound import BoundWeights
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from sharding.common.arrays import Array
 
 
 def shares(count: int, parts: int) -> list[slice]:
@@ -78,7 +77,7 @@ class Schedule:
         """Seconds that this rank spent in the program's collectives so far."""
         return self._program.communication_seconds
 
-    def run(self, feeds: Sequence[Any]) -> list[Any]:
+    def run(self, feeds: Sequence[Array]) -> list[Array]:
         """Runs the whole model on whole inputs; every rank gets every output, whole."""
         rows = self._rows(feeds)
         data = self._part.mesh.length("data")
@@ -91,7 +90,7 @@ class Schedule:
             outputs, failure = self._compute(feeds, None if rows is None else mine)
         return self._together(outputs, failure, busy)
 
-    def _rows(self, feeds: Sequence[Any]) -> int | None:
+    def _rows(self, feeds: Sequence[Array]) -> int | None:
         """The batch's length; None where no input has a batch axis, and where one symbol of the inputs stands
         for two lengths. The proof that rows are computed apart holds for equal lengths only: nothing is cut
         then."""
@@ -111,7 +110,7 @@ class Schedule:
         return first
 
     def _compute(
-        self, feeds: Sequence[Any], rows: slice | None
+        self, feeds: Sequence[Array], rows: slice | None
     ) -> tuple[dict[str, Array], ModelError | None]:
         """This rank's outputs for its rows, or why it has none, which its peers then know as well."""
         count = 0 if rows is None else rows.stop - rows.start
@@ -119,7 +118,7 @@ class Schedule:
         if rows is not None and count > 0:
             micro = shares(count, min(self._part.micro_batches, count))
             pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in micro]
-        results: list[list[Any]] = []
+        results: list[list[Array]] = []
         failure: ModelError | None = None
         for piece in pieces:
             if failure is not None:
@@ -157,7 +156,7 @@ class Schedule:
                     f"{fixed * self._part.micro_batches * self._part.mesh.length('data')} rows."
                 )
 
-    def _cut(self, feeds: Sequence[Any], rows: slice | None) -> list[Any]:
+    def _cut(self, feeds: Sequence[Array], rows: slice | None) -> list[Array]:
         cut = []
         for spec, array in zip(self._inputs, feeds, strict=True):
             axis = self._part.batch_inputs.get(spec.name)
@@ -176,7 +175,7 @@ class Schedule:
 
     def _together(
         self, outputs: dict[str, Array], failure: ModelError | None, busy: Sequence[int]
-    ) -> list[Any]:
+    ) -> list[Array]:
         """Everyone's outputs, whole, in the whole model's order."""
         found = self._gathered(outputs, failure, busy)
         return [
@@ -199,7 +198,7 @@ class Schedule:
                     for name, array in outputs.items()
                     if data == 0 or name in self._part.batch_outputs
                 }
-                fields = {} if failure is None else {"failed": str(failure)}
+                fields: dict[str, object] = {} if failure is None else {"failed": str(failure)}
                 message = Message(Kind.RESULT, fields, tensors)
             message = self._spreader.spread(message, self._column.index(owner))
             if "failed" in message.fields:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.talk.wire import Kind, Message
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
+    from ranks.common.tensors import TensorSpec
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
+    from ranks.talk.reports import Change
 
 
 def serve(
@@ -61,7 +64,7 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
     began = time.perf_counter()
     try:
         if session is not None:
-            tensors = model.step(session, feeds)
+            tensors = model.step(cast("int", session), feeds)
         else:
             outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
@@ -77,12 +80,12 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 
-def _change(fields: dict[str, Any], rank: int, model: RankModel, control: Control) -> None:
+def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> None:
     """Changes a sequence. Nobody waits for it: what fails is told by the next step."""
     if fields["change"] == "describe":
-        _describe_state(fields["request"], rank, model, control)
+        _describe_state(cast("int", fields["request"]), rank, model, control)
     else:
-        model.sequences.change(**fields)
+        model.sequences.change(**cast("Change", fields))
 
 
 def _describe_state(request: int, rank: int, model: RankModel, control: Control) -> None:
@@ -100,7 +103,7 @@ def _describe_state(request: int, rank: int, model: RankModel, control: Control)
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 
-def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, Any]:
+def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, object]:
     return {
         "inputs": [_spec(item) for item in model.inputs],
         "optional_inputs": [_spec(item) for item in model.optional_inputs],
@@ -111,6 +114,6 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, A
     }
 
 
-def _spec(spec: Any) -> dict[str, Any]:
+def _spec(spec: TensorSpec) -> dict[str, object]:
     dtype = "string" if spec.dtype.kind in "OUS" else spec.dtype.name
     return {"name": spec.name, "dtype": dtype, "shape": list(spec.shape), "open_rank": spec.open_rank}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ranks.state import parts
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ranks.collectives.buffers import Memory
     from ranks.run.program import Program
     from ranks.weights.updated.bound import BoundWeights
+    from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
 
 
@@ -38,17 +39,16 @@ class WholeState:
         """The name of the backend in use."""
         return self._program.collectives
 
-    @property
-    def weights(self) -> BoundWeights | None:
-        """The program's variable weights."""
-        return self._program.weights
+    def all_weights(self) -> list[BoundWeights]:
+        """The program's variable weights, and those of bodies in it."""
+        return self._program.all_weights()
 
     @property
     def communication_seconds(self) -> float:
         """Seconds that this rank spent in the program's collectives so far."""
         return self._program.communication_seconds
 
-    def run(self, feeds: Sequence[Any]) -> list[Any]:
+    def run(self, feeds: Sequence[Array]) -> list[Array]:
         """As `Program.run`, each rank with its part of the state."""
         rank, size = self._group.rank, self._group.size
         own = [

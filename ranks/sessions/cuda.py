@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,11 +27,36 @@ from ranks.errors import DeviceError
 from ranks.sessions import arena
 from sharding.importers import torch_import
 
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from ranks.collectives.base import Buffer
+    from sharding.common.arrays import Array, DType
+
+
+class Stream(Protocol):
+    """A stream of torch's."""
+
+    cuda_stream: int
+
+    def synchronize(self) -> None:
+        """Waits for all that was given to it."""
+
+
+class _Properties(Protocol):
+    """What torch says of a device."""
+
+    uuid: object
+    total_memory: int
+
+
 GRAPHS = "enable_cuda_graph"
 """The option of CUDA's provider that captures sessions' work."""
 
 
-def graphs_wanted(options: Sequence[Mapping[str, Any]] = (), environ: Mapping[str, str] = os.environ) -> bool:
+def graphs_wanted(
+    options: Sequence[Mapping[str, object]] = (), environ: Mapping[str, str] = os.environ
+) -> bool:
     """Whether sessions' work is captured as CUDA graphs: ``SHARDRUN_CUDA_GRAPHS`` is 1, or the provider's
     options say so.
 
@@ -67,20 +92,20 @@ class CudaMemory(Memory):
         self._types = by_element()
         self._elements = {dtype: element for element, dtype in self._types.items()}
         self._nothing = self.block(1, exchanged=False)
-        self.stream: Any = _stream(device_id)
+        self.stream: Stream = _stream(device_id)
         self._sharers = 1
         self._graphs = graphs
 
-    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Any:
+    def allocate(self, shape: Shape, element: int, *, exchanged: bool = False) -> Buffer:
         return self._torch.empty(shape, dtype=self._type(element), device=self._device)
 
-    def block(self, nbytes: int, *, exchanged: bool) -> Any:
+    def block(self, nbytes: int, *, exchanged: bool) -> Buffer:
         return self._torch.empty(max(nbytes, 1), dtype=self._torch.uint8, device=self._device)
 
-    def view(self, block: Any, shape: Shape, element: int) -> Any:
+    def view(self, block: Buffer, shape: Shape, element: int) -> Buffer:
         return block[: nbytes(shape, element)].view(self._type(element)).reshape(shape)
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: ort.OrtValue) -> Buffer:
         shape = tuple(value.shape())
         element = element_number(value.data_type()) or 0
         if nbytes(shape, element) == 0:
@@ -88,37 +113,39 @@ class CudaMemory(Memory):
         raw = self._torch.as_tensor(_DeviceBytes(value, nbytes(shape, element)), device=self._device)
         return raw.view(self._type(element)).reshape(shape)
 
-    def load(self, buffer: Any, array: np.ndarray[Any, Any]) -> None:
+    def load(self, buffer: Buffer, array: Array) -> None:
         # torch warns of arrays that are read-only. The copy has ended when the call returns.
         plain = array.flags.c_contiguous and array.flags.writeable
         source = array if plain else np.array(array, order="C", copy=True)
         self._bytes(buffer).copy_(self._host_bytes(source))
 
-    def fetch(self, buffer: Any) -> np.ndarray[Any, Any]:
+    def fetch(self, buffer: Buffer) -> Array:
         raw = self._bytes(buffer).cpu().numpy()
-        return raw.view(self.dtype(buffer)).reshape(tuple(buffer.shape))
+        fetched: Array = raw.view(self.dtype(buffer)).reshape(tuple(buffer.shape))
+        return fetched
 
-    def fetch_into(self, array: np.ndarray[Any, Any], buffer: Any) -> None:
+    def fetch_into(self, array: Array, buffer: Buffer) -> None:
         self._host_bytes(array).copy_(self._bytes(buffer))
 
-    def staging(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def staging(self, nbytes: int) -> Array:
         try:
             block = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
         except RuntimeError:  # no memory can be pinned: a limit of the container, say
             return np.empty(nbytes, np.uint8)
-        return block.numpy()  # which keeps the tensor
+        pinned: Array = block.numpy()  # which keeps the tensor
+        return pinned
 
-    def dtype(self, buffer: Any) -> np.dtype[Any]:
+    def dtype(self, buffer: Buffer) -> DType:
         return element_dtype(self._elements[buffer.dtype])
 
-    def copy(self, target: Any, source: Any) -> None:
+    def copy(self, target: Buffer, source: Buffer) -> None:
         target.copy_(source)
 
-    def address(self, buffer: Any) -> int:
+    def address(self, buffer: Buffer) -> int:
         # torch gives 0 for tensors without elements, which ONNX Runtime refuses.
         return int(buffer.data_ptr() or self._nothing.data_ptr())
 
-    def shape(self, buffer: Any) -> Shape:
+    def shape(self, buffer: Buffer) -> Shape:
         return tuple(buffer.shape)
 
     @property
@@ -148,7 +175,7 @@ class CudaMemory(Memory):
         # A graph's memory stays its own: it is written again whenever the graph is replayed.
         return {} if self._graphs else arena.on_cuda(self.device_id, self._limit())
 
-    def orders(self, session: Any) -> bool:
+    def orders(self, session: ort.InferenceSession) -> bool:
         stream = str(self.stream.cuda_stream)
         told = session.get_provider_options()
         on_device = [name for name in session.get_providers() if name != CPU]
@@ -157,27 +184,29 @@ class CudaMemory(Memory):
     def settle(self) -> None:
         self.stream.synchronize()
 
-    def captures(self, session: Any) -> bool:
+    def captures(self, session: ort.InferenceSession) -> bool:
         told = session.get_provider_options().get(CUDA, {})
         return told.get(GRAPHS) == "1"
 
     def _limit(self) -> int:
         return self._properties().total_memory // self._sharers if self._sharers > 1 else 0
 
-    def _properties(self) -> Any:
-        return self._torch.cuda.get_device_properties(self._device)
+    def _properties(self) -> _Properties:
+        found: _Properties = self._torch.cuda.get_device_properties(self._device)
+        return found
 
-    def active(self) -> AbstractContextManager[Any]:
+    def active(self) -> AbstractContextManager[object]:
         """Within it torch works on this memory's device and stream (which each thread has its own of)."""
-        return self._torch.cuda.stream(self.stream)
+        within: AbstractContextManager[object] = self._torch.cuda.stream(self.stream)
+        return within
 
-    def _bytes(self, buffer: Any) -> Any:
+    def _bytes(self, buffer: Buffer) -> Buffer:
         return buffer.reshape(-1).view(self._torch.uint8)
 
-    def _host_bytes(self, array: np.ndarray[Any, Any]) -> Any:
+    def _host_bytes(self, array: Array) -> Buffer:
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))  # torch reads no array of bfloat16
 
-    def _type(self, element: int) -> Any:
+    def _type(self, element: int) -> object:
         try:
             return self._types[element]
         except KeyError:
@@ -185,17 +214,18 @@ class CudaMemory(Memory):
 
 
 @functools.cache
-def _stream(device_id: int) -> Any:
+def _stream(device_id: int) -> Stream:
     """The process's stream on a device. Not torch's default stream: it is CUDA's null stream, which ONNX
     Runtime takes for "none given"."""
     torch = torch_import.load()
-    return torch.cuda.Stream(torch.device("cuda", device_id))
+    stream: Stream = torch.cuda.Stream(torch.device("cuda", device_id))
+    return stream
 
 
 class _DeviceBytes:
     """Memory that an ``OrtValue`` owns, as torch takes it (CUDA array interface, version 3)."""
 
-    def __init__(self, value: Any, size: int) -> None:
+    def __init__(self, value: ort.OrtValue, size: int) -> None:
         self.owner = value
         self.__cuda_array_interface__ = {
             "shape": (size,),

@@ -14,9 +14,8 @@ fills the attribute in before the kernel is made, so the kernel's own default, 0
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx
 
@@ -24,6 +23,7 @@ from ranks.errors import ModelError
 from ranks.sessions.nodes import (
     CONTROL_FLOW,
     POINT_TO_POINT,
+    Attributes,
     attributes_of,
     describe,
     is_collective,
@@ -40,10 +40,10 @@ class Collective:
     op: str
     input: str | None
     output: str | None
-    attributes: Mapping[str, Any]
+    attributes: Attributes
     level: int
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """What every rank of a group must agree on."""
         return (self.op, *sorted(self.attributes.items()))
 
@@ -81,7 +81,7 @@ class Control:
         scanned = next((item.i for item in self.node.attribute if item.name == "num_scan_inputs"), 0)
         return len(self.node.input) - scanned
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """What every rank of a group must agree on."""
         return (self.node.op_type, *(tuple(body.signatures()) for body in self.bodies))
 
@@ -104,10 +104,10 @@ class Cut:
         """What this rank sends and receives, in order."""
         return [c for level in self.collectives for c in level if c.op in POINT_TO_POINT]
 
-    def signatures(self) -> list[tuple[Any, ...]]:
+    def signatures(self) -> list[tuple[object, ...]]:
         """The group's collectives in order of execution (not ``Send`` and ``Recv``, which concern two
         ranks), those in bodies too."""
-        found: list[tuple[Any, ...]] = []
+        found: list[tuple[object, ...]] = []
         for level, controls in zip(self.collectives, self.controls, strict=True):
             found += [c.signature() for c in level if c.op not in POINT_TO_POINT]
             found += [control.signature() for control in controls]

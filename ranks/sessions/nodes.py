@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict, cast
 
 import onnx
 
@@ -13,7 +13,7 @@ from sharding.onnx_files.walk import nodes_in, subgraphs
 
 MICROSOFT = "com.microsoft"
 SHARDRUN = "shardrun"
-DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, Any]] = {
+DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, object]] = {
     (MICROSOFT, "AllReduce"): {},
     (MICROSOFT, "AllGather"): {"axis": 1, "group_size": None},
     (MICROSOFT, "AllToAll"): {"group_size": None},
@@ -27,6 +27,18 @@ CONTROL_FLOW = (("", "If"), ("", "Loop"), ("", "Scan"))
 """Operators in whose bodies collectives may lie."""
 MAX_AXES = 13
 """The most axes of a value that is sent: its shape travels in 16 numbers, three of which say other things."""
+
+
+class Attributes(TypedDict, total=False):
+    """A collective's attributes: those that `DEFAULT_ATTRIBUTES` names."""
+
+    axis: int
+    group_size: int | None
+    root: int
+    peer: int
+    announce: int
+    dtype: int
+    shape: tuple[int, ...]
 
 
 def is_collective(node: onnx.NodeProto) -> bool:
@@ -63,10 +75,10 @@ def reads(node: onnx.NodeProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+def attributes_of(node: onnx.NodeProto) -> Attributes:
     """A collective's attributes, defaults filled in; `ModelError` for what it does not know or lacks."""
     defaults = DEFAULT_ATTRIBUTES[node.domain, node.op_type]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for attribute in node.attribute:
         if attribute.name not in defaults:
             raise ModelError(
@@ -83,11 +95,11 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
                 raise ModelError(f"{describe(node)} lacks its attribute {name!r}.")
             found[name] = default
     if node.op_type in POINT_TO_POINT:
-        _check_mail(node, found)
-    return found
+        _check_mail(node, cast("Attributes", found))
+    return cast("Attributes", found)  # each name with a value of its type, by the checks above
 
 
-def _check_mail(node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+def _check_mail(node: onnx.NodeProto, attributes: Attributes) -> None:
     """What only a sender and a receiver must say."""
     announce, shape = attributes["announce"], attributes.get("shape", ())
     if announce not in {0, 1}:

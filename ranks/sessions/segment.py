@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 
 from ranks.common.tensors import element_dtype, element_number
@@ -17,6 +16,11 @@ from ranks.errors import ModelError
 from ranks.models import optional
 from ranks.sessions.cut import Collective, Control, Cut, Segment
 from ranks.sessions.nodes import SHARDRUN, is_constant, reads
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from sharding.common.arrays import DType
 
 
 class SegmentBuilder:
@@ -90,7 +94,7 @@ class SegmentBuilder:
                 axis.CopyFrom(other)
         return result
 
-    def learn(self, outputs: Sequence[Any], collectives: Sequence[Collective]) -> None:
+    def learn(self, outputs: Sequence[ort.NodeArg], collectives: Sequence[Collective]) -> None:
         """Takes the types of a segment's outputs (a session's ``NodeArg`` list) and of what collectives
         make of them."""
         for output in outputs:
@@ -102,7 +106,7 @@ class SegmentBuilder:
 
     def learn_given(
         self, control: Control, given: Sequence[Sequence[onnx.TypeProto]]
-    ) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+    ) -> list[tuple[DType, tuple[int, ...]]]:
         """Takes the types of what control flow gives, from those of its bodies' outputs; returns type and
         shape of one element of each stacked output, unknown axes 0."""
         if control.node.op_type == "If":
@@ -216,11 +220,11 @@ def _either(a: onnx.TypeProto, b: onnx.TypeProto) -> onnx.TypeProto:
 def _recv_type(collective: Collective) -> onnx.TypeProto:
     # A length of an announced value is the file's word (see `_believed`); any may come.
     fixed = not collective.attributes["announce"]
-    shape = [dim if fixed else None for dim in collective.attributes["shape"]]
+    shape: list[int | str | None] = [dim if fixed else None for dim in collective.attributes["shape"]]
     return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
 
 
-def _type_proto(ort_type: str, shape: Sequence[Any]) -> onnx.TypeProto:
+def _type_proto(ort_type: str, shape: Sequence[int | str | None]) -> onnx.TypeProto:
     """ONNX Runtime's ``seq(tensor(float))`` and shape as a ``TypeProto``."""
     result = onnx.TypeProto()
     if ort_type.startswith("seq("):

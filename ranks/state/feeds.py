@@ -7,17 +7,20 @@ ONNX Runtime GenAI.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.common.tensors import TensorSpec
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 """Inputs whose axis 1 has the new positions of a step."""
 
-Array = np.ndarray[Any, Any]
-_Make = Callable[[TensorSpec, int, int, int], Array]
+_Make = Callable[[TensorSpec, int, int, int], "Array"]
 
 
 def _mask(spec: TensorSpec, batch: int, past: int, count: int) -> Array:

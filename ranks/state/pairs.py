@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ranks.collectives.buffers import Shape
 from ranks.common.tensors import TensorSpec
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ranks.common.tensors import Dim
+    from sharding.common.arrays import Array
 
 _ATTENTION = {"GroupQueryAttention": (3, 4)}
 """Operators that know the head size where the file leaves it open, and which of their inputs are state."""
@@ -74,12 +75,17 @@ def head_sizes(model: onnx.ModelProto) -> dict[str, int]:
     return found
 
 
-def _width(name: str, shapes: Mapping[str, Any], widths: Mapping[str, int], made: Mapping[str, Any]) -> int:
+def _width(
+    name: str,
+    shapes: Mapping[str, onnx.TensorShapeProto],
+    widths: Mapping[str, int],
+    made: Mapping[str, onnx.NodeProto],
+) -> int:
     """The length of a value's last axis: as declared, or as the product that gives it has; 0 if unknown."""
     for _ in range(8):
         dims = shapes[name].dim if name in shapes else ()
         if dims and dims[-1].dim_value:
-            return int(dims[-1].dim_value)
+            return dims[-1].dim_value
         node = made.get(name)
         if node is None:
             return 0
@@ -97,7 +103,7 @@ def first_shapes(
     specs: Mapping[str, TensorSpec],
     sizes: Mapping[str, int],
     fresh: Sequence[TensorSpec],
-    feeds: Mapping[str, Any],
+    feeds: Mapping[str, Array],
 ) -> dict[str, Shape]:
     """The shape of each state input before the first step: nothing along the axis that grows.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from ranks.errors import ModelError
 from sharding.slices.placement import Split, parse_placement
 from sharding.slices.state import StatePair
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 def split_of(pair: StatePair) -> Split | None:

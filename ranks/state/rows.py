@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ranks.collectives.buffers import Memory, nbytes
 from ranks.errors import ShardrunError
 from ranks.state.sequence import SequenceState
 from ranks.state.session import Host, Known, Session
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Batch:
         """A session with a copy of a row."""
         return Session(self._host, member=self.member(row))
 
-    def step(self, ids: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    def step(self, ids: Array) -> dict[str, Array]:
         """Each row reads one token; the outputs that are no state, by name, with a row each.
 
         ``ids``: int64 (rows,).
@@ -124,7 +127,7 @@ class Batch:
             mask = line <= lengths[:, None]
         else:
             mask = line >= longest - 1 - lengths[:, None]
-        feeds: dict[str, Any] = {known.tokens.name: ids.reshape(rows, 1).astype(known.tokens.dtype)}
+        feeds: dict[str, Array] = {known.tokens.name: ids.reshape(rows, 1).astype(known.tokens.dtype)}
         for spec in known.others:
             if spec.name.endswith("attention_mask") and spec.name in known.filled:
                 feeds[spec.name] = mask.astype(spec.dtype)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.collectives.buffers import Memory, Shape, nbytes
 from ranks.errors import ShardrunError
 from sharding.slices.state import StatePair
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
+
 
 FIRST_CAPACITY = 64
 """Positions that a buffer has room for at first; it doubles from there on."""
@@ -42,17 +46,17 @@ class SequenceState:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], memory: Memory, initial: Mapping[str, Any] | None = None
+        self, slots: Sequence[Slot], memory: Memory, initial: Mapping[str, Buffer] | None = None
     ) -> None:
         """``initial``: buffers to start with instead of zeros or of nothing, by the names of inputs."""
         self.slots = {slot.pair.input: slot for slot in slots}
         self.length = 0
         self.steps = 0
         self._memory = memory
-        self._values: dict[str, Any] = {}
-        self._next: dict[str, Any] = {}
-        self._spare: dict[str, tuple[int, Any]] = {}
-        self._blocks: dict[str, tuple[int, Any]] = {}
+        self._values: dict[str, Buffer] = {}
+        self._next: dict[str, Buffer] = {}
+        self._spare: dict[str, tuple[int, Buffer]] = {}
+        self._blocks: dict[str, tuple[int, Buffer]] = {}
         for name, slot in self.slots.items():
             value = (initial or {}).get(name)
             self._values[name] = value if value is not None else self._empty(slot)
@@ -65,7 +69,7 @@ class SequenceState:
             nbytes(memory.shape(self._values[name]), slot.element) for name, slot in self.slots.items()
         )
 
-    def _empty(self, slot: Slot) -> Any:
+    def _empty(self, slot: Slot) -> Buffer:
         """Zeros, or nothing where the state grows."""
         value = self._memory.allocate(
             slot.with_length(0) if slot.pair.axis is not None else slot.shape, slot.element
@@ -74,7 +78,7 @@ class SequenceState:
             value[...] = 0
         return value
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> Buffer:
         """What the model reads in this step. A buffer that the operator fills may have more positions."""
         return self._values[name]
 
@@ -93,7 +97,7 @@ class SequenceState:
             self._copy(new, old, axis, self.length)
             self._values[name] = new
 
-    def room(self, name: str, shape: Shape) -> Any:
+    def room(self, name: str, shape: Shape) -> Buffer:
         """A buffer of this shape for the next value of a state input: not the one that holds the present
         value."""
         slot = self.slots[name]
@@ -106,12 +110,12 @@ class SequenceState:
         self._next[name] = view
         return view
 
-    def put(self, name: str, value: Any) -> None:
+    def put(self, name: str, value: Buffer) -> None:
         """The next value of a state input, in a buffer that is the state's own from now on."""
         self._next[name] = value
         self._spare.pop(name, None)
 
-    def has_next(self, name: str, value: Any) -> bool:
+    def has_next(self, name: str, value: Buffer) -> bool:
         """Whether ``value`` is what the state will be after this step already."""
         return self._next.get(name) is value
 
@@ -169,7 +173,7 @@ class SequenceState:
         if length == 0:
             self.steps = 0
 
-    def _cut(self, name: str, slot: Slot, axis: int, length: int) -> Any:
+    def _cut(self, name: str, slot: Slot, axis: int, length: int) -> Buffer:
         shape = slot.with_length(length)
         self._blocks.pop(name, None)
         new = self._memory.allocate(shape, slot.element)
@@ -190,7 +194,7 @@ class SequenceState:
             other._values[name] = new
         return other
 
-    def _copy(self, target: Any, source: Any, axis: int, length: int) -> None:
+    def _copy(self, target: Buffer, source: Buffer, axis: int, length: int) -> None:
         if length:
             part = (slice(None),) * axis + (slice(0, length),)
             self._memory.copy(target[part], source[part])

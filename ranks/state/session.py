@@ -6,12 +6,18 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ShardrunError
 from ranks.state.feeds import TOKENS, size
 from sharding.slices.state import StatePair
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ranks.talk.reports import More
+    from sharding.common.arrays import Array
 
 
 class Host(Protocol):
@@ -19,10 +25,10 @@ class Host(Protocol):
 
     known: Known
 
-    def step(self, number: int, tensors: dict[str, Any]) -> dict[str, Any]:
+    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name."""
 
-    def change(self, change: str, number: int, **more: Any) -> None:
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or
         makes it of rows (``members``: sequence, row and length) of others ("merge")."""
 
@@ -90,7 +96,7 @@ class Session:
         # Garbage may be collected while a thread holds the host's lock: nothing is called from here.
         self._closer = weakref.finalize(self, self._known.forgotten.append, self._number)
 
-    def predict(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One step: the outputs that are no state, by name.
 
         ``feeds``: arrays for the inputs that are no state. Masks and positions may be left out: they are then

@@ -11,13 +11,18 @@ import socket
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ranks.common.settings import CONTROL, SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.talk import unix, wire
 from ranks.talk.stream import Stream
 from sharding.common.limits import HOLD_LESS, shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sharding.common.arrays import Array
 
 SCRATCH_PREFIX = "shardrun-"
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
@@ -108,7 +113,10 @@ class Control:
         return control
 
     def send(
-        self, kind: wire.Kind, fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+        self,
+        kind: wire.Kind,
+        fields: Mapping[str, object] | None = None,
+        tensors: dict[str, Array] | None = None,
     ) -> None:
         """Sends one message; a launcher that is gone ends this process."""
         try:

@@ -16,7 +16,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred
 _SENDER = (socket.SOL_SOCKET, getattr(socket, "SCM_CREDENTIALS", 2))
@@ -30,7 +30,7 @@ _DESCRIPTOR_SPACE = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 class Packet(NamedTuple):
     """One packet; ``data`` is None where it was not a JSON object. The descriptors are the receiver's."""
 
-    data: dict[str, Any] | None
+    data: dict[str, object] | None
     descriptors: list[int]
     sender: int | None = None
     """The process that sent it, where `name_senders` asked the kernel for it."""
@@ -97,7 +97,7 @@ def has_ended(process: int, seconds: float = 0.0) -> bool:
     return readable(process, seconds)
 
 
-def send(peer: socket.socket, data: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+def send(peer: socket.socket, data: Mapping[str, object], descriptors: Sequence[int] = ()) -> None:
     """Sends one packet; raises `OSError`, also where there is no room and ``peer`` does not wait."""
     raw = json.dumps(data).encode()
     # Not `socket.send_fds` and `socket.recv_fds`: they forget the flags.

@@ -29,12 +29,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ranks.errors import ShardrunError
 from ranks.talk import area
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sharding.common.arrays import Array, DType
 
 MAGIC = b"shrd"
 VERSION = 1
@@ -91,11 +96,11 @@ class Message:
     """One message: its kind, plain JSON fields, and tensors by name in the order they were sent."""
 
     kind: Kind
-    fields: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
+    tensors: dict[str, Array] = field(default_factory=dict)
 
 
-def dtype_named(name: object) -> np.dtype[Any]:
+def dtype_named(name: object) -> DType:
     """The little-endian numpy dtype of a wire name; raises `WireError` for one that is not on the list."""
     if name in _NATIVE:
         # Where little-endian is the machine's own order, the plain type: `newbyteorder` makes another object
@@ -105,7 +110,8 @@ def dtype_named(name: object) -> np.dtype[Any]:
     if name in _EXTENDED:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, str(name)))
+        extended: DType = np.dtype(getattr(ml_dtypes, str(name)))
+        return extended
     if name == "string":
         return np.dtype(object)
     raise WireError(f"a message holds a tensor of the unknown type {_short(name)}")
@@ -119,14 +125,14 @@ def encode(
     With a ``writer``, large tensors go there instead; the second result is the descriptor of its memory, if
     the peer does not have it yet. Raises `WireError` for a type that cannot travel.
     """
-    described: list[dict[str, Any]] = []
+    described: list[dict[str, object]] = []
     buffers: list[bytes | memoryview] = []
     for name, value in message.tensors.items():
         dtype, data = _tensor_bytes(name, value)
         described.append({"name": name, "dtype": dtype, "shape": list(value.shape), "bytes": len(data)})
         if len(data):
             buffers.append(data)
-    header = {"fields": message.fields, "tensors": described}
+    header: dict[str, object] = {"fields": message.fields, "tensors": described}
     if writer is not None:
         written, descriptor = writer.write(buffers)
         if written:
@@ -134,7 +140,9 @@ def encode(
     return _frame(message.kind, header, buffers), None
 
 
-def _frame(kind: Kind, header: dict[str, Any], buffers: list[bytes | memoryview]) -> list[bytes | memoryview]:
+def _frame(
+    kind: Kind, header: dict[str, object], buffers: list[bytes | memoryview]
+) -> list[bytes | memoryview]:
     data = json.dumps(header, separators=(",", ":")).encode()
     if len(data) > MAX_HEADER:
         raise WireError(f"a message's header has {len(data)} bytes; at most {MAX_HEADER} are allowed")
@@ -142,7 +150,7 @@ def _frame(kind: Kind, header: dict[str, Any], buffers: list[bytes | memoryview]
     return [PREFIX.pack(MAGIC, VERSION, kind, len(data), payload), data, *buffers]
 
 
-def _tensor_bytes(name: str, value: np.ndarray[Any, Any]) -> tuple[str, bytes | memoryview]:
+def _tensor_bytes(name: str, value: Array) -> tuple[str, bytes | memoryview]:
     if not isinstance(value, np.ndarray):  # what a model may give
         raise WireError(f"{name!r} is a sequence or a map, and only tensors can be sent")
     if value.dtype.kind in "OUS":
@@ -155,11 +163,11 @@ def _tensor_bytes(name: str, value: np.ndarray[Any, Any]) -> tuple[str, bytes | 
     return dtype, _bytes(np.ascontiguousarray(value))
 
 
-def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+def _bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _pack_strings(name: str, value: np.ndarray[Any, Any]) -> bytes:
+def _pack_strings(name: str, value: Array) -> bytes:
     parts: list[bytes] = []
     for item in value.reshape(-1).tolist():
         if not isinstance(item, str | bytes):
@@ -175,7 +183,7 @@ def _pack_strings(name: str, value: np.ndarray[Any, Any]) -> bytes:
     return b"".join(parts)
 
 
-def _unpack_strings(name: str, data: memoryview, count: int) -> np.ndarray[Any, Any]:
+def _unpack_strings(name: str, data: memoryview, count: int) -> Array:
     if count * _LENGTH.size > len(data):
         raise WireError(f"string tensor {name!r} says {count} elements but has only {len(data)} bytes")
     items = np.empty(count, object)
@@ -200,7 +208,7 @@ def _unpack_strings(name: str, data: memoryview, count: int) -> np.ndarray[Any, 
 @dataclass(frozen=True)
 class _Described:
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     nbytes: int
 
@@ -208,7 +216,7 @@ class _Described:
     def is_string(self) -> bool:
         return self.dtype.hasobject
 
-    def allocate(self) -> np.ndarray[Any, Any]:
+    def allocate(self) -> Array:
         try:
             return np.empty(
                 self.nbytes if self.is_string else self.shape, np.uint8 if self.is_string else self.dtype
@@ -218,7 +226,7 @@ class _Described:
                 f"tensor {self.name!r} of {self.nbytes} bytes does not fit this process's memory"
             ) from None
 
-    def finish(self, stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def finish(self, stored: Array) -> Array:
         if not self.is_string:
             return stored
         return _unpack_strings(self.name, _bytes(stored), math.prod(self.shape)).reshape(self.shape)
@@ -226,7 +234,7 @@ class _Described:
 
 def parse_header(
     data: bytes | bytearray, payload: int
-) -> tuple[dict[str, Any], list[_Described], int | None]:
+) -> tuple[dict[str, object], list[_Described], int | None]:
     """A frame's JSON header, checked: fields, tensors, and the area in which they lie, if they do.
 
     Raises `WireError` for whatever does not fit.
@@ -332,7 +340,7 @@ def read_frame(
 
 def _from_area(
     described: Sequence[_Described], place: int, reader: area.Reader | None, borrow: bool
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, Array]:
     if reader is None:
         raise WireError("a message refers to shared memory on a connection that has none")
     try:

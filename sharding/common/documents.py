@@ -13,9 +13,12 @@ import math
 import re
 import stat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sharding.errors import ShardrunError, SliceError
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
@@ -31,7 +34,7 @@ class DocumentError(SliceError):
 
 def read_document(
     path: str | Path, what: str, error: type[ShardrunError] = DocumentError, *, max_bytes: int = MAX_BYTES
-) -> tuple[Any, Literal["json", "yaml"]]:
+) -> tuple[object, Literal["json", "yaml"]]:
     """The data of a JSON or YAML file and which it is; ``what`` names its kind in messages. Raises ``error``.
 
     The name's ending says which it is, else the first character.
@@ -48,7 +51,7 @@ def read_document(
         raise error(f"{path}: this {what} cannot be read: {problem}") from None
 
 
-def parse(text: str, kind: Literal["json", "yaml"]) -> Any:
+def parse(text: str, kind: Literal["json", "yaml"]) -> object:
     """The data of a text. Raises `ValueError` with one line that says what is wrong, and `RecursionError` for
     nesting beyond `MAX_DEPTH`."""
     try:
@@ -59,7 +62,7 @@ def parse(text: str, kind: Literal["json", "yaml"]) -> Any:
     return data
 
 
-def quote(value: Any, limit: int = 80) -> str:
+def quote(value: object, limit: int = 80) -> str:
     """A value as JSON, shortened, for an error message."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr)
@@ -89,16 +92,17 @@ def read_text(path: Path, what: str, error: type[ShardrunError], max_bytes: int 
         raise error(f"{str(path)!r} is not a file name; expected a {what}") from None
 
 
-def _parse_json(text: str) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+def _parse_json(text: str) -> object:
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        result: dict[str, object] = {}
         for key, value in items:
             if key in result:
                 raise ValueError(f"the key {quote(key)} is given twice in one object")
             result[key] = value
         return result
 
-    return json.loads(text, object_pairs_hook=pairs, parse_int=_whole)
+    data: object = json.loads(text, object_pairs_hook=pairs, parse_int=_whole)
+    return data
 
 
 def _whole(digits: str) -> int:
@@ -117,12 +121,12 @@ class _NotOfSixties(NamedTuple):
         return None if ":" in text else self.pattern.match(text)
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> object:
     import yaml
 
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(base):  # type: ignore[misc]  # the base is chosen at run time: C where PyYAML has it
+    class Loader(base):  # type: ignore[valid-type,misc]  # the base is chosen at run time: C where PyYAML has it
         # Dates stay text: JSON has none, and a host or version may look like one. So
         # does 1:30, which is 90 to YAML 1.1 and to nobody else.
         yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
@@ -134,7 +138,7 @@ def _parse_yaml(text: str) -> Any:
             for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-        def construct_object(self, node: Any, deep: bool = False) -> Any:
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
             try:
                 return super().construct_object(node, deep)
             except (LookupError, AttributeError, ValueError, OverflowError) as problem:
@@ -146,7 +150,7 @@ def _parse_yaml(text: str) -> Any:
                     f"line {node.start_mark.line + 1}: {quote(node.value)} is no {_TAGS.get(tag, tag)}"
                 ) from problem
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> object:
             seen = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
@@ -179,12 +183,13 @@ def _parse_yaml(text: str) -> Any:
                     raise RecursionError
             elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
                 depth -= 1
-        return yaml.load(text, Loader=Loader)  # derived from SafeLoader
+        data: object = yaml.load(text, Loader=Loader)  # derived from SafeLoader
+        return data
     except yaml.YAMLError as problem:
         raise ValueError(_yaml_problem(problem)) from None
 
 
-def _check_tag(event: Any) -> None:
+def _check_tag(event: yaml.Event) -> None:
     """Raises `ValueError` for a tag of a YAML event that is not of plain data, or of another kind of it."""
     import yaml
 
@@ -204,7 +209,7 @@ def _check_tag(event: Any) -> None:
         raise ValueError(f"line {line}: the tag {quote(shown)} is not allowed here; leave it out")
 
 
-def _yaml_problem(problem: Any) -> str:
+def _yaml_problem(problem: Exception) -> str:
     mark = getattr(problem, "problem_mark", None)
     text = getattr(problem, "problem", None) or getattr(problem, "reason", None) or "it is not YAML"
     if re.search("alias|anchor", getattr(problem, "context", None) or ""):
@@ -212,7 +217,7 @@ def _yaml_problem(problem: Any) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {text}" if mark else str(text)
 
 
-def _check_plain(value: Any, path: str, depth: int) -> None:
+def _check_plain(value: object, path: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, dict):

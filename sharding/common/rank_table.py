@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.text import counted
@@ -43,7 +43,7 @@ class RankTable:
     """A checked rank table. ``devices[r]`` is the place of rank r; ``document`` is the file's data, whole."""
 
     devices: tuple[Device, ...]
-    document: dict[str, Any] = field(repr=False)
+    document: dict[str, object] = field(repr=False)
     path: Path | None = None
 
     @property
@@ -79,7 +79,7 @@ def load_rank_table(path: str | Path, error: type[ShardrunError] = DocumentError
 
 
 def parse_rank_table(
-    document: Any,
+    document: object,
     name: str = "rank table",
     error: type[ShardrunError] = DocumentError,
     *,
@@ -92,6 +92,7 @@ def parse_rank_table(
             f" (and {len(problems) - 1} more: `shardrun table check` lists all)" if len(problems) > 1 else ""
         )
         raise error(f"{name}: {problems[0]}{more}")
+    assert isinstance(document, dict)  # or there were problems
     return RankTable(devices, document, Path(name))
 
 
@@ -106,12 +107,12 @@ def find_problems(path: str | Path) -> list[str]:
 
 def make_rank_table(hosts: Sequence[tuple[str, int]]) -> RankTable:
     """A table with ``count`` ranks on each (host, count), devices 0..count-1, ranks in the order given."""
-    servers: list[dict[str, Any]] = []
+    servers: list[dict[str, object]] = []
     rank = 0
     for host, count in hosts:
         ranks = range(rank, rank + count)
         rank += count
-        server: dict[str, Any] = {"server_id": host}
+        server: dict[str, object] = {"server_id": host}
         if _is_ip(host):
             server["server_ip"] = host
         server["device"] = [{"device_id": str(i), "rank_id": str(r)} for i, r in enumerate(ranks)]
@@ -133,12 +134,12 @@ class _Checker:
     def fail(self, path: str, expected: str, found: str) -> None:
         self.problems.append(f"{path}: expected {expected}, found {found}")
 
-    def get(self, holder: dict[str, Any], key: str, path: str, expected: str) -> Any:
+    def get(self, holder: dict[str, object], key: str, path: str, expected: str) -> object:
         if key not in holder:
             self.fail(f"{path}.{key}", expected, "nothing")
         return holder.get(key)
 
-    def number(self, holder: dict[str, Any], key: str, path: str) -> int | None:
+    def number(self, holder: dict[str, object], key: str, path: str) -> int | None:
         expected = 'a number as a string, such as "0"' if self.strings_only else "a number, such as 0"
         if key not in holder:
             self.fail(f"{path}.{key}", expected, "nothing")
@@ -148,11 +149,13 @@ class _Checker:
             self.fail(f"{path}.{key}", expected, quote(holder[key]))
         return number
 
-    def text(self, holder: dict[str, Any], key: str, path: str) -> None:
+    def text(self, holder: dict[str, object], key: str, path: str) -> None:
         if key in holder and not isinstance(holder[key], str):
             self.fail(f"{path}.{key}", "text", quote(holder[key]))
 
-    def items(self, holder: dict[str, Any], key: str, path: str, what: str) -> list[dict[str, Any]] | None:
+    def items(
+        self, holder: dict[str, object], key: str, path: str, what: str
+    ) -> list[dict[str, object]] | None:
         expected = f"a list of {what}, at least one"
         value = self.get(holder, key, path, expected)
         if key not in holder:
@@ -168,7 +171,7 @@ class _Checker:
         return value if good else None
 
 
-def _check(document: Any, strings_only: bool) -> tuple[list[str], tuple[Device, ...]]:
+def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Device, ...]]:
     check = _Checker(strings_only)
     if not isinstance(document, dict):
         check.fail("$", "an object with version, server_count, server_list and status", quote(document))
@@ -198,7 +201,7 @@ def _check(document: Any, strings_only: bool) -> tuple[list[str], tuple[Device, 
     return check.problems, _check_servers(check, servers)
 
 
-def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Device, ...]:
+def _check_servers(check: _Checker, servers: list[dict[str, object]]) -> tuple[Device, ...]:
     found: list[tuple[int, int, str, str, str | None]] = []
     total = 0  # devices, those with a mistake too
     rank_paths: dict[int, str] = {}
@@ -237,6 +240,7 @@ def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Devi
                 isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
+            known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),
                 ("rank_id", rank, rank_paths, "a rank used once"),
@@ -247,7 +251,7 @@ def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Devi
                     check.fail(f"{place}.{key}", expected, f"{quote(device[key])}, also at {seen[value]}")
                 seen.setdefault(value, f"{place}.{key}")
             if device_id is not None and rank is not None:
-                found.append((rank, device_id, str(name), host, device_ip or None))
+                found.append((rank, device_id, str(name), host, known_ip))
     for rank, place in rank_paths.items():
         if rank >= total:
             check.fail(
@@ -263,7 +267,7 @@ def _check_servers(check: _Checker, servers: list[dict[str, Any]]) -> tuple[Devi
     return tuple(devices)
 
 
-def _as_number(value: Any, strings_only: bool) -> int | None:
+def _as_number(value: object, strings_only: bool) -> int | None:
     if isinstance(value, str):
         if not (value.isascii() and value.isdigit() and len(value) <= 10 and str(int(value)) == value):
             return None
@@ -273,7 +277,7 @@ def _as_number(value: Any, strings_only: bool) -> int | None:
     return value if 0 <= value <= MAX_ID else None
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: object) -> bool:
     # Names end up on command lines of mpirun and ssh, where a leading hyphen would be an option.
     return (
         isinstance(value, str)
@@ -292,13 +296,29 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def _convert(document: dict[str, Any], kind: type[int] | type[str]) -> dict[str, Any]:
+class _Device(TypedDict):
+    device_id: int | str
+    rank_id: int | str
+
+
+class _Server(TypedDict):
+    device: list[_Device]
+
+
+class _Table(TypedDict):
+    """What `_convert` changes of a table."""
+
+    version: str
+    server_count: int | str
+    server_list: list[_Server]
+
+
+def _convert(document: dict[str, object], kind: type[int] | type[str]) -> dict[str, object]:
     """A copy of the document with the numbers of known keys as ``kind``."""
-    result = copy.deepcopy(document)
+    result = cast("_Table", copy.deepcopy(document))  # it was checked
     result["version"] = VERSION
     result["server_count"] = kind(result["server_count"])
     for server in result["server_list"]:
         for device in server["device"]:
-            for key in ("device_id", "rank_id"):
-                device[key] = kind(device[key])
-    return result
+            device["device_id"], device["rank_id"] = kind(device["device_id"]), kind(device["rank_id"])
+    return cast("dict[str, object]", result)

@@ -6,7 +6,9 @@ shape [input features, output features]; here they mean the same features howeve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sharding.common.attributes import integer, integers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,7 +39,7 @@ def feature_axes(node: ir.Node, index: int) -> Axes | None:
         if index != 0 or node.op_type not in {"Transpose", *_SAME_AXES}:
             return None
         if node.op_type == "Transpose":
-            permutation = _attribute(node, "perm", list(range(rank))[::-1])
+            permutation = integers(_attributes(node), "perm", range(rank)[::-1])
             if sorted(permutation) != list(range(rank)):
                 return None
             order = [order[axis] for axis in permutation]
@@ -54,11 +56,11 @@ def _of_product(node: ir.Node, index: int, rank: int) -> Axes | None:
         return None
     if kind in _MATMULS and index in {0, _MATMULS[kind]}:
         right = index > 0
-        swapped = kind == "FusedMatMul" and bool(_attribute(node, "transB" if right else "transA", 0))
+        swapped = kind == "FusedMatMul" and bool(_attributes(node).get("transB" if right else "transA", 0))
         # A weight on the left is multiplied as w @ x: its rows are the output's features.
         return (rank - 1, rank - 2) if right != swapped else (rank - 2, rank - 1)
     if kind == "Gemm" and index < 2:
-        swapped = bool(_attribute(node, "transB" if index else "transA", 0))
+        swapped = bool(_attributes(node).get("transB" if index else "transA", 0))
         return (1, 0) if bool(index) != swapped else (0, 1)
     if kind == "MatMulNBits" and index == 1:
         return 0, 1
@@ -67,11 +69,10 @@ def _of_product(node: ir.Node, index: int, rank: int) -> Axes | None:
     if kind == "ConvTranspose" and index == 1:
         return 1, 0
     if kind == "Gather" and index == 0:  # a look-up is a product with rows of the identity
-        axis = _attribute(node, "axis", 0) % rank
+        axis = integer(_attributes(node), "axis", 0) % rank
         return (rank - 1, axis) if axis != rank - 1 else (0, axis)
     return None
 
 
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
-    found = node.attributes.get(name)
-    return default if found is None or found.is_ref() else found.value
+def _attributes(node: ir.Node) -> dict[str, object]:
+    return {name: item.value for name, item in node.attributes.items() if not item.is_ref()}

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import translate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.text import counted, similar
@@ -58,7 +58,7 @@ def read_steering(path: Path) -> dict[str, Placement | str]:
     return {pattern: _wanted(path, pattern, value) for pattern, value in data.items()}
 
 
-def _wanted(path: Path, pattern: str, value: Any) -> Placement | str:
+def _wanted(path: Path, pattern: str, value: object) -> Placement | str:
     if value in FEATURES:
         return str(value)
     if value == "replicate":

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sharding.common.attributes import integer, integers
 from sharding.graph import equivalents
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.rules.base import GIVES, Dim
@@ -28,7 +29,7 @@ Found = Sequence[tuple[int | None, Shape | None]]
 
 @dataclass(frozen=True)
 class _Node:
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     types: Sequence[int | None]
     shapes: Sequence[Shape | None]
 
@@ -43,7 +44,7 @@ class _Node:
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
     def number(self, name: str, default: int = 0) -> int:
-        return int(self.attributes.get(name, default))
+        return integer(self.attributes, name, default)
 
 
 def infer(node: ir.Node) -> dict[str, onnx.TypeProto] | None:
@@ -152,7 +153,7 @@ def _sum(a: Dim, b: Dim) -> Dim:
 def _attention(node: _Node, past: int = 4, weights: int = 1) -> Found:
     """Attention with fused projections: the output is as wide as V; present is past plus the sequence."""
     shape, columns = node.shape(0), node.dim(weights, -1)
-    sizes = node.attributes.get("qkv_hidden_sizes")
+    sizes = integers(node.attributes, "qkv_hidden_sizes")
     width = sizes[2] if sizes else columns // 3 if isinstance(columns, int) else None
     heads = node.number("num_heads", 1)
     head = width // heads if isinstance(width, int) and heads else None

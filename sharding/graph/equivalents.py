@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
 
@@ -122,6 +122,6 @@ def _kind(node: ir.Node, form: _Form) -> int:
     return form.kind
 
 
-def _attribute(node: ir.Node, name: str) -> Any:
+def _attribute(node: ir.Node, name: str) -> object:
     attribute = node.attributes.get(name)
     return None if attribute is None else attribute.value

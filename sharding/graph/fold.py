@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.common.arrays import Array
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         or any(_has_graph(attribute) for attribute in node.attributes.values())
     ):
         return None
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, object] = {}
     for value in node.inputs:
         if value is None:
             continue
@@ -87,7 +89,7 @@ def _output_size(node: ir.Node) -> int | None:
     return math.prod(axis for axis in shape.dims if isinstance(axis, int))
 
 
-def _run(node: ir.Node, arrays: dict[str, Any], opset: int) -> Any:
+def _run(node: ir.Node, arrays: dict[str, object], opset: int) -> object:
     """Evaluates one node with onnx's reference implementation."""
     import onnx
     import onnx_ir as ir
@@ -102,7 +104,7 @@ def _run(node: ir.Node, arrays: dict[str, Any], opset: int) -> Any:
     return next(iter(evaluator.run(None, arrays)))
 
 
-def small_constant(value: ir.Value) -> np.ndarray[Any, Any] | None:
+def small_constant(value: ir.Value) -> Array | None:
     """The value of a small in-memory initializer; None for anything else."""
     import onnx_ir as ir
 

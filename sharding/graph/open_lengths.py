@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.graph.shape_values import broadcast
 from sharding.graph.symbols import is_made_up
@@ -110,7 +110,7 @@ def _numbers(node: ir.Node, name: str, default: list[int]) -> list[int]:
     return list(node.attributes[name].value) if name in node.attributes else default
 
 
-_OPERATORS: dict[str, Callable[[Any, list[Shape], Shape], list[Dim] | None]] = {
+_OPERATORS: dict[str, Callable[[ir.Node, list[Shape], Shape], list[Dim] | None]] = {
     **dict.fromkeys((*BROADCASTING, "Add", "Sub", "Mul", "Div", "Sum", "Where"), _elementwise),
     "Concat": _concat,
     "Split": _split,

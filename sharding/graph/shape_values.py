@@ -10,16 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+from sharding.common.attributes import integers
 from sharding.graph.symbols import MADE_UP, is_made_up
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product, quotient
 
-Known = np.ndarray[Any, Any]
-"""Object array of at most one axis."""
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from sharding.common.arrays import Array
+
+    Known: TypeAlias = Array
+    """Object array of at most one axis."""
+    Element: TypeAlias = "int | str | Above | None"
+    """A number, a symbol for a length, what is known to be above a length, or nothing that is known."""
+    Operation: TypeAlias = Callable[[Mapping[str, object], Sequence[Known | None]], Known | None]
+
 MAX_ELEMENTS = 64
 LEAST = f"{MADE_UP}least_"
 """Before a number and a symbol: the less of both, a made-up name for a length."""
@@ -33,7 +43,7 @@ class Above:
     number: int
 
 
-def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
+def known(elements: Sequence[Dim] | Array) -> Known:
     """An object array of these elements."""
     if isinstance(elements, np.ndarray):
         return elements.astype(object)  # numpy's integers become Python's
@@ -42,7 +52,7 @@ def known(elements: Sequence[Dim] | np.ndarray[Any, Any]) -> Known:
     return result
 
 
-def evaluate(op_type: str, attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Known | None:
+def evaluate(op_type: str, attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     """The known elements of an operator's only output; None where nothing is known of it."""
     operation = _OPERATIONS.get(op_type)
     if operation is None or not inputs or inputs[0] is None:
@@ -79,7 +89,8 @@ def expand_target(shape: Sequence[Dim], target: Known) -> tuple[Dim, ...]:
 def tile_target(shape: Sequence[Dim], repeats: Known) -> tuple[Dim, ...]:
     """The output shape of Tile: each axis as often as its repeats say."""
     times = repeats.tolist() if repeats.size == len(shape) else [None] * len(shape)
-    return tuple(_multiply(length, count) for length, count in zip(shape, times, strict=True))
+    lengths = (_multiply(length, count) for length, count in zip(shape, times, strict=True))
+    return tuple(None if isinstance(length, Above) else length for length in lengths)
 
 
 def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None]) -> tuple[Dim, ...] | None:
@@ -105,7 +116,7 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
     return tuple(lengths)
 
 
-def at_most(length: Dim, bound: Any) -> Dim:
+def at_most(length: Dim, bound: object) -> Dim:
     """The length of what is cut from a known length at a symbol: the less of both."""
     if not isinstance(length, int) or not isinstance(bound, str) or MARK in bound or length < 1:
         return None
@@ -123,7 +134,7 @@ def broadcast(lengths: Iterable[Dim]) -> Dim:
     return exact[0] if all(isinstance(item, str) and shorter.fullmatch(item) for item in rest) else None
 
 
-def _is_end(bound: Any) -> bool:
+def _is_end(bound: object) -> bool:
     """Whether exporters write this where they mean the end."""
     return isinstance(bound, int) and bound >= 2**31 - 1
 
@@ -133,19 +144,19 @@ def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:
     return None if shape is None else quotient(product(shape), product(taken))
 
 
-def _gather(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _gather(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     data, indices = inputs
     if data is None or indices is None or data.ndim != 1 or attributes.get("axis", 0) not in {0, -1}:
         return None
     return data[np.asarray(indices.tolist(), np.int64)]
 
 
-def _slice(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _slice(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     data = inputs[0]
     if data is None or data.ndim != 1:
         return None
     if "starts" in attributes:
-        start, end, step = attributes["starts"][0], attributes["ends"][0], 1
+        start, end, step = integers(attributes, "starts")[0], integers(attributes, "ends")[0], 1
     else:
         if any(item is None for item in inputs[1:]):
             return None
@@ -162,29 +173,29 @@ def _number(value: Known | None) -> int:
     return number
 
 
-def _concat(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _concat(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     if any(item is None or item.ndim != 1 for item in inputs):
         return None
     return np.concatenate([item for item in inputs if item is not None])
 
 
-def _unsqueeze(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _unsqueeze(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     data, axes = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else None)
-    return data.reshape(1) if data is not None and data.ndim == 0 and np.size(axes) == 1 else None
+    return data.reshape(1) if data is not None and data.ndim == 0 and np.asarray(axes).size == 1 else None
 
 
-def _squeeze(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _squeeze(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     return inputs[0].reshape(()) if inputs[0] is not None and inputs[0].size == 1 else None
 
 
-def _reshape(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _reshape(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     data, target = inputs[0], inputs[1] if len(inputs) > 1 else None
     if data is None or target is None or target.size > 1:
         return None
     return data.reshape(-1) if target.size else data.reshape(())
 
 
-def _constant_of_shape(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _constant_of_shape(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     length = inputs[0]
     if length is None or length.size > 1 or (length.size and not 0 <= _number(length) <= MAX_ELEMENTS):
         return None
@@ -192,8 +203,8 @@ def _constant_of_shape(attributes: Mapping[str, Any], inputs: Sequence[Known | N
     return known(np.full(tuple(length.tolist()), fill)) if fill.dtype.kind in "iub" else None
 
 
-def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def apply(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _elementwise(operation: Callable[[Element, Element], Element]) -> Operation:
+    def apply(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
         a, b = inputs
         if a is None or b is None:
             return None
@@ -205,7 +216,7 @@ def _elementwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return apply
 
 
-def _add(x: Any, y: Any) -> Any:
+def _add(x: Element, y: Element) -> Element:
     if x == 0 or y == 0:
         return y if x == 0 else x
     if isinstance(x, int) and isinstance(y, int):
@@ -216,13 +227,13 @@ def _add(x: Any, y: Any) -> Any:
     )
 
 
-def _subtract(x: Any, y: Any) -> Any:
+def _subtract(x: Element, y: Element) -> Element:
     if y == 0:
         return x
     return x - y if isinstance(x, int) and isinstance(y, int) else None
 
 
-def _multiply(x: Any, y: Any) -> Any:
+def _multiply(x: Element, y: Element) -> Element:
     if x == 1 or y == 1:
         return y if x == 1 else x
     if isinstance(x, int) and isinstance(y, int):
@@ -231,11 +242,11 @@ def _multiply(x: Any, y: Any) -> Any:
     return None if found is None else length_of(found)
 
 
-def _is_length(x: Any) -> bool:
+def _is_length(x: Element) -> TypeGuard[int | str]:
     return isinstance(x, str) or (isinstance(x, int) and x > 0)
 
 
-def _divide(x: Any, y: Any) -> Any:
+def _divide(x: Element, y: Element) -> Element:
     if y == 1:
         return x
     # ONNX divides integers towards zero; Python's // agrees where both are positive.
@@ -246,11 +257,11 @@ def _divide(x: Any, y: Any) -> Any:
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 
-def _modulo(x: Any, y: Any) -> Any:
+def _modulo(x: Element, y: Element) -> Element:
     return x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
 
 
-def _equal(x: Any, y: Any) -> Any:
+def _equal(x: Element, y: Element) -> Element:
     if isinstance(x, int) and isinstance(y, int):
         return x == y
     number = x if isinstance(x, int) else y
@@ -258,7 +269,7 @@ def _equal(x: Any, y: Any) -> Any:
     return False if isinstance(symbol, str) and isinstance(number, int) and number < 0 else None
 
 
-def _where(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _where(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     condition, a, b = inputs
     if condition is None or a is None or b is None:
         return None
@@ -268,7 +279,7 @@ def _where(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return result
 
 
-def _cast(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _cast(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     """To int32 and int64; other types do not hold every length, or compute in another way."""
     data = inputs[0]
     if data is None or attributes.get("to") not in {6, 7}:
@@ -278,11 +289,11 @@ def _cast(attributes: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
     return result
 
 
-def _same(_: Mapping[str, Any], inputs: Sequence[Known | None]) -> Any:
+def _same(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     return inputs[0]
 
 
-_OPERATIONS: dict[str, Callable[[Mapping[str, Any], Sequence[Known | None]], Any]] = {
+_OPERATIONS: dict[str, Operation] = {
     "Add": _elementwise(_add),
     "Cast": _cast,
     "Concat": _concat,

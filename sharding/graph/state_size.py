@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sharding.common.text import counted, human_bytes
 from sharding.graph.sizes import tensor_bytes
@@ -41,7 +40,7 @@ class StateSize:
             parts.append(f"{each} ({human_bytes(self.fixed_bytes)} whole)")
         return ", ".join([*parts, *self.placements])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain JSON values."""
         return {
             "pairs": self.pairs,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 from sharding.rules.base import Dim
 from sharding.rules.flow import FLOW
@@ -19,7 +19,7 @@ def shape_of(value: ir.Value | None) -> tuple[Dim, ...] | None:
     return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape.dims)
 
 
-def plain_attribute(attribute: ir.Attr) -> Any:
+def plain_attribute(attribute: ir.Attr) -> object:
     """An attribute as a plain Python value; tensors as numpy arrays."""
     import onnx_ir as ir
 
@@ -29,6 +29,13 @@ def plain_attribute(attribute: ir.Attr) -> Any:
     if attribute.type == ir.AttributeType.INT:
         return int(value)
     return list(value) if isinstance(value, list | tuple) else value
+
+
+def onnx_attributes(plain: Mapping[str, object]) -> list[ir.Attr]:
+    """Plain Python values and tensors as attributes; raises what `onnx_ir` does for other values."""
+    import onnx_ir as ir
+
+    return ir.convenience.convert_attributes(cast("Mapping[str, int]", plain))  # of the kinds that it takes
 
 
 def bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:

@@ -22,6 +22,8 @@ from sharding.onnx_files.walk import tensors_in
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.common.arrays import DType
+
 _DATA_FIELDS = (
     "raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data",
     "external_data",
@@ -33,7 +35,7 @@ class Replacement:
     """A checkpoint's weight as elements of the type that the graph has."""
 
     entry: Entry
-    dtype: np.dtype[Any]
+    dtype: DType
 
     @property
     def nbytes(self) -> int:

@@ -7,12 +7,61 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+
+class Tensor(Protocol):
+    """A tensor of torch's, as far as readers of files look at one."""
+
+    dtype: object
+    shape: tuple[int, ...]
+    layout: object
+    is_quantized: bool
+    is_meta: bool
+    is_nested: bool
+
+    def contiguous(self) -> Tensor:
+        """The same, one element after the other."""
+
+    def detach(self) -> Tensor:
+        """The same without gradients."""
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+
+    def is_complex(self) -> bool:
+        """Whether its elements are complex numbers."""
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one after the other."""
+
+    def numel(self) -> int:
+        """How many elements it has."""
+
+    def numpy(self) -> Array:
+        """The same memory as an array."""
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same in another shape."""
+
+    def resolve_conj(self) -> Tensor:
+        """The same with its numbers written, not the conjugate to be taken."""
+
+    def resolve_neg(self) -> Tensor:
+        """The same with its numbers written, not the negative to be taken."""
+
+    def view(self, dtype: object, /) -> Tensor:
+        """The same memory as another type."""
+
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-def load(name: str = "torch") -> Any:
+def load(name: str = "torch") -> ModuleType:
     """The module ``torch``, or one in it by its whole name; raises `ImportError` where it is not installed.
 
     Ranks that need a device beside the CPU and CUDA load its package themselves, the others must not fail for

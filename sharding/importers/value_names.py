@@ -35,7 +35,7 @@ def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     An output that is an input or a weight itself, or stands there twice, gets a node of its own.
     """
     graph = model.graph
-    seen = {value.name for value in (*graph.input, *graph.initializer)}
+    seen = {value.name for value in graph.input} | {weight.name for weight in graph.initializer}
     for value in graph.output:
         if value.name in seen:
             fresh = _fresh(model, f"{value.name}_out")
@@ -75,7 +75,9 @@ def _rename(model: onnx.ModelProto, old: Sequence[str], new: Sequence[str], what
 
 def _apply(model_graph: onnx.GraphProto, changes: dict[str, str]) -> None:
     for graph in graphs_in(model_graph):
-        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named: list[onnx.ValueInfoProto | onnx.TensorProto] = [*graph.input, *graph.output]
+        named += [*graph.value_info, *graph.initializer]
+        for value in named:
             value.name = changes.get(value.name, value.name)
         for sparse in graph.sparse_initializer:
             sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
@@ -91,7 +93,8 @@ def _apply(model_graph: onnx.GraphProto, changes: dict[str, str]) -> None:
 def _names(model_graph: onnx.GraphProto) -> set[str]:
     found: set[str] = set()
     for graph in graphs_in(model_graph):
-        found.update(value.name for value in (*graph.input, *graph.output, *graph.initializer))
+        found.update(value.name for value in (*graph.input, *graph.output))
+        found.update(weight.name for weight in graph.initializer)
         for node in graph.node:
             found.update(node.input, node.output)
     return found

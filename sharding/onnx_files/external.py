@@ -7,9 +7,9 @@ files as much as whoever made the link; a model's text, which may be hostile, le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sharding.common.placeholders import placeholder
 from sharding.errors import ModelError
@@ -17,6 +17,7 @@ from sharding.onnx_files.protobuf import IN_MODEL_FILE, read_message
 
 if TYPE_CHECKING:
     import onnx
+    from google.protobuf.message import Message
 
 _SHOWN = 80
 
@@ -103,20 +104,25 @@ def target_of(model: Path) -> Path:
     return target if elsewhere else model
 
 
-def locations(message: Any) -> list[str]:
+def locations(message: Message) -> list[str]:
     """The names of external data files anywhere in a protobuf message, sorted; those that lead out of the
     model's folder by their text, which its reader refuses, are left out."""
     names = {text for key, text in entries(message) if key == "location" and text != IN_MODEL_FILE}
     return sorted(name for name in names if not _leads_out(name))
 
 
-def entries(message: Any) -> Iterator[tuple[str, str]]:
+def entries(message: Message) -> Iterator[tuple[str, str]]:
     """What tensors with external data, anywhere in a protobuf message, say of where they lie."""
+    import onnx
+    from google.protobuf.message import Message
+
     for field, value in message.ListFields():
-        if field.name == "external_data":
-            yield from ((entry.key, entry.value) for entry in value)
-        elif field.message_type is not None:
-            for item in value if hasattr(value, "add") else [value]:
+        if isinstance(message, onnx.TensorProto) and field.name == "external_data":
+            yield from ((entry.key, entry.value) for entry in message.external_data)
+        elif isinstance(value, Message):
+            yield from entries(value)
+        elif field.message_type is not None and isinstance(value, Iterable):
+            for item in value:
                 yield from entries(item)
 
 

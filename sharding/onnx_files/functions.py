@@ -11,16 +11,20 @@ import graphlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
 from sharding.onnx_files.validity import first_cause
 from sharding.onnx_files.walk import nodes_in
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import onnx
 
     Key = tuple[str, str, str]
+
+    Holder: TypeAlias = onnx.GraphProto | onnx.FunctionProto
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,8 @@ def inline_functions(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     if _needs_late_defaults(functions):
         logger.warning("%s: its functions stay whole operators.", path)
         return proto
-    for holder in (proto.graph, *proto.functions):
+    holders: list[Holder] = [proto.graph, *proto.functions]
+    for holder in holders:
         _bind_defaults(holder, functions)
     for function in proto.functions:
         _use_versions_of(proto, function)
@@ -78,15 +83,15 @@ def _by_key(proto: onnx.ModelProto, path: Path) -> dict[Key, onnx.FunctionProto]
     return functions
 
 
-def _overload(item: Any) -> str:
-    return getattr(item, "overload", "")
+def _overload(item: onnx.NodeProto | onnx.FunctionProto) -> str:
+    return str(getattr(item, "overload", ""))
 
 
 def _key(node: onnx.NodeProto) -> Key:
     return (node.domain, node.op_type, _overload(node))
 
 
-def _calls(holder: Any, functions: dict[Key, onnx.FunctionProto]) -> Iterator[Key]:
+def _calls(holder: Holder, functions: dict[Key, onnx.FunctionProto]) -> Iterator[Key]:
     return (key for key in map(_key, nodes_in(holder)) if key in functions)
 
 
@@ -109,7 +114,7 @@ def _size_inlined(
     return _size(proto.graph, sizes)
 
 
-def _size(holder: Any, sizes: dict[Key, int]) -> int:
+def _size(holder: Holder, sizes: dict[Key, int]) -> int:
     return sum(sizes.get(_key(node), 1) for node in nodes_in(holder))
 
 
@@ -131,7 +136,7 @@ def _needs_late_defaults(functions: dict[Key, onnx.FunctionProto]) -> bool:
     return False
 
 
-def _bind_defaults(holder: Any, functions: dict[Key, onnx.FunctionProto]) -> None:
+def _bind_defaults(holder: Holder, functions: dict[Key, onnx.FunctionProto]) -> None:
     """Writes the default values of a function's attributes into its calls."""
     for node in nodes_in(holder):
         callee = functions.get(_key(node))

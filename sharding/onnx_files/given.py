@@ -9,7 +9,7 @@ import contextlib
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from sharding.common.plain_folder import plain_folder
 from sharding.common.storage import why_unwritable
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     import onnx
+    from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.message import Message
 
 LARGEST_MESSAGE = 1 << 30
 """Bytes of weights that are written into the model's own file: protobuf takes no message of 2 GiB."""
@@ -32,7 +34,7 @@ _NAME, _DATA = "model.onnx", "model.onnx.data"
 class GivenModel:
     """The file of a given model, there until `close` or the end of this object or its process."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         """Writes the model into a folder of this user alone.
 
         Raises `TypeError` for what is no model, `ModelError` for one whose weights lie in files that nothing
@@ -70,7 +72,7 @@ def is_path(model: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(model, str | os.PathLike)
 
 
-def _write(model: Any, path: Path) -> None:
+def _write(model: object, path: Path) -> None:
     if isinstance(model, bytes | bytearray | memoryview):
         if not len(model):
             raise ModelError("the given model is empty: it has 0 bytes.")
@@ -79,13 +81,14 @@ def _write(model: Any, path: Path) -> None:
         return
     kind = type(model)
     if kind.__name__ == "ModelProto" and hasattr(model, "graph"):
-        _refuse_external(model)
-        _write_message(model, path)
+        message = cast("onnx.ModelProto", model)
+        _refuse_external(message)
+        _write_message(message, path)
         return
     if kind.__module__.partition(".")[0] == "onnx_ir" and kind.__name__ == "Model":
         import onnx_ir as ir
 
-        ir.save(model, path, external_data=_DATA)
+        ir.save(cast("ir.Model", model), path, external_data=_DATA)
         return
     raise TypeError(f"model must be a path, bytes, an onnx.ModelProto or an onnx_ir.Model, but got {kind}.")
 
@@ -137,7 +140,7 @@ def _write_message(model: onnx.ModelProto, path: Path) -> None:
     path.write_bytes(_serialized(light))
 
 
-def _copy(field: Any, value: Any, target: Any) -> None:
+def _copy(field: FieldDescriptor, value: object, target: Message) -> None:
     if hasattr(value, "extend") or hasattr(value, "add"):
         getattr(target, field.name).extend(value)
     elif field.message_type is not None:

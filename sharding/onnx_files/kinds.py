@@ -4,7 +4,7 @@ neither take nor give them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
 
@@ -52,7 +52,7 @@ def refuse_others_of(graph: ir.Graph, path: Path) -> None:
                 raise refused(path, what, value.name or "", _words(value.type))
 
 
-def _words(declared: Any) -> str:
+def _words(declared: ir.SequenceType | ir.OptionalType) -> str:
     import onnx_ir as ir
 
     inner = declared.elem_type

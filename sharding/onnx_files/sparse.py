@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,11 +27,12 @@ def make_dense(proto: onnx.ModelProto, path: Path) -> None:
     """
     left = MAX_BYTES
     for graph, node in _holders(proto):
-        if node is None:
+        if graph is not None:
             for sparse in graph.sparse_initializer:
                 dense, left = _dense(sparse, path, left)
                 graph.initializer.append(dense)
             del graph.sparse_initializer[:]
+        if node is None:
             continue
         for attribute in node.attribute:
             if not attribute.HasField("sparse_tensor"):
@@ -43,17 +44,21 @@ def make_dense(proto: onnx.ModelProto, path: Path) -> None:
                 )
             dense, left = _dense(attribute.sparse_tensor, path, left)
             attribute.Clear()
-            attribute.name, attribute.type = "value", 4  # AttributeProto.TENSOR
+            attribute.name, attribute.type = "value", attribute.TENSOR
             attribute.t.CopyFrom(dense)
 
 
-def _holders(proto: onnx.ModelProto) -> Iterator[tuple[Any, onnx.NodeProto | None]]:
-    """Every graph, with None, and every node, with the graph or function it is in."""
+def _holders(
+    proto: onnx.ModelProto,
+) -> Iterator[tuple[onnx.GraphProto | None, onnx.NodeProto | None]]:
+    """Every graph, with None, and every node, with None."""
+    import onnx
+
     for holder in graphs_in(proto.graph, *proto.functions):
-        if hasattr(holder, "sparse_initializer"):
+        if not isinstance(holder, onnx.FunctionProto):
             yield holder, None
         for node in holder.node:
-            yield holder, node
+            yield None, node
 
 
 def _dense(sparse: onnx.SparseTensorProto, path: Path, left: int) -> tuple[onnx.TensorProto, int]:

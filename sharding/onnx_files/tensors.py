@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from sharding.slices.placement import Placement, Split
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class WeightTensor:
     def is_integer(self) -> bool:
         return bool(self.tensor.dtype.is_integer()) or self.dtype == "bool"
 
-    def array(self) -> np.ndarray[Any, Any]:
+    def array(self) -> Array:
         """The whole tensor; mapped from its file where it lies in one."""
         if self.extent is None:
             return self.tensor.numpy()
@@ -66,7 +68,7 @@ class WeightTensor:
             return ir.PackedTensor(packed, self.tensor.dtype, shape=ir.Shape(self.shape)).numpy()
         return self._mapped(0, self.extent.length).reshape(self.shape)
 
-    def _mapped(self, start: int, end: int) -> np.ndarray[Any, Any]:
+    def _mapped(self, start: int, end: int) -> Array:
         """The elements in these bytes of the tensor, flat; mapped anew, so that they can be let go."""
         assert self.extent is not None
         dtype = self.tensor.dtype.numpy()
@@ -75,12 +77,12 @@ class WeightTensor:
         mapped = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset + start, (end - start,))
         return mapped.view(dtype)
 
-    def part(self, placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
+    def part(self, placement: Placement, rank: int, world: int) -> Array:
         """What a rank holds under this placement: a view where it is contiguous."""
         return cut(self.array(), placement, rank, world)
 
 
-def cut(array: np.ndarray[Any, Any], placement: Placement, rank: int, world: int) -> np.ndarray[Any, Any]:
+def cut(array: Array, placement: Placement, rank: int, world: int) -> Array:
     """The part of a whole array that a rank holds under a placement."""
     if not isinstance(placement, Split):
         return array

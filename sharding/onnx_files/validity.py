@@ -50,7 +50,8 @@ def _check_versions(proto: onnx.ModelProto, path: Path) -> None:
         raise ModelError(
             f"{path} is not valid: its IR version is {proto.ir_version}; expected 1 to {MAX_VERSION}."
         )
-    for holder in (proto, *proto.functions):
+    holders: list[onnx.ModelProto | onnx.FunctionProto] = [proto, *proto.functions]
+    for holder in holders:
         for item in holder.opset_import:
             if not 1 <= item.version <= MAX_VERSION:
                 raise ModelError(
@@ -60,7 +61,8 @@ def _check_versions(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _name_domains(proto: onnx.ModelProto) -> None:
-    for holder in (proto, *proto.functions):
+    holders: list[onnx.ModelProto | onnx.FunctionProto] = [proto, *proto.functions]
+    for holder in holders:
         versions = {}
         for item in holder.opset_import:  # where a domain is imported twice, the last one counts
             versions["" if item.domain == _ALIAS else item.domain] = item.version
@@ -137,7 +139,8 @@ def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:
         for value in values:
             if has_map(value.type):
                 raise refused(path, what, value.name, kind_of(value.type) or "map")
-    for holder in (proto.graph, *proto.functions):
+    holders: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    for holder in holders:
         for value in [value for value in holder.value_info if has_map(value.type)]:
             holder.value_info.remove(value)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 SLACK = 0.5
 """A large embedding is looked up in no time: held to the average, its stage would have little to do."""
@@ -21,7 +21,7 @@ MAX_CUTS = 1024
 """Cut points that are looked at; of more, the cheapest of each neighbourhood."""
 _NEIGHBOURS = 4
 
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
+Matrix = NDArray[np.float64]
 
 
 class Costs:
@@ -44,7 +44,9 @@ class Costs:
 
     def crosses(self, start: int, end: int, seconds: float | None) -> None:
         """A value made by step ``start`` is last used by step ``end``; None: it cannot be sent."""
-        change: Any = self._forbidden if seconds is None else self._crossing
+        change: NDArray[np.float64] | NDArray[np.int64] = (
+            self._forbidden if seconds is None else self._crossing
+        )
         change[start] += 1 if seconds is None else seconds
         change[end] -= 1 if seconds is None else seconds
 
@@ -114,7 +116,7 @@ def _looked_at(usable: list[int], crossing: Matrix, bounds: set[int]) -> list[in
     return sorted(cheap | demanded)
 
 
-def _within(cuts: list[int], bounds: dict[int, int], stage: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _within(cuts: list[int], bounds: dict[int, int], stage: int) -> NDArray[np.bool_]:
     """[i, j]: whether the steps after cut i to cut j may be this stage."""
     others = np.zeros(cuts[-1] + 2)
     for step, wanted in bounds.items():
@@ -128,7 +130,7 @@ def _path(layers: list[Matrix], combine: np.ufunc) -> tuple[float, list[int]] | 
     size = len(layers[0])
     best = np.full(size, np.inf)
     best[0] = 0.0
-    came: list[Any] = []
+    came: list[NDArray[np.intp]] = []
     for edges in layers:
         reached = combine(best[:, None], edges)
         came.append(np.argmin(reached, axis=0))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from sharding.slices.placement import REPLICATED, Placement, Split
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from sharding.common.arrays import Array
     from sharding.reading.read import Source
 
 WAYS = 3
@@ -194,7 +195,7 @@ def _has_shape(part: ir.Value | None, whole: ir.Value, placement: Placement) -> 
 
 @dataclass
 class _Constant:
-    value: np.ndarray[Any, Any]
+    value: Array
 
 
 class _Recorder:
@@ -203,7 +204,7 @@ class _Recorder:
     def __init__(self, rank: int, step: Step, inputs: list[Relation], version: int) -> None:
         self.rank, self.world, self.version = rank, WAYS, version
         self.step, self.inputs = step, inputs
-        self.moving: Any = None
+        self.moving: object = None
         self.copies = 0
         self.same = True
 
@@ -213,32 +214,32 @@ class _Recorder:
         produced = list(option.emit(self, list(self.step.node.inputs)))
         return self.copies == 1 and self.same and produced == list(self.step.node.outputs)
 
-    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+    def copy(self, inputs: Sequence[object], **attributes: object) -> list[object]:
         self.copies += 1
         given = [*inputs, *[None] * (len(self.inputs) - len(inputs))]
         for item, relation, value in zip(given, self.inputs, self.step.inputs, strict=False):
             if isinstance(item, _Constant):
-                expected: Any = None if value is None else small_constant(value)
+                expected: object = None if value is None else small_constant(value)
                 if isinstance(relation, Length):
                     expected = relation.part
-                self.same &= expected is not None and np.array_equal(item.value, expected)
+                self.same &= expected is not None and np.array_equal(item.value, np.asarray(expected))
             else:
                 self.same &= item is value and not isinstance(relation, Length)
         for name, item in attributes.items():
-            given_before: Any = self.step.view.attributes.get(name)
-            self.same &= np.array_equal(item, given_before)
+            before = self.step.view.attributes.get(name)
+            self.same &= np.array_equal(np.asarray(item), np.asarray(before))
         return list(self.step.node.outputs)
 
     def op(
-        self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **_: Any
-    ) -> list[Any]:
+        self, op_type: str, inputs: Sequence[object], *, outputs: int = 1, domain: str = "", **_: object
+    ) -> list[object]:
         self.same = False
         return [object() for _ in range(outputs)]
 
-    def collective(self, op_type: str, value: Any, shape: Sequence[Any], **_: int) -> Any:
+    def collective(self, op_type: str, value: object, shape: Sequence[object], **_: int) -> object:
         return self.op(op_type, [value])[0]
 
-    def constant(self, value: np.ndarray[Any, Any]) -> _Constant:
+    def constant(self, value: Array) -> _Constant:
         return _Constant(value)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from sharding.errors import OptionError
 
@@ -49,20 +48,20 @@ def read_profile(path: str | Path) -> dict[str, float]:
     return {name: sum(times[1:] or times) / len(times[1:] or times) for name, times in runs.items()}
 
 
-def _kernel_time(event: Any, path: Path, where: str) -> tuple[str, float]:
+def _kernel_time(event: object, path: Path, where: str) -> tuple[str, float]:
     """The node and seconds of a kernel's event; no name for any other event."""
     if not isinstance(event, dict):
         raise _error(path, where, "an object", event)
     name = event.get("name")
     if event.get("cat") != "Node" or not isinstance(name, str) or not name.endswith(_SUFFIX):
         return "", 0.0
-    duration: Any = event.get("dur")
-    if type(duration) not in (int, float) or not 0 <= duration < 1e15:
+    duration = event.get("dur")
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 <= duration < 1e15:
         raise _error(path, f"{where}.dur", "a number of microseconds", duration)
     return name.removesuffix(_SUFFIX), duration / 1e6
 
 
-def _error(path: Path, where: str, expected: str, found: Any) -> OptionError:
+def _error(path: Path, where: str, expected: str, found: object) -> OptionError:
     shown = json.dumps(found, default=str)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return OptionError(f"The profile {path}: {where} must be {expected}, but is {shown}.")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from sharding.common.attributes import integer
 from sharding.rules.base import Dim, NodeView
 from sharding.slices.placement import REPLICATED, Placement, Split
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
 class Length:
     """A constant of the whole's run and the part's, which differ: arithmetic with the batch's length."""
 
-    whole: np.ndarray[Any, Any]
-    part: np.ndarray[Any, Any]
+    whole: Array
+    part: Array
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _sliced(rows: Rows) -> Relation | None:
     return REPLICATED if elements[0] == elements[1] else None
 
 
-def _selected(shape: list[int], bounds: list[np.ndarray[Any, Any]]) -> list[range]:
+def _selected(shape: list[int], bounds: list[Array]) -> list[range]:
     starts, ends = (item.reshape(-1).tolist() for item in bounds[:2])
     axes = bounds[2].reshape(-1).tolist() if len(bounds) > 2 else list(range(len(starts)))
     strides = bounds[3].reshape(-1).tolist() if len(bounds) > 3 else [1] * len(starts)
@@ -135,7 +137,7 @@ def _selected(shape: list[int], bounds: list[np.ndarray[Any, Any]]) -> list[rang
     return selected
 
 
-def _constant(rows: Rows, index: int, *, part: bool) -> np.ndarray[Any, Any] | None:
+def _constant(rows: Rows, index: int, *, part: bool) -> Array | None:
     """An input that is a constant, as this run has it."""
     found = rows.inputs[index]
     if isinstance(found, Length):
@@ -206,7 +208,7 @@ def _row_indices(rows: Rows) -> Relation | None:
     first, axis, whole = rows.inputs[0], rows.cut_axis(), rows.whole
     if not isinstance(first, RowNumber) or whole is None or axis is None or axis == len(whole) - 1:
         return None
-    last = int(rows.node.attributes.get("axis", 0)) % len(whole) == len(whole) - 1
+    last = integer(rows.node.attributes, "axis", 0) % len(whole) == len(whole) - 1
     one = (rows.node.shapes[0] or [0])[-1] == 1
     if not last or not one or first != RowNumber(axis):
         return None
@@ -229,6 +231,6 @@ def _gathered(rows: Rows) -> Relation | None:
     shape = rows.node.shapes[0]
     if not isinstance(indices, RowNumber) or data != Split(0) or not shape:
         return None
-    if int(rows.node.attributes.get("axis", 0)) != 0 or shape[0] != indices.stride * rows.ways * rows.rows:
+    if integer(rows.node.attributes, "axis", 0) != 0 or shape[0] != indices.stride * rows.ways * rows.rows:
         return None
     return Split(indices.axis) if rows.cut_axis() == indices.axis else None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
 from sharding.graph.symbols import all_known, shown, shown_shape
-from sharding.graph.values import bodies, captured_names, shape_of
+from sharding.graph.values import bodies, captured_names, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
 from sharding.planning.head import AXIS, find_head
+from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
 from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
@@ -26,48 +27,17 @@ from sharding.slices.state import LOGITS_FROM
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from sharding.common.arrays import Array
     from sharding.reading.read import Source
 
-
-@dataclass(frozen=True)
-class HeldWeight:
-    """A weight in a rank's graph: ``name`` there, ``source`` in the model, and how it is cut."""
-
-    value: ir.Value
-    source: str
-    placement: Placement
-
-
-@dataclass(frozen=True)
-class Collective:
-    """A collective in the order of execution; ``shape`` and ``dtype`` are those of what each rank puts in."""
-
-    op: str
-    tensor: str
-    dtype: str
-    shape: tuple[Dim, ...]
-    stage: int = 0
-    within: str = ""
-    """The bodies that it lies in, from the outermost in, as ``encoder/If (then)``."""
+    Given: TypeAlias = Any
+    """What rules hand on without a look at it: an `ir.Value`, or None where an input is absent."""
 
 
 BODY_NAMES = {"then_branch": "then", "else_branch": "else"}
 """Attributes that hold branches, as people are told of them; any other body is that of a turn."""
 OWN_DOMAIN = "shardrun"
 """Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
-
-
-@dataclass
-class RankGraph:
-    """What one rank runs."""
-
-    inputs: list[ir.Value]
-    outputs: list[ir.Value]
-    nodes: list[ir.Node]
-    weights: list[HeldWeight]
-    constants: list[ir.Value]
-    """Small values that slicing added; each has its data."""
-    collectives: list[Collective]
 
 
 def emit_rank(
@@ -118,7 +88,7 @@ class RankEmitter:
         self.nodes: list[ir.Node] = []
         self.collectives: dict[ir.Node, Collective] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self.arithmetic: dict[tuple[str, tuple[Any, ...], int], list[ir.Value]] = {}
+        self.arithmetic: dict[tuple[str, tuple[ir.Value | None, ...], int], list[ir.Value]] = {}
         self.held: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.weights: dict[ir.Value, dict[Placement, ir.Value]] = {}
         self.node: ir.Node | None = None
@@ -137,7 +107,7 @@ class RankEmitter:
 
     # What a rule's emit may call.
 
-    def copy(self, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+    def copy(self, inputs: Sequence[Given], **attributes: object) -> list[Given]:
         """The present node with these inputs; keyword arguments replace attributes."""
         node = self.node
         assert node is not None
@@ -146,8 +116,14 @@ class RankEmitter:
         return self._add((node.domain, node.op_type), list(inputs), items, len(node.outputs), node)
 
     def op(
-        self, op_type: str, inputs: Sequence[Any], *, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> list[Any]:
+        self,
+        op_type: str,
+        inputs: Sequence[Given],
+        *,
+        outputs: int = 1,
+        domain: str = "",
+        **attributes: object,
+    ) -> list[Given]:
         """A further node. Shape arithmetic that stands in the graph already is used again: every layer of a
         model divides the same shapes."""
         if domain or attributes or not any(self._is_index_constant(value) for value in inputs):
@@ -157,10 +133,10 @@ class RankEmitter:
             self.arithmetic[key] = self._add((domain, op_type), list(inputs), [], outputs)
         return list(self.arithmetic[key])
 
-    def _is_index_constant(self, value: Any) -> bool:
+    def _is_index_constant(self, value: ir.Value | None) -> bool:
         return value is not None and value.const_value is not None and value.dtype == self.ir.DataType.INT64
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+    def constant(self, value: Array) -> ir.Value:
         """A constant; equal ones are stored once."""
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -174,11 +150,11 @@ class RankEmitter:
             )
         return self.constants[key]
 
-    def collective(self, op_type: str, value: Any, shape: Sequence[Dim], **attributes: int) -> Any:
+    def collective(self, op_type: str, value: Given, shape: Sequence[Dim], **attributes: int) -> ir.Value:
         """A collective on the value being moved; its input and output get their type and shape."""
         assert self.moving is not None
         shape = tuple(map(shown, shape))
-        output = self.op(op_type, [value], domain=DOMAIN, **attributes)[0]
+        output: ir.Value = self.op(op_type, [value], domain=DOMAIN, **attributes)[0]
         produced = list(shape)
         if op_type == "AllGather":
             axis = attributes["axis"]
@@ -234,7 +210,7 @@ class RankEmitter:
         ][: len(node.inputs)]
         if self.head is not None and node is self.head.node:
             inputs[0] = self._from_position(inputs[0])
-        produced = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
+        produced: list[Given] = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
         for value, placement, local in zip(node.outputs, option.outputs, produced, strict=True):
             self.held[value] = {placement: self._adopt(value, placement, local)}
 
@@ -359,7 +335,7 @@ class RankEmitter:
         """Nodes that lead to an output or a collective: every rank must take part in each collective.
 
         What is sent must be received too, even where the rank's own nodes do not use it."""
-        wanted: set[Any] = set(outputs)
+        wanted: set[ir.Value] = set(outputs)
         names: set[str] = set()
         kept = []
         for node in reversed(self.nodes):
@@ -373,8 +349,13 @@ class RankEmitter:
         return kept[::-1]
 
     def _add(
-        self, kind: tuple[str, str], inputs: list[Any], attributes: list[Any], outputs: int, model: Any = None
-    ) -> list[Any]:
+        self,
+        kind: tuple[str, str],
+        inputs: list[ir.Value | None],
+        attributes: Sequence[ir.Attr],
+        outputs: int,
+        model: ir.Node | None = None,
+    ) -> list[ir.Value]:
         domain, op_type = kind
         node = self.ir.Node(
             domain,
@@ -390,11 +371,11 @@ class RankEmitter:
         self.nodes.append(node)
         return list(node.outputs)
 
-    def _attributes(self, attributes: dict[str, Any]) -> list[Any]:
+    def _attributes(self, attributes: dict[str, object]) -> list[ir.Attr]:
         plain = {
             name: self.ir.tensor(item) if isinstance(item, np.ndarray) else item
             for name, item in attributes.items()
             if not (isinstance(item, list) and not item)
         }
         empty = [self.ir.AttrInt64s(name, []) for name in attributes if name not in plain]
-        return [*self.ir.convenience.convert_attributes(plain), *empty]
+        return [*onnx_attributes(plain), *empty]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
 from sharding.graph.symbols import shown_shape
@@ -14,6 +14,8 @@ from sharding.slices.state import StatePair, Tensor, find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import onnx_ir as ir
 
     from sharding.reading.read import Source
 
@@ -43,7 +45,7 @@ def found_state(source: Source, given: Mapping[str, str]) -> tuple[StatePair, ..
         raise OptionError(f"{source.path}: {error}") from None
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
+def _tensors(values: Sequence[ir.Value]) -> list[Tensor]:
     return [(value.name or "", dtype_name(value.dtype), shown_shape(value)) for value in values]
 
 
@@ -74,7 +76,7 @@ def _partners(key: str) -> Iterator[str]:
             yield key.replace(text, "")
 
 
-def _parts(path: Path) -> Iterator[dict[str, Any]]:
+def _parts(path: Path) -> Iterator[dict[str, object]]:
     """The models that a configuration describes; none where it is not one."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:

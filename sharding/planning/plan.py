@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.common.bounds import MAX_RANKS
 from sharding.demands.annotations import is_annotated
@@ -21,12 +21,13 @@ from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Stages, plan_stages
-from sharding.planning.emit import OWN_DOMAIN, Collective, emit_rank
+from sharding.planning.emit import OWN_DOMAIN, emit_rank
 from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.kept_state import solve_with_state
 from sharding.planning.pins import demanded_options, demanded_stages, pin
+from sharding.planning.rank_graph import Collective
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
 from sharding.search.reshard import COLLECTIVES, DOMAIN
@@ -37,6 +38,9 @@ from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
 from sharding.slices.state import StatePair, placed
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class Plan:
 
         return rows(self)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The plan as plain JSON values."""
         from sharding.planning.plan_json import to_json
 
@@ -245,12 +249,16 @@ class Planner:
         here = replace(self.options, mesh=mesh)
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
-        limits: dict[str, Any] = {
-            "demanded": demanded,
-            "memory": self.options.memory,
-            "measured": self.measured,
-        }
-        stages = plan_stages(self.source, graph, choices, world, count, **limits)
+        stages = plan_stages(
+            self.source,
+            graph,
+            choices,
+            world,
+            count,
+            demanded=demanded,
+            memory=self.options.memory,
+            measured=self.measured,
+        )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(nothing_splits(plan))
@@ -355,7 +363,7 @@ def _describe(source: Source, graph: list[Step], choices: list[int], mesh: Mesh,
     )  # fmt: skip
 
 
-def model_tensors(values: Sequence[Any]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
+def model_tensors(values: Sequence[ir.Value]) -> list[tuple[str, str, tuple[int | str | None, ...]]]:
     """Name, element type and shape (as the file names its axes) of model inputs or outputs."""
     return [(value.name or "", dtype_name(value.dtype), shown_shape(value) or ()) for value in values]
 

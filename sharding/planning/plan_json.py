@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.slices import state
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sharding.planning.plan import Plan
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, object]:
     """What `shardrun slice --json` prints."""
     return {
         "source": plan.source.file.file,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.graph.values import captured, captured_names
 from sharding.rules.flow import FLOW
@@ -240,7 +240,7 @@ class _Regrouper:
         return self.ir.Value(name=f"{name}/{what}", type=self.ir.TensorType(dtype), shape=self.ir.Shape([]))
 
     def _body(
-        self, region: _Region, branch: int, given: Sequence[Any], inputs: Sequence[ir.Value]
+        self, region: _Region, branch: int, given: Sequence[ir.Value | None], inputs: Sequence[ir.Value]
     ) -> ir.Graph:
         """One body: what enters is used under its name outside; each output is made by a node of its own."""
         home = (region.number, branch)
@@ -261,6 +261,7 @@ class _Regrouper:
         made = {value for node in members for value in node.outputs}
         outputs: list[ir.Value] = []
         for value in given:
+            assert value is not None
             if value not in made or value in outputs:
                 copy = self._identity(value)
                 members.append(copy)
@@ -288,7 +289,7 @@ class _Regrouper:
         self,
         region: _Region,
         op_type: str,
-        inputs: Sequence[Any],
+        inputs: Sequence[ir.Value | None],
         attributes: Sequence[ir.Attr],
         markers: Sequence[ir.Node | None],
         like: ir.Node | None = None,

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sharding.common.bounds import MAX_MICRO_BATCHES, MAX_RANKS
 from sharding.common.documents import DocumentError, quote, read_document
@@ -112,7 +112,7 @@ def read_saved_plan(path: Path) -> SavedPlan:
     """Reads a plan's file. Raises `DocumentError`: the place in it, what was expected and what was found."""
     data, _ = read_document(path, WHAT, max_bytes=MAX_BYTES)
 
-    def wrong(where: str, expected: str, found: Any) -> DocumentError:
+    def wrong(where: str, expected: str, found: object) -> DocumentError:
         return DocumentError(f"{path}: {where}: expected {expected}, found {quote(found)}.")
 
     if not isinstance(data, dict) or data.get("format") != FORMAT:

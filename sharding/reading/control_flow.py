@@ -8,7 +8,7 @@ it whole says so.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.graph.constants import constant_tensor
 from sharding.graph.fold import SMALL_ELEMENTS, small_constant
@@ -16,6 +16,8 @@ from sharding.graph.values import subgraphs, used_instead
 from sharding.reading.declared import forget
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     import onnx_ir as ir
 
 
@@ -172,7 +174,7 @@ def let_go(node: ir.Node) -> None:
                 inner.replace_input_with(index, None)
 
 
-def replace_output(outputs: Any, old: ir.Value, new: ir.Value) -> None:
+def replace_output(outputs: MutableSequence[ir.Value], old: ir.Value, new: ir.Value) -> None:
     for index, value in enumerate(outputs):
         if value is old:
             outputs[index] = new

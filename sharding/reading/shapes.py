@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.errors import ModelError
 from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
 from sharding.graph.fold import evaluate, small_constant
 from sharding.graph.open_lengths import refine
-from sharding.graph.shape_values import Known
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
@@ -30,8 +30,12 @@ from sharding.rules.base import Dim
 from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import onnx
     import onnx_ir as ir
+
+    from sharding.graph.shape_values import Known
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +81,8 @@ def _infer_all(model: ir.Model, path: Path) -> None:
         logger.warning("%s: shapes could not be inferred (%s); fewer operators will be split.", path, error)
         return
     found = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
-    for node in model.graph:
-        for value in node.outputs:
+    for own in model.graph:
+        for value in own.outputs:
             if value.name in found:
                 _merge(value, found[value.name])
 
@@ -218,7 +222,8 @@ class _Completion:
         }
         if node.op_type == "Shape":
             shape = shape_of(node.inputs[0])
-            part = None if shape is None else shape[attributes.get("start", 0) : attributes.get("end")]
+            end = integer(attributes, "end") if "end" in attributes else None
+            part = None if shape is None else shape[integer(attributes, "start", 0) : end]
             return None if part is None else shape_values.known(part)
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
@@ -290,7 +295,7 @@ class _Completion:
             return None
         if node.op_type not in _SHAPED or len(node.inputs) < 2 or node.outputs[0].name is None:
             return None
-        axes: Any = None
+        axes: Sequence[Dim] | None = None
         target = self.known_elements(node.inputs[1])
         if node.op_type == "Range":
             start, step = self.known_elements(source), self.known_elements(node.inputs[2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from sharding.graph.values import replace_by_constant
 from sharding.onnx_files.tensors import locate
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
+
+    from sharding.common.arrays import Array
 
 MOVES = frozenset({"Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that move elements and compute nothing."""
@@ -89,7 +92,7 @@ def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) ->
     def built() -> ir.TensorProtocol:
         from onnx.reference import ReferenceEvaluator
 
-        arrays: dict[str, Any] = {name: _widened(weight.array()) for name, weight in weights.items()}
+        arrays: dict[str, object] = {name: _widened(weight.array()) for name, weight in weights.items()}
         result = np.asarray(next(iter(ReferenceEvaluator(program).run(None, arrays))))
         return ir.tensor(result.astype(dtype, copy=False))
 
@@ -115,7 +118,7 @@ def _is_whole_number(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
 
-def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _widened(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.name in {"float16", "bfloat16"} else array
 
 
@@ -124,8 +127,7 @@ def _data(value: ir.Value) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _program(chain: list[ir.Node], value: ir.Value, inputs: list[str], opset: int) -> Any:
-    import onnx
+def _program(chain: list[ir.Node], value: ir.Value, inputs: list[str], opset: int) -> onnx.ModelProto:
     import onnx_ir as ir
     from onnx import helper
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from sharding.common.names import Names
-from sharding.graph.values import shape_of
+from sharding.graph.values import onnx_attributes, shape_of
 from sharding.rules.base import Dim
 from sharding.rules.common import zero_is_zero
 
@@ -100,7 +100,7 @@ class GraphWriter:
         made.name = self.names.fresh(f"{old.name}/apart")
         return made
 
-    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
+    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
         (made,) = self.node(op_type, inputs, attributes, (), 1)
         return made
 
@@ -108,11 +108,11 @@ class GraphWriter:
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, Any],
+        attributes: Mapping[str, object],
         kept: Iterable[ir.Attr],
         outputs: int,
     ) -> list[ir.Value]:
-        items = [*kept, *self.ir.convenience.convert_attributes(dict(attributes))]
+        items = [*kept, *onnx_attributes(attributes)]
         node = self.ir.Node("", op_type, inputs, items, num_outputs=outputs)
         node.name = self.names.fresh(f"{self.place.name or self.place.op_type}/apart")
         for value in node.outputs:

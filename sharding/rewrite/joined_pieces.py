@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.shape_values import Known
 from sharding.graph.values import shape_of
 from sharding.rewrite.graph_writer import Entry, GraphWriter
 from sharding.rules.base import Dim
@@ -20,6 +19,8 @@ from sharding.rules.products import length_of, product, quotient
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.graph.shape_values import Known
 
 Look = Callable[["ir.Value"], "Known | None"]
 Shape = tuple[Dim, ...]

@@ -10,14 +10,18 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.attributes import integer, integers
 from sharding.rules.base import Dim
 from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import ELEMENTWISE, UNARY
 from sharding.rules.products import length_of, product
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ class View:
 
     op_type: str
     version: int
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     shapes: Sequence[Sequence[Dim] | None]
     """One per input; None where absent or of unknown rank."""
-    constants: Sequence[np.ndarray[Any, Any] | None]
+    constants: Sequence[Array | None]
     forms: Sequence[Form | None]
     outputs: int
 
@@ -71,7 +75,7 @@ class Lift:
     """Of its outputs."""
     apart: Mapping[int, int]
     """Input -> which of its axes is the merged one; inputs that lack it are not named."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
     """Those that change."""
     axes: Mapping[int, list[int]] = field(default_factory=dict)
     """Inputs that become these constants."""
@@ -170,7 +174,7 @@ def _past(axis: int, form: Form) -> int:
 def _axis(view: View, form: Form, default: int) -> int | None:
     """The axis that an attribute names, counted from the front; None for the merged one."""
     rank = view.rank(0)
-    axis = int(view.attributes.get("axis", default))
+    axis = integer(view.attributes, "axis", default)
     if rank is None or not -rank <= axis < rank or axis % rank == form.axis:
         return None
     return axis % rank
@@ -201,7 +205,7 @@ def _softmax(view: View) -> Lift | None:
 def _normalization(view: View) -> Lift | None:
     """Over the axes from ``axis`` on."""
     found = _along(-1)(view)
-    behind = found is not None and found.attributes["axis"] > found.form.axis
+    behind = found is not None and integer(found.attributes, "axis") > found.form.axis
     return found if behind and view.outputs == 1 else None
 
 
@@ -209,7 +213,7 @@ def _transpose(view: View) -> Lift | None:
     form, rank = _first(view), view.rank(0)
     if form is None or rank is None:
         return None
-    perm = [int(axis) for axis in view.attributes.get("perm") or range(rank - 1, -1, -1)]
+    perm = integers(view.attributes, "perm") or list(range(rank - 1, -1, -1))
     if sorted(perm) != list(range(rank)):
         return None
     apart: list[int] = []
@@ -259,7 +263,7 @@ def _unsqueeze(view: View) -> Lift | None:
     given = view.attributes.get("axes", view.constants[1] if len(view.constants) > 1 else None)
     if form is None or rank is None or given is None:
         return None
-    axes = _named_axes(view, rank + np.size(given))
+    axes = _named_axes(view, rank + np.asarray(given).size)
     if axes is None:
         return None
     kept = [axis for axis in range(rank + len(axes)) if axis not in axes]
@@ -273,7 +277,7 @@ def _concat(view: View) -> Lift | None:
     rank = ranks[0]
     if found is None or rank is None:
         return None
-    axis = int(view.attributes.get("axis", 1)) % rank
+    axis = integer(view.attributes, "axis", 1) % rank
     if axis == found.form.axis:
         return None
     return replace(found, attributes={"axis": _past(axis, found.form)}, strict=True)

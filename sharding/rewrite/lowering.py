@@ -9,16 +9,17 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md list
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.values import shape_of
+from sharding.graph.values import onnx_attributes, shape_of
 from sharding.rewrite.graph_writer import take_place
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from numpy.typing import ArrayLike, DTypeLike
 
 MICROSOFT = "com.microsoft"
 OLDEST_OPSET = 10
@@ -111,7 +112,7 @@ class _Embedding:
             return self.op("ReduceSum", [ones, self.constant([1])], keepdims=0)
         return self.op("ReduceSum", [ones], axes=[1], keepdims=0)
 
-    def constant(self, value: Any, kind: Any = np.int64) -> ir.Value:
+    def constant(self, value: ArrayLike, kind: DTypeLike = np.int64) -> ir.Value:
         tensor = self.ir.tensor(np.asarray(value, dtype=kind))
         name = f"{self.node.outputs[0].name}/part_{len(self.nodes)}"
         found = self.ir.Value(
@@ -123,8 +124,8 @@ class _Embedding:
         self.graph.register_initializer(found)
         return found
 
-    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
-        items = self.ir.convenience.convert_attributes(attributes)
+    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
+        items = onnx_attributes(attributes)
         made = self.ir.Node("", op_type, inputs, attributes=items, num_outputs=1)
         made.outputs[0].name = self.fresh(f"{self.node.outputs[0].name}/{op_type}")
         self.nodes.append(made)

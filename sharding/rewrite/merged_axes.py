@@ -12,12 +12,11 @@ length * heads, size], and what is normalized is made [batch, length, heads * si
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.graph.fold import small_constant
-from sharding.graph.shape_values import Known
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.rewrite.lifting import Form, Lift, View, lift
 from sharding.rewrite.merged_writer import Source, Writer, same
@@ -26,6 +25,8 @@ from sharding.rules.products import product, quotient
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.graph.shape_values import Known
 
 PRODUCT_AXES = 3
 """The axes of a batched product with one batch axis; with more, heads already have an axis of their own."""
@@ -222,7 +223,7 @@ def _repeated(source: Sequence[Dim], repeats: Known | None) -> Form | None:
     """The one axis that is repeated, of known length."""
     if repeats is None or repeats.size != len(source):
         return None
-    times: list[Any] = np.asarray(repeats).tolist()
+    times: list[int | str | None] = np.asarray(repeats).tolist()
     axes = [axis for axis, count in enumerate(times) if count != 1]
     if len(axes) != 1 or times[axes[0]] is None or not _counts(source[axes[0]]):
         return None

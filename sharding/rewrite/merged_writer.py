@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from sharding.graph.shape_values import Known
 from sharding.graph.values import shape_of
 from sharding.rewrite.graph_writer import Entry, GraphWriter, Pick
 from sharding.rewrite.lifting import Form, Lift
@@ -17,6 +16,8 @@ from sharding.rules.common import zero_is_zero
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.graph.shape_values import Known
 
 
 @dataclass(frozen=True)

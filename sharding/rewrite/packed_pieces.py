@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.values import shape_of
+from sharding.graph.values import onnx_attributes, shape_of
 from sharding.onnx_files.tensors import locate
 from sharding.rewrite.graph_writer import take_place
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.common.arrays import Array
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Pieces:
         part = self.ir.LazyTensor(columns_of, dtype=tensor.dtype, shape=self.ir.Shape(shape), name=name)
         return self._initializer(name, part)
 
-    def constant(self, value: np.ndarray[Any, Any]) -> ir.Value:
+    def constant(self, value: Array) -> ir.Value:
         """A small constant."""
         return self._initializer(self._fresh(f"{self.base}/shape"), self.ir.tensor(value))
 
@@ -171,10 +173,10 @@ class Pieces:
         shape: list[Dim],
         kind: ir.TypeProtocol | None,
         domain: str = "",
-        **attributes: Any,
+        **attributes: object,
     ) -> ir.Value:
         """A node before the product's place, with one output of this type and shape."""
-        items = self.ir.convenience.convert_attributes(attributes)
+        items = onnx_attributes(attributes)
         made = self.ir.Node(domain, op_type, inputs, attributes=items, num_outputs=1)
         value = made.outputs[0]
         value.name = self._fresh(f"{self.base}/{op_type}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -232,7 +232,7 @@ def _as_input(node: ir.Node, index: int) -> Callable[[Pieces, ir.Value], None]:
     return lambda _, value: node.replace_input_with(index, value)
 
 
-def _heads(node: ir.Node, shape: tuple[Any, ...]) -> list[Piece] | None:
+def _heads(node: ir.Node, shape: tuple[object, ...]) -> list[Piece] | None:
     """The last axis as heads and their elements, and cuts between heads."""
     value = node.outputs[0]
     target = shape_of(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sharding.common.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
     absent,
@@ -70,7 +71,7 @@ def reverse_sequence(node: NodeView) -> list[Option]:
     shape = node.shapes[0]
     if shape is None:
         return []
-    batch, time = axis_attribute(node, 1, len(shape), "batch_axis"), int(node.attributes.get("time_axis", 0))
+    batch, time = axis_attribute(node, 1, len(shape), "batch_axis"), integer(node.attributes, "time_axis", 0)
     return [
         option(node, {0: split} | ({1: Split(0, split.blocks)} if split.axis == batch else {}), split)
         for split in splits(node, shape)
@@ -107,13 +108,13 @@ def fourier_transform(node: NodeView) -> list[Option]:
     shape = node.shapes[0]
     if shape is None:
         return []
-    along = node.attributes.get("axis", 1)
+    along = integer(node.attributes, "axis", 1)
     if node.version >= 20:
         value = constant(node, 2)
         if value is None and not absent(node, 2):
             return []
         along = -2 if value is None else int(value.reshape(-1)[0])
-    axis = normalized(int(along), len(shape))
+    axis = normalized(along, len(shape))
     if axis is None:
         return []
     return others(node, (axis, len(shape) - 1)) + partial_option(node)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
+from sharding.common.attributes import integer, integers
 from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
@@ -28,12 +28,13 @@ _COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")
 
 def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Value]:
     """The node with the attributes that count heads divided by the number of ranks."""
-    changed: dict[str, Any] = {  # fewer key/value heads than ranks: one on each
-        name: max(1, int(node.attributes[name]) // e.world) for name in _COUNTS if node.attributes.get(name)
+    changed: dict[str, object] = {  # fewer key/value heads than ranks: one on each
+        name: max(1, integer(node.attributes, name) // e.world)
+        for name in _COUNTS
+        if node.attributes.get(name)
     }
-    sizes = node.attributes.get("qkv_hidden_sizes")
-    if sizes:
-        changed["qkv_hidden_sizes"] = [int(size) // e.world for size in sizes]
+    if sizes := integers(node.attributes, "qkv_hidden_sizes"):
+        changed["qkv_hidden_sizes"] = [size // e.world for size in sizes]
     return e.copy(values, **changed)
 
 
@@ -95,8 +96,8 @@ def attention(node: NodeView) -> list[Option]:
     if query is None or key is None or len(query) not in (3, 4) or len(key) != len(query):
         return []
     four = len(query) == 4
-    heads = query[1] if four else int(node.attributes.get("q_num_heads", 0))
-    pairs = key[1] if four else int(node.attributes.get("kv_num_heads", 0))
+    heads = query[1] if four else integer(node.attributes, "q_num_heads", 0)
+    pairs = key[1] if four else integer(node.attributes, "kv_num_heads", 0)
     options: list[Option] = []
     copies = copies_of(node, heads, pairs)
     if copies is not None:
@@ -143,10 +144,10 @@ def _fused(
     node: NodeView, *, mask: int, past: int, bias: int | None, per_column: Sequence[int]
 ) -> list[Option]:
     shape, weights = node.shapes[0], node.shapes[1]
-    heads = int(node.attributes.get("num_heads", 0))
+    heads = integer(node.attributes, "num_heads", 0)
     if shape is None or len(shape) != 3 or weights is None or len(weights) != 2:
         return []
-    sizes = node.attributes.get("qkv_hidden_sizes") or (1, 1, 1)
+    sizes = integers(node.attributes, "qkv_hidden_sizes") or [1, 1, 1]
     options: list[Option] = []
     if node.divisible(heads) and node.divisible(weights[1], 3) and len(set(sizes)) == 1:
         vectors = dict.fromkeys((2, *per_column), Split(0, 3))
@@ -189,7 +190,7 @@ def decoder_masked_attention(node: NodeView) -> list[Option]:
 
 def _multi_head(node: NodeView, *, bias: int, mask: int, added: int, past: int, beams: int) -> list[Option]:
     shapes = [shape_of(node, index) for index in range(3)]
-    heads = int(node.attributes.get("num_heads", 0))
+    heads = integer(node.attributes, "num_heads", 0)
     query = shapes[0]
     if query is None or any(shape is None and not absent(node, i) for i, shape in enumerate(shapes)):
         return []
@@ -243,7 +244,7 @@ def _queries(node: NodeView, mask: int, added: int, past: int) -> list[Option]:
 def packed_attention(node: NodeView) -> list[Option]:
     """As ``fused_attention``, on the tokens of all rows one after the other: [tokens, input]."""
     weights = node.shapes[1]
-    heads, sizes = int(node.attributes.get("num_heads", 0)), node.attributes.get("qkv_hidden_sizes")
+    heads, sizes = integer(node.attributes, "num_heads", 0), integers(node.attributes, "qkv_hidden_sizes")
     if weights is None or not node.divisible(heads) or not node.divisible(weights[1], 3):
         return []
     whole = with_broadcast(node, {1: Split(1, 3), 2: Split(0, 3)}, 5, -3, heads)
@@ -256,7 +257,7 @@ def packed_attention(node: NodeView) -> list[Option]:
 def packed_multi_head_attention(node: NodeView) -> list[Option]:
     """The same of projected queries, keys and values [tokens, heads * size], or [tokens, heads, 3, size]."""
     shapes = [shape_of(node, index) for index in range(3)]
-    heads = int(node.attributes.get("num_heads", 0))
+    heads = integer(node.attributes, "num_heads", 0)
     if shapes[0] is None or not node.divisible(heads):
         return []
     biased = not absent(node, 3)
@@ -319,7 +320,7 @@ def _rotary_heads(node: NodeView, cosines: Shape) -> bool:
     shape = node.shapes[0] or ()
     if len(shape) == 4:
         return node.divisible(shape[1])
-    heads = int(node.attributes.get("num_heads", 0))
+    heads = integer(node.attributes, "num_heads", 0)
     if heads:
         return node.divisible(heads)
     size = cosines[-1]  # half of what is rotated, which then is all of a head

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from sharding.slices.placement import Placement
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 Dim = int | str | None
 """An axis length: known, a symbol (equal symbols are equal lengths), or unknown."""
@@ -34,12 +35,12 @@ class NodeView:
     version: int
     """Opset version of the node's domain."""
     world: int
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     """Plain Python values (int, float, str, list, numpy array)."""
     shapes: Sequence[Sequence[Dim] | None]
     """One per input; None where the rank is unknown or the optional input is absent."""
-    dtypes: Sequence[np.dtype[Any] | None]
-    constants: Sequence[np.ndarray[Any, Any] | None]
+    dtypes: Sequence[DType | None]
+    constants: Sequence[Array | None]
     """The value of each input that is a small constant (shape arithmetic, axes, pads)."""
     present: Sequence[bool]
     output_shapes: Sequence[Sequence[Dim] | None]
@@ -66,15 +67,15 @@ class Emitter(Protocol):
     version: int
     """Version of the default opset, whatever the node's domain."""
 
-    def copy(self, inputs: Values, **attributes: Any) -> list[Value]:
+    def copy(self, inputs: Values, **attributes: object) -> list[Value]:
         """The node itself with these inputs; keyword arguments replace attributes. Returns its outputs."""
 
     def op(
-        self, op_type: str, inputs: Values, *, outputs: int = 1, domain: str = "", **attributes: Any
+        self, op_type: str, inputs: Values, *, outputs: int = 1, domain: str = "", **attributes: object
     ) -> list[Value]:
         """A further node. Returns its outputs."""
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Value:
+    def constant(self, value: Array) -> Value:
         """A constant value (equal constants are stored once)."""
 
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 Shape = Sequence[Dim]
 ALLOW_ZERO = 14
 """The first opset in which a 0 in the shape of Reshape can mean 0."""
 
 
-def zero_is_zero(opset: int) -> dict[str, Any]:
+class Allow(TypedDict, total=False):
+    """The attribute of a Reshape."""
+
+    allowzero: int
+
+
+def zero_is_zero(opset: int) -> Allow:
     """The attributes of a Reshape whose target is made of lengths: one is 0 where a batch or sequence is
     empty: without them 0 copies a length of the input."""
     return {"allowzero": 1} if opset >= ALLOW_ZERO else {}
@@ -66,7 +76,7 @@ def absent(node: NodeView, index: int) -> bool:
     return index >= len(node.present) or not node.present[index]
 
 
-def constant(node: NodeView, index: int) -> np.ndarray[Any, Any] | None:
+def constant(node: NodeView, index: int) -> Array | None:
     """The value of an input, None where it is absent or not a known constant."""
     return None if absent(node, index) else node.constants[index]
 
@@ -83,7 +93,7 @@ def normalized(axis: int, rank: int) -> int | None:
 
 def axis_attribute(node: NodeView, default: int, rank: int, name: str = "axis") -> int | None:
     """The ``axis`` attribute counted from the front; None if the tensor has no such axis."""
-    return normalized(int(node.attributes.get(name, default)), rank)
+    return normalized(integer(node.attributes, name, default), rank)
 
 
 def list_parameter(node: NodeView, name: str, index: int) -> list[int] | None:
@@ -109,12 +119,12 @@ def axes_parameter(node: NodeView, index: int, rank: int, name: str = "axes") ->
     return [axis % rank for axis in axes]
 
 
-def floating(dtype: np.dtype[Any] | None) -> bool:
+def floating(dtype: DType | None) -> bool:
     """Whether the type is a known floating-point type."""
     return dtype is not None and (dtype.kind == "f" or dtype.name == "bfloat16")
 
 
-def summable(dtype: np.dtype[Any] | None) -> bool:
+def summable(dtype: DType | None) -> bool:
     """Whether values of this type can be held as summands: what every collective can add."""
     return dtype is not None and (dtype.name in ("int32", "int64") or floating(dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sharding.common.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Values, rule
 from sharding.rules.common import absent, dim, option, shape_of, splits
@@ -41,7 +42,7 @@ def bias_softmax(node: NodeView) -> list[Option]:
     shape, bias = node.shapes[0], node.shapes[1]
     if shape is None or bias is None or len(shape) != len(bias):
         return []
-    axis = int(node.attributes.get("axis", 1)) % len(shape)
+    axis = integer(node.attributes, "axis", 1) % len(shape)
     return [option(node, parts, split) for parts, split in broadcast_axes(node) if split.axis < axis]
 
 
@@ -87,7 +88,7 @@ def skip_layer_normalization(node: NodeView) -> list[Option]:
 def simplified_layer_normalization(node: NodeView) -> list[Option]:
     """RMS normalization along the last axis, as ONNX Runtime writes it (in the standard domain)."""
     shape = node.shapes[0]
-    axis = int(node.attributes.get("axis", -1))
+    axis = integer(node.attributes, "axis", -1)
     if shape is None or axis not in (-1, len(shape) - 1):
         return []
     return others(node, (len(shape) - 1,))
@@ -117,7 +118,7 @@ def embed_layer_normalization(node: NodeView) -> list[Option]:
 def group_norm(node: NodeView) -> list[Option]:
     """Channels last: the batch, or whole groups of channels."""
     shape = node.shapes[0]
-    groups = int(node.attributes.get("groups", 0))
+    groups = integer(node.attributes, "groups", 0)
     if shape is None or not node.attributes.get("channels_last", 1):
         return []
     options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, bias_once, constant, dim, option, splits, summable
 from sharding.slices.placement import PARTIAL, Placement, Split
@@ -67,7 +68,7 @@ def fused_conv(node: NodeView) -> list[Option]:
 def convolution(node: NodeView, layout: Layout) -> list[Option]:
     """The options of a convolution whose operands lie as ``layout`` says."""
     x, w = node.shapes[layout.x], node.shapes[layout.w]
-    group = int(node.attributes.get("group", 1))
+    group = integer(node.attributes, "group", 1)
     if x is None or w is None or len(x) < 3 or len(w) != len(x) or group < 1:
         return []
     channel = len(x) - 1 if layout.last else 1
@@ -158,7 +159,7 @@ def deform_conv(node: NodeView) -> list[Option]:
     options = [
         option(node, {0: split} | dict.fromkeys(images, split), split) for split in splits(node, x, (0,))
     ]
-    if int(node.attributes.get("group", 1)) == 1:
+    if integer(node.attributes, "group", 1) == 1:
         layout = Layout(per_channel=(3,), bias=3)
         for blocks in node.blocks(w[0]):
             options.append(_output_channels(node, layout, {1: Split(0, blocks)}, Split(1, blocks)))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, dim, option, shape_of, summable, zero_is_zero
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
@@ -60,12 +60,14 @@ def _inner(
     """``points``: those of the first that are zero points; where each row has one, they are packed."""
     if not summable(node.dtypes[0]):
         return []
-    fusion = int(node.attributes.get("swiglu_fusion", 0))
+    fusion = integer(node.attributes, "swiglu_fusion", 0)
     pairs = fusion in (INTERLEAVED, ONE_AFTER_THE_OTHER)
     inner = dim(node.shapes[first[0]], 1)
     if not isinstance(inner, int) or not node.divisible(inner, 2 if pairs else 1):
         return []
-    bits = int(node.attributes.get("fc1_expert_weight_bits", node.attributes.get("expert_weight_bits", 4)))
+    bits = integer(
+        node.attributes, "fc1_expert_weight_bits", integer(node.attributes, "expert_weight_bits", 4)
+    )
     parts: dict[int, Placement] = {}
     for index in first:
         if not absent(node, index):
@@ -111,8 +113,8 @@ def _whole_experts(node: NodeView, weights: range, kept: tuple[int, ...]) -> lis
                 return []
             parts[index] = REPLICATED if index in kept else Split(0)
     assert isinstance(experts, int) and isinstance(hidden, int) and shape is not None
-    chosen = int(node.attributes.get("k", 1))
-    normalized = int(node.attributes.get("normalize_routing_weights", 0))
+    chosen = integer(node.attributes, "k", 1)
+    normalized = integer(node.attributes, "normalize_routing_weights", 0)
     emit = partial(
         _own_experts,
         experts,
@@ -181,19 +183,28 @@ def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the sc
     second = e.constant(np.zeros((experts, experts, 1), kind))
     units = e.constant(np.eye(experts, dtype=np.float32))
     weights = [first, None, second, units]
-    attributes: dict[str, Any] = {"activation_type": "relu"}
     if quantized:
         scale = e.constant(np.zeros((experts, rows), np.float32))
         scales = e.constant(np.zeros((experts, experts), np.float32))
         weights = [first, scale, None, second, scales, units]
-        attributes = {"activation_type": "swiglu", "swiglu_fusion": INTERLEAVED, "expert_weight_bits": 8}
+        (routed,) = e.op(
+            "QMoE",
+            [nothing, scores, *weights],
+            domain=MICROSOFT,
+            k=chosen,
+            normalize_routing_weights=normalized,
+            activation_type="swiglu",
+            swiglu_fusion=INTERLEAVED,
+            expert_weight_bits=8,
+        )
+        return routed
     (routed,) = e.op(
-        "QMoE" if quantized else "MoE",
+        "MoE",
         [nothing, scores, *weights],
         domain=MICROSOFT,
         k=chosen,
         normalize_routing_weights=normalized,
-        **attributes,
+        activation_type="relu",
     )
     return routed
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Dim, NodeView, Option, rule
 from sharding.rules.common import option, partial_option, splits, summable
 from sharding.slices.placement import PARTIAL, REPLICATED, Split
@@ -86,7 +87,7 @@ def stack(node: NodeView) -> list[Option]:
 
 
 def _axis(node: NodeView, shape: Sequence[Dim] | None) -> int:
-    axis = int(node.attributes.get("axis", 0))
+    axis = integer(node.attributes, "axis", 0)
     return axis + len(shape or ()) if axis < 0 else axis
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
@@ -62,8 +63,8 @@ def matmul_n_bits(node: NodeView) -> list[Option]:
     Scales are [N * blocks] or [N, blocks]; zero points too, or packed, each column in whole bytes.
     """
     shape = node.shapes[0]
-    inner, columns = int(node.attributes["K"]), int(node.attributes["N"])
-    size, bits = int(node.attributes["block_size"]), int(node.attributes.get("bits", 4))
+    inner, columns = integer(node.attributes, "K"), integer(node.attributes, "N")
+    size, bits = integer(node.attributes, "block_size"), integer(node.attributes, "bits", 4)
     if shape is None or not shape or size < 1 or inner % size:
         return []
     last, count = len(shape) - 1, inner // size
@@ -160,8 +161,8 @@ def _own_zero_points(
 def matmul_bnb4(node: NodeView) -> list[Option]:
     """A [..., K] times B [N * K / 2], a scale for each run of elements: the columns N, or whole runs of K."""
     shape = node.shapes[0]
-    inner, columns = int(node.attributes["K"]), int(node.attributes["N"])
-    size = int(node.attributes["block_size"])
+    inner, columns = integer(node.attributes, "K"), integer(node.attributes, "N")
+    size = integer(node.attributes, "block_size")
     if shape is None or not shape or size < 1 or inner % size or inner % 2:
         return []
     last = len(shape) - 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sharding.common.attributes import integer
 from sharding.rules.attention import (
     MICROSOFT,
     copies_of,
@@ -44,7 +45,7 @@ def group_query_attention(node: NodeView) -> list[Option]:
 def _heads(node: NodeView, query: Shape) -> list[Option]:
     """Heads split, queries, keys and values by themselves or packed in the first input."""
     packed = absent(node, 1)
-    heads, pairs = (int(node.attributes.get(name, 0)) for name in ("num_heads", "kv_num_heads"))
+    heads, pairs = (integer(node.attributes, name, 0) for name in ("num_heads", "kv_num_heads"))
     copies = copies_of(node, heads, pairs)
     if copies is None or (not packed and shape_of(node, 1) is None):
         return []
@@ -85,7 +86,7 @@ def _scale_part(node: NodeView, index: int, pairs: int, copies: int) -> Placemen
 
 def _unpacked(node: NodeView, copies: int, e: Emitter, values: Values) -> list[Value]:
     """Takes this rank's heads out of the packed queries, keys and values, which are unequally many."""
-    heads, pairs = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    heads, pairs = (integer(node.attributes, name) for name in ("num_heads", "kv_num_heads"))
     size = int((node.shapes[0] or ())[2] or 0) // (heads + 2 * pairs)
     taken, start = [], 0
     for count, times in ((heads, 1), (pairs, copies), (pairs, copies)):

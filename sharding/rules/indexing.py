@@ -8,10 +8,11 @@ axis.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,
@@ -24,6 +25,9 @@ from sharding.rules.common import (
     summable,
 )
 from sharding.slices.placement import PARTIAL, Split
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 MICROSOFT = "com.microsoft"
 MOD_OPSET = 10
@@ -88,9 +92,7 @@ def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> l
     return e.op("Where", [held, found, e.constant(np.zeros((), dtype=node.dtypes[0]))])
 
 
-def _emit_masked(
-    node: NodeView, axis: int, kind: np.dtype[Any] | None, e: Emitter, values: Values
-) -> list[Value]:
+def _emit_masked(node: NodeView, axis: int, kind: DType | None, e: Emitter, values: Values) -> list[Value]:
     """The same, with zeros for what lies beyond the whole axis, as GatherBlockQuantized gives them."""
     table = node.shapes[0] or ()
     vocabulary, trailing = table[axis], len(table) - axis - 1
@@ -136,7 +138,7 @@ def gather_block_quantized(node: NodeView) -> list[Option]:
     blocked = axis_attribute(node, 1, len(table), "quantize_axis")
     if axis is None or blocked is None or (points is None and not absent(node, 3)):
         return []
-    bits, kind = int(node.attributes.get("bits", 4)), node.dtypes[0]
+    bits, kind = integer(node.attributes, "bits", 4), node.dtypes[0]
     packed = 2 if bits == 4 and kind is not None and kind.name == "uint8" else 1
     held = [0, 2, *([3] if points is not None else [])]
     options = []
@@ -144,7 +146,7 @@ def gather_block_quantized(node: NodeView) -> list[Option]:
         if split.axis == axis:
             continue
         if split.axis == blocked:
-            size, count = int(node.attributes.get("block_size", 128)), scales[blocked]
+            size, count = integer(node.attributes, "block_size", 128), scales[blocked]
             whole = isinstance(count, int) and table[blocked] == count * size // packed
             if not whole or not node.divisible(count, split.blocks * (packed if points is not None else 1)):
                 continue
@@ -184,7 +186,7 @@ def gather_elements(node: NodeView) -> list[Option]:
 def gather_nd(node: NodeView) -> list[Option]:
     """Indices [batch..., ..., depth]: axes but the last, batch axes in both, data axes not indexed."""
     data, indices = node.shapes[0], node.shapes[1]
-    batch = int(node.attributes.get("batch_dims", 0))
+    batch = integer(node.attributes, "batch_dims", 0)
     if data is None or indices is None or not indices:
         return []
     options = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sharding.common.attributes import integer, integers
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,
@@ -25,7 +26,7 @@ def transpose(node: NodeView) -> list[Option]:
     shape = node.shapes[0]
     if shape is None:
         return []
-    perm = [int(axis) for axis in node.attributes.get("perm") or range(len(shape) - 1, -1, -1)]
+    perm = integers(node.attributes, "perm") or list(range(len(shape) - 1, -1, -1))
     if sorted(perm) != list(range(len(shape))):
         return []
     options = [
@@ -166,7 +167,7 @@ def center_crop_pad(node: NodeView) -> list[Option]:
 def depth_space(node: NodeView) -> list[Option]:
     """The batch axis; or channels, of which blocksize * blocksize become or make one."""
     shape = node.shapes[0]
-    size = int(node.attributes.get("blocksize", 0)) ** 2
+    size = integer(node.attributes, "blocksize", 0) ** 2
     if shape is None or len(shape) != 4 or size < 1:
         return []
     options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]

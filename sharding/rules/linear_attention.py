@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sharding.common.attributes import integer
 from sharding.rules.attention import MICROSOFT, divided_counts, first_outputs, given_parts
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import dim, option, shape_of, splits
@@ -31,7 +32,7 @@ def causal_convolution(node: NodeView) -> list[Option]:
 
 def _has_window(node: NodeView) -> bool:
     """Whether the states of several last positions are kept, not that of the last one alone."""
-    return int(node.attributes.get("state_window", 0)) > 0
+    return integer(node.attributes, "state_window", 0) > 0
 
 
 @rule("LinearAttention", domain=MICROSOFT)
@@ -40,7 +41,7 @@ def linear_attention(node: NodeView) -> list[Option]:
     query = node.shapes[0]
     if query is None or len(query) != 3 or _has_window(node):
         return []
-    heads, pairs = (int(node.attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
+    heads, pairs = (integer(node.attributes, name, 0) for name in ("q_num_heads", "kv_num_heads"))
     options = []
     if node.divisible(heads) and node.divisible(pairs):
         own, state = Split(2), Split(1)

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from sharding.common.attributes import integer, integers
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,
@@ -90,7 +91,7 @@ def instance_normalization(node: NodeView) -> list[Option]:
 def group_normalization(node: NodeView) -> list[Option]:
     """The batch axis; or the channels where each rank gets whole groups."""
     shape = node.shapes[0]
-    groups = int(node.attributes.get("num_groups", 0))
+    groups = integer(node.attributes, "num_groups", 0)
     if shape is None or len(shape) < 3 or groups < 1:
         return []
     options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
@@ -124,7 +125,8 @@ def mean_variance_normalization(node: NodeView) -> list[Option]:
     shape = node.shapes[0]
     if shape is None:
         return []
-    axes = {int(axis) % len(shape) for axis in node.attributes.get("axes", (0, 2, 3))} if shape else set()
+    named = integers(node.attributes, "axes", (0, 2, 3))
+    axes = {axis % len(shape) for axis in named} if shape else set()
     return [option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in axes]
 
 

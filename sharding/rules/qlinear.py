@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sharding.common.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
@@ -95,7 +96,7 @@ def qlinear_unary(node: NodeView) -> list[Option]:
 def qlinear_softmax(node: NodeView) -> list[Option]:
     """As Softmax of the opset that the attribute ``opset`` names."""
     shape = node.shapes[0]
-    newer = int(node.attributes.get("opset", 0)) >= 13
+    newer = integer(node.attributes, "opset", 0) >= 13
     axis = None if shape is None else axis_attribute(node, -1 if newer else 1, len(shape))
     if shape is None or axis is None:
         return []

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import Shape, absent, axis_attribute, dim, option, shape_of, splits
 from sharding.rules.conv import MICROSOFT, Layout, convolution
@@ -23,7 +24,7 @@ def quantize(node: NodeView) -> list[Option]:
     shape, scale = node.shapes[0], shape_of(node, 1)
     if shape is None or scale is None:
         return []
-    block = int(node.attributes.get("block_size", 0))
+    block = integer(node.attributes, "block_size", 0)
     if block:
         return _blocked(node, shape, scale, block)
     if len(scale) > 1:

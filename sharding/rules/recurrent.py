@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, dim, int64, option, splits
@@ -75,10 +74,10 @@ def _one_direction(
     values = list(values)
     for index in whole:
         values[index] = e.op("Gather", [values[index], int64(e, [direction])], axis=state_axis)[0]
-    changed: dict[str, Any] = {"direction": ("forward", "reverse")[direction]}
+    changed: dict[str, object] = {"direction": ("forward", "reverse")[direction]}
     for name in ("activations", "activation_alpha", "activation_beta"):
         listed = node.attributes.get(name)
-        if listed:
+        if listed and isinstance(listed, list):
             half = len(listed) // 2
-            changed[name] = list(listed)[direction * half : (direction + 1) * half]
+            changed[name] = listed[direction * half : (direction + 1) * half]
     return e.copy(values, **changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,
@@ -62,7 +63,7 @@ def _mean(node: NodeView, e: Emitter, values: Values) -> list[Value]:
 def arg_reduce(node: NodeView) -> list[Option]:
     """All axes but the reduced one."""
     shape = node.shapes[0]
-    axis = None if shape is None else normalized(int(node.attributes.get("axis", 0)), len(shape))
+    axis = None if shape is None else normalized(integer(node.attributes, "axis", 0), len(shape))
     if axis is None:
         return []
     return _kept(node, {axis}, bool(node.attributes.get("keepdims", 1)))

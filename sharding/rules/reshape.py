@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from sharding.common.attributes import integer
 from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,
@@ -68,7 +69,7 @@ def _pairs(node: NodeView, source: Shape, target: Shape) -> list[tuple[Split, Sp
 def flatten(node: NodeView) -> list[Option]:
     """All axes before ``axis`` become one, all others another."""
     shape = node.shapes[0]
-    axis = int(node.attributes.get("axis", 1))
+    axis = integer(node.attributes, "axis", 1)
     if shape is None or not -len(shape) <= axis <= len(shape):
         return []
     axis += len(shape) if axis < 0 else 0

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from sharding.common.attributes import integer
 from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import Partial, Placement, Split
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
 """Attributes of attention operators that count heads."""
@@ -53,7 +55,7 @@ def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
 
 
 def _heads(view: NodeView) -> list[int]:
-    return [int(view.attributes[name]) for name in HEADS if isinstance(view.attributes.get(name), int)]
+    return [integer(view.attributes, name) for name in HEADS if isinstance(view.attributes.get(name), int)]
 
 
 def _short_axes(view: NodeView) -> list[int]:
@@ -138,11 +140,13 @@ class _Group:
         self.rank, self.world = emitter.rank // copies, emitter.world // copies
         self.version = emitter.version
 
-    def copy(self, inputs: Values, **attributes: Any) -> list[Value]:
+    def copy(self, inputs: Values, **attributes: object) -> list[Value]:
         return list(self.emitter.copy(inputs, **attributes))
 
-    def op(self, op_type: str, inputs: Values, **arguments: Any) -> list[Value]:
-        return list(self.emitter.op(op_type, inputs, **arguments))
+    def op(
+        self, op_type: str, inputs: Values, *, outputs: int = 1, domain: str = "", **attributes: object
+    ) -> list[Value]:
+        return list(self.emitter.op(op_type, inputs, outputs=outputs, domain=domain, **attributes))
 
-    def constant(self, value: np.ndarray[Any, Any]) -> Value:
+    def constant(self, value: Array) -> Value:
         return self.emitter.constant(value)

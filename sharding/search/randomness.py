@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from sharding.slices.placement import PARTIAL, REPLICATED
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    Functions = Mapping[Any, ir.Function]
+    from sharding.common.arrays import Array
+
+    Functions = Mapping[ir.OperatorIdentifier, ir.Function]
 
 _GENERATORS = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -33,7 +35,7 @@ _TRAINING = 2
 def draws(node: ir.Node, functions: Functions) -> bool:
     """Whether a node, or one in its bodies or its function, draws random numbers without a seed."""
     waiting: list[ir.Node] = [node]
-    seen: set[Any] = set()
+    seen: set[ir.OperatorIdentifier] = set()
     while waiting:
         current = waiting.pop()
         if _draws_itself(current):
@@ -80,7 +82,7 @@ def drawn_once(node: ir.Node, inputs: Sequence[ir.Value | None], path: object, *
     )
 
 
-def _on_first_rank(zeros: Sequence[np.ndarray[Any, Any] | None], e: Emitter, values: Values) -> list[Value]:
+def _on_first_rank(zeros: Sequence[Array | None], e: Emitter, values: Values) -> list[Value]:
     drawn = e.copy(values)
     if e.rank == 0:
         return drawn

@@ -9,8 +9,9 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sharding.common.attributes import integer
 from sharding.graph.fold import small_constant
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.rewrite.built_weights import MOVES
@@ -74,7 +75,7 @@ def _is_within(node: NodeView, found: Interval | None) -> bool:
     data = node.shapes[0]
     if node.op_type not in _ALONG_AXIS or not data:
         return False
-    axis = int(node.attributes.get("axis", 0))
+    axis = integer(node.attributes, "axis", 0)
     length = data[axis] if -len(data) <= axis < len(data) else None
     return isinstance(length, int) and -length <= found[0] and found[1] < length
 
@@ -116,11 +117,11 @@ def _number(node: ir.Node, index: int, name: str) -> int | None:
     array = None if value is None else small_constant(value)
     if array is not None and array.size == 1:
         return int(array.reshape(-1)[0])
-    given = _attribute(node, name, None)
-    return None if given is None else int(given)
+    given = {name: _attribute(node, name, None)}
+    return None if given[name] is None else integer(given, name)
 
 
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+def _attribute(node: ir.Node, name: str, default: object) -> object:
     item = node.attributes.get(name)
     return default if item is None or item.is_ref() else plain_attribute(item)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from sharding.errors import ShardError
 
@@ -18,10 +17,10 @@ _RESERVED = {"", ".", ".."}
 class Field:
     """A value in a JSON document and the path that leads to it."""
 
-    def __init__(self, where: str, path: str, value: Any) -> None:
+    def __init__(self, where: str, path: str, value: object) -> None:
         self.where, self.path, self.value = where, path, value
 
-    def error(self, expected: str, found: Any) -> ShardError:
+    def error(self, expected: str, found: object) -> ShardError:
         """The error that says what should be here and what is."""
         shown = json.dumps(found, default=str)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -29,7 +28,7 @@ class Field:
             f"{self.where}: {self.path} must be {expected}, but is {shown}: slice the model again."
         )
 
-    def mapping(self) -> dict[str, Any]:
+    def mapping(self) -> dict[str, object]:
         """This value as an object."""
         if not isinstance(self.value, dict):
             raise self.error("an object", self.value)

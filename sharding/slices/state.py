@@ -271,8 +271,7 @@ def check_pairs(
 ) -> None:
     """Raises `ShardError` for pairs that are not of these inputs and outputs (name to whole shape, None where
     the number of axes is not known), or that so many ranks cannot hold as they say."""
-    for number, pair in enumerate(pairs):
-        where = Field(item.where, f"{item.path}[{number}]", item.value[number])
+    for pair, where in zip(pairs, item.items(), strict=False):
         for key, name, known in (("input", pair.input, inputs), ("output", pair.output, outputs)):
             if name not in known:
                 raise where[key].error(f"the name of one of the model's {key}s", name)

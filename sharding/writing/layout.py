@@ -18,7 +18,7 @@ from sharding.slices.placement import Placement, Split, held_bytes
 
 if TYPE_CHECKING:
     from sharding.onnx_files.tensors import WeightTensor
-    from sharding.planning.emit import RankGraph
+    from sharding.planning.rank_graph import RankGraph
 
 INLINE_BYTES = 1024
 """Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.planning.emit import OWN_DOMAIN, HeldWeight, RankGraph, emit_rank
+from sharding.planning.emit import OWN_DOMAIN, emit_rank
 from sharding.planning.plan import Plan
+from sharding.planning.rank_graph import HeldWeight, RankGraph
 from sharding.rules.flow import FLOW
 from sharding.search.reshard import DOMAIN
 from sharding.slices.placement import REPLICATED
@@ -18,6 +19,8 @@ from sharding.writing.layout import Layout, Part, Place, part_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from sharding.common.arrays import Array
 
 
 def rank_model(plan: Plan, layout: Layout, rank: int) -> tuple[bytes, list[str]]:
@@ -59,7 +62,7 @@ def _point(plan: Plan, tensor_rank: int, held: HeldWeight, places: dict[Part, Pl
         )
 
 
-def _in_memory(array: np.ndarray[Any, Any], dtype: ir.DataType, name: str) -> ir.TensorProtocol:
+def _in_memory(array: Array, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
     import onnx_ir as ir
 
     if dtype == ir.DataType.STRING:

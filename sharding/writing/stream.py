@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -27,6 +27,11 @@ from sharding.slices.manifest import FileEntry
 from sharding.slices.placement import Placement, Split, held_bytes
 from sharding.writing.layout import ALIGNMENT, PAGE, PAGE_BYTES, Layout, Part
 
+if TYPE_CHECKING:
+    from io import FileIO
+
+    from sharding.common.arrays import Array
+
 CHUNK_BYTES = 4 << 20
 """Small enough for what is read, cut, written and hashed one after the other to be in the cache still."""
 AHEAD = 4
@@ -36,8 +41,6 @@ WRITE_BYTES = 256 << 10
 THREADS = 4
 """That write, and as many that hash: each file has one of both, for both are done in order. A thread hashes
 about 2 GB/s where the processor has instructions for it."""
-
-Array = np.ndarray[Any, Any]
 
 
 class HashedFile:
@@ -305,7 +308,7 @@ def _little_endian(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _read_into(file: Any, buffer: Array, path: Path) -> Array:
+def _read_into(file: FileIO, buffer: Array, path: Path) -> Array:
     done = 0
     while done < len(buffer):
         count = file.readinto(buffer.data[done:])

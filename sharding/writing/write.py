@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.common.version import version
 from sharding.errors import SliceError
@@ -20,6 +20,9 @@ from sharding.slices.state import LOGITS_FROM
 from sharding.writing.layout import Layout
 from sharding.writing.rank_model import rank_model
 from sharding.writing.stream import HashedFile, write_data
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _LOGITS_FROM = manifests.TensorEntry(LOGITS_FROM, "int64", (1,))
 Progress = Callable[[int, int], None]
@@ -100,7 +103,7 @@ def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry
     return {file.path.name: file.entry() for file in files}
 
 
-def tensor_entries(values: Sequence[Any]) -> tuple[manifests.TensorEntry, ...]:
+def tensor_entries(values: Sequence[ir.Value]) -> tuple[manifests.TensorEntry, ...]:
     import onnx_ir as ir
 
     return tuple(

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.common.documents import quote, read_text
 from launcher.errors import ConfigError
@@ -35,7 +34,9 @@ class ChatTemplate:
     path: Path
     special: Mapping[str, str]
 
-    def text(self, messages: Sequence[Mapping[str, Any]], *, continued: bool = True, **more: Any) -> str:
+    def text(
+        self, messages: Sequence[Mapping[str, object]], *, continued: bool = True, **more: object
+    ) -> str:
         """Messages (each with ``role`` and ``content``) as one text, with the beginning of an answer if it is
         to be ``continued``. ``more``: other variables of the template, such as ``tools``.
 
@@ -60,11 +61,10 @@ class ChatTemplate:
         if "error" in answer:
             why = shortened(one_line(str(answer["error"])), 300)
             raise ConfigError(f"{self.path}: the chat template cannot be followed: {why}")
-        text: str = answer["text"]
-        return text
+        return str(answer["text"])
 
 
-def check_messages(messages: Any) -> None:
+def check_messages(messages: object) -> None:
     """Raises `ConfigError` unless these are messages."""
     if not isinstance(messages, list | tuple) or not messages:
         raise ConfigError(f"expected a list of messages, found {quote(messages)}")
@@ -75,7 +75,7 @@ def check_messages(messages: Any) -> None:
             )
 
 
-def _ask(request: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _ask(request: Mapping[str, object], path: Path) -> dict[str, object]:
     """What a process of its own makes of a template."""
     try:
         text = json.dumps(request)

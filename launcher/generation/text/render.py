@@ -6,7 +6,12 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.parser import Parser
 
 SECONDS = 2
 """Of processor time."""
@@ -24,7 +29,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _environment() -> Any:
+def _environment() -> jinja2.Environment:
     import jinja2
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
@@ -36,7 +41,7 @@ def _environment() -> Any:
 
         tags = {"generation"}  # noqa: RUF012 - jinja2's own class attribute
 
-        def parse(self, parser: Any) -> Any:
+        def parse(self, parser: Parser) -> nodes.Node:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
@@ -44,7 +49,7 @@ def _environment() -> Any:
     def refuse(message: object) -> None:
         raise jinja2.TemplateError(str(message))
 
-    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    def to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
     def now(layout: str) -> str:
@@ -53,7 +58,7 @@ def _environment() -> Any:
         return datetime.now().strftime(layout)
 
     class Closed(ImmutableSandboxedEnvironment):
-        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        def unsafe_undefined(self, obj: object, attribute: str) -> jinja2.Undefined:
             # jinja2 itself refuses only what is then done with it, and prints nothing in its place.
             raise SecurityError(f"it may not read the attribute {attribute!r} of {type(obj).__name__}")
 
@@ -63,7 +68,7 @@ def _environment() -> Any:
     return made
 
 
-def render(template: str, variables: dict[str, Any]) -> str:
+def render(template: str, variables: dict[str, object]) -> str:
     """The text of a template. Raises what jinja2 raises, and `OverflowError` for a text without end."""
     pieces, size = [], 0
     for piece in _environment().from_string(template).generate(**variables):
@@ -78,7 +83,7 @@ def main() -> None:
     """Answers one request: ``{"path": [...], "template": ..., "variables": {...}}``."""
     request = json.load(sys.stdin)
     sys.path[:] = request["path"]
-    answer: dict[str, Any]
+    answer: dict[str, object]
     try:
         import jinja2  # noqa: F401 - whether it is there
 

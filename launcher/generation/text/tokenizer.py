@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from launcher.common.documents import read_text
 from launcher.errors import ConfigError
@@ -19,6 +19,28 @@ def available() -> bool:
     return importlib.util.find_spec("tokenizers") is not None
 
 
+class _Encoding(Protocol):
+    @property
+    def ids(self) -> list[int]:
+        """The ids of a text."""
+
+
+class _Library(Protocol):
+    """What is used of the package's own tokenizer."""
+
+    def get_vocab(self, with_added_tokens: bool = ...) -> dict[str, int]:
+        """The ids of tokens."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool) -> _Encoding:
+        """A text as ids."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Ids as text."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token."""
+
+
 class Tokenizer:
     """A ``tokenizer.json``, read by the package ``tokenizers``."""
 
@@ -29,7 +51,7 @@ class Tokenizer:
     @property
     def size(self) -> int:
         """How many ids it knows, the added ones included; the highest of them and one, if they have gaps."""
-        known: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        known = self._inner.get_vocab(with_added_tokens=True)
         return max(known.values(), default=-1) + 1
 
     def check(self, vocabulary: int, model: Path | str) -> None:
@@ -46,21 +68,18 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError("the prompt is no text: it holds half of a surrogate pair") from None
-        found: list[int] = self._inner.encode(text, add_special_tokens=special).ids
-        return found
+        return self._inner.encode(text, add_special_tokens=special).ids
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
-        found: str = self._inner.decode(list(ids), skip_special_tokens=True)
-        return found
+        return self._inner.decode(list(ids), skip_special_tokens=True)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, if there is one."""
-        found: int | None = self._inner.token_to_id(token)
-        return found
+        return self._inner.token_to_id(token)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> _Library:
     try:
         import tokenizers
     except ImportError:
@@ -70,12 +89,13 @@ def _load(path: Path) -> Any:
         ) from None
     text = read_text(path, "tokenizer", ConfigError, MAX_TOKENIZER_BYTES)
     try:
-        made = tokenizers.Tokenizer.from_str(text)
+        found = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:  # the package raises nothing more special, and panics are no `Exception`
         raise ConfigError(f"{path}: this is no tokenizer: {shortened(one_line(str(error)), 200)}") from None
     # What a file says of these is for batches: a prompt is neither cut nor filled up.
-    made.no_truncation()
-    made.no_padding()
+    found.no_truncation()
+    found.no_padding()
+    made: _Library = found
     return made

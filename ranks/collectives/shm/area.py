@@ -20,12 +20,14 @@ import resource
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranks.collectives.arrays import Array
 from ranks.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 SLOT = 1 << 20
 MAIL = 1 << 16
@@ -124,7 +126,7 @@ class Area:
         """
         return (self.size + (sender * self.size + receiver) * 2) * LINE
 
-    def slot(self, rank: int, half: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def slot(self, rank: int, half: int, shape: tuple[int, ...], dtype: DType) -> Array:
         """The start of one of a rank's halves, as an array."""
         return self._at(self._slots + (rank * 2 + half) * SLOT, shape, dtype)
 
@@ -133,7 +135,7 @@ class Area:
         offset = self._mail + ((sender * self.size + receiver) * PLACES + place) * MAIL
         return self._bytes[offset : offset + count]
 
-    def arena(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def arena(self, rank: int, offset: int, shape: tuple[int, ...], dtype: DType) -> Array:
         """What lies at ``offset`` of a rank's arena."""
         return self._at(self._arenas + rank * self.arena_bytes + offset, shape, dtype)
 
@@ -144,7 +146,7 @@ class Area:
         )
         return start if start >= 0 and start + array.nbytes <= self.arena_bytes else None
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An uninitialised array in this rank's arena, or in ordinary memory where the arena is full.
 
         Its bytes are used again only when the array and all views of it are gone.
@@ -181,7 +183,7 @@ class Area:
             else:
                 self._free.append((block, count))
 
-    def _at(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _at(self, start: int, shape: tuple[int, ...], dtype: DType) -> Array:
         count = math.prod(shape) * dtype.itemsize
         return self._bytes[start : start + count].view(dtype).reshape(shape)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives import arrays
-from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.meeting import meet
@@ -31,6 +30,9 @@ from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.common import limits
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 
@@ -68,7 +70,7 @@ class ShmCommunicator(Communicator):
         self.all_reduce = self._all_reduce  # type: ignore[method-assign, assignment]  # one call less
         self._mailbox = Mailbox(area, self._phases, self.members)
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """A buffer in shared memory, which collectives need not copy; ordinary once its arena is full."""
         return self._area.allocate(tuple(shape), np.dtype(dtype))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from ranks.devices import devices
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
+    from ranks.collectives.torch.protocols import Device, Tensor, Work
+    from sharding.common.arrays import DType
 
 _TESTS = 2000  # of an operation before the processor is offered to others
 _AWAKE = 1e-3  # seconds before the first sleep
@@ -42,11 +47,11 @@ class DeviceCommunicator(Communicator):
         membership: Membership,
         timeout: float,
         backend: str,
-        device: Any,
+        device: Device,
         *,
         whole: DeviceCommunicator | None = None,
         members: tuple[int, ...] | None = None,
-        group: Any = None,
+        group: object = None,
     ) -> None:
         torch = torch_import.load()
         self.name = backend
@@ -64,19 +69,19 @@ class DeviceCommunicator(Communicator):
         runtime = getattr(torch, device.type)
         self._begun: Any = runtime.Event() if device.type != "cpu" else None
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Buffer:
         """A tensor on the rank's device."""
         kind = torch_type(np.dtype(dtype).name)
         if kind is None:
             raise CollectiveError(f"torch has no tensors of {np.dtype(dtype).name}.")
         return self._torch.empty(shape, dtype=kind, device=self.device)
 
-    def all_reduce(self, buffer: Any) -> None:
+    def all_reduce(self, buffer: Buffer) -> None:
         tensor, back = summed(self._check(buffer, "all_reduce"))
         self._run("all_reduce", buffer, "all_reduce", tensor)
         back()
 
-    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
+    def all_gather(self, buffer: Buffer, out: Buffer, axis: int = 0) -> None:
         self._check(buffer, "all_gather")
         self._check(out, "all_gather")
         if not -buffer.dim() <= axis < buffer.dim():
@@ -102,7 +107,7 @@ class DeviceCommunicator(Communicator):
         whole = moved(out).view(*buffer.shape[:axis], self.size, *buffer.shape[axis:])
         whole.copy_(moved(parts).movedim(0, axis))
 
-    def all_to_all(self, buffer: Any, out: Any) -> None:
+    def all_to_all(self, buffer: Buffer, out: Buffer) -> None:
         self._check(buffer, "all_to_all")
         self._check(out, "all_to_all")
         if (
@@ -118,19 +123,19 @@ class DeviceCommunicator(Communicator):
             )
         self._run("all_to_all", buffer, "all_to_all_single", raw(out), raw(buffer))
 
-    def broadcast(self, buffer: Any, root: int = 0) -> None:
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         if not 0 <= root < self.size:
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         self._check(buffer, "broadcast")
         source = self.members[root]
         self._run(f"broadcast from rank {source}", buffer, "broadcast", raw(buffer), src=source)
 
-    def send(self, buffer: Any, peer: int) -> None:
+    def send(self, buffer: Buffer, peer: int) -> None:
         self._check_peer("send", peer)
         self._check(buffer, "send")
         self._run(f"send to rank {self.members[peer]}", buffer, "isend", raw(buffer), dst=self.members[peer])
 
-    def recv(self, buffer: Any, peer: int) -> None:
+    def recv(self, buffer: Buffer, peer: int) -> None:
         self._check_peer("recv", peer)
         self._check(buffer, "recv")
         source = self.members[peer]
@@ -167,13 +172,14 @@ class DeviceCommunicator(Communicator):
         self._broken = why
         self._whole._broken = self._whole._broken or why
 
-    def _check(self, buffer: Any, what: str) -> Any:
+    def _check(self, buffer: Buffer, what: str) -> Tensor:
         if not isinstance(buffer, self._torch.Tensor) or buffer.device != self.device:
             where = getattr(buffer, "device", type(buffer).__name__)
             raise CollectiveError(f"{what}: the buffer must be a tensor on {self.device}, but is on {where}.")
         if not buffer.is_contiguous():
             raise CollectiveError(f"{what}: the tensor of shape {list(buffer.shape)} is not contiguous.")
-        return buffer
+        tensor: Tensor = buffer
+        return tensor
 
     def _check_peer(self, what: str, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:
@@ -181,7 +187,7 @@ class DeviceCommunicator(Communicator):
                 f"{what}: rank {self.rank} of {self.size} cannot exchange with rank {peer!r}."
             )
 
-    def _run(self, operation: str, buffer: Any, name: str, *tensors: Any, **options: Any) -> None:
+    def _run(self, operation: str, buffer: Buffer, name: str, *tensors: Tensor, **options: Any) -> None:
         self._check_usable()
         if not tensors[0].numel():
             return
@@ -221,7 +227,7 @@ class DeviceCommunicator(Communicator):
         self._membership.abort(self._group, mapped.peer if isinstance(mapped, PeerLostError) else None)
         raise mapped from (None if mapped is error else error)
 
-    def _wait(self, work: Any, what: str) -> None:
+    def _wait(self, work: Work, what: str) -> None:
         """Waits for the device without blocking in the library, where a lost peer would not be noticed."""
         for _ in range(_TESTS):
             if work.is_completed():

@@ -7,9 +7,9 @@ whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ranks.collectives.arrays import Array
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
@@ -18,6 +18,9 @@ from ranks.collectives.torch.group import Membership
 from ranks.errors import DeviceError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 class GlooCommunicator(HostCommunicator):
@@ -32,7 +35,7 @@ class GlooCommunicator(HostCommunicator):
         timeout: float,
         whole: GlooCommunicator | None = None,
         members: tuple[int, ...] = (),
-        group: Any = None,
+        group: object = None,
     ) -> None:
         torch = torch_import.load()
         rank, size = membership.identity.rank, membership.identity.world_size
@@ -107,7 +110,7 @@ class GlooCommunicator(HostCommunicator):
 def connect(identity: Identity, timeout: float, backend: str, device: str = "cpu") -> Communicator:
     """Joins a torch.distributed group. Raises `DeviceError` where torch, backend or device is missing."""
     try:
-        dist: Any = torch_import.load("torch.distributed")
+        dist: ModuleType = torch_import.load("torch.distributed")
     except ImportError as error:
         raise DeviceError(
             f"The {backend} collectives need torch, which is not installed ({error}): pip install "

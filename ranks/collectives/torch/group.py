@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from inspect import signature
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from ranks.collectives.base import Groups
 from ranks.collectives.meeting import meet
@@ -24,6 +25,9 @@ from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
+
+if TYPE_CHECKING:
+    from ranks.collectives.torch.protocols import Abortable, Device, Store
 
 _LOOPBACK = "lo"
 _INTERFACES = {
@@ -50,17 +54,19 @@ class TorchGroups:
     ``open``: none of them has been left yet. Leaving and aborting are safe to call twice.
     """
 
-    def __init__(self, dist: Any, backend: str, timeout: float) -> None:
+    def __init__(self, dist: ModuleType, backend: str, timeout: float) -> None:
         self.open = True
-        self.group: Any = None
-        self.parts: list[Any] = []
+        self.group: object = None
+        self.parts: list[object] = []
         self._dist = dist
         self._backend = backend
         self._timeout = timeout
-        self._connected: Any = None  # the device for which groups connect when made, not when first used
+        self._connected: Device | None = (
+            None  # the device for which groups connect when made, not when first used
+        )
         self._whole = False  # whether the group is the process's first, on which all others depend
 
-    def make(self, store: Any, identity: Identity, device: Any) -> None:
+    def make(self, store: Store | None, identity: Identity, device: Device | None) -> None:
         """The group of all ranks; where it is the process's first one, its ranks meet over ``store``."""
         dist = self._dist
         if dist.is_initialized():
@@ -77,7 +83,7 @@ class TorchGroups:
         )
         self.group, self._whole = dist.group.WORLD, True
 
-    def part(self, ranks: Sequence[int], *, mine: bool) -> Any:
+    def part(self, ranks: Sequence[int], *, mine: bool) -> object:
         """A group of some of the world's ranks; every rank must make it."""
         made = self._dist.new_group(list(ranks), **self._options())
         if mine:
@@ -94,7 +100,7 @@ class TorchGroups:
         elif not _within(_ORDERLY, self._destroy):
             _within(_ABORT, partial(self._abort, None))
 
-    def abort(self, first: Any = None) -> None:
+    def abort(self, first: object = None) -> None:
         """Ends what the device still does for these groups, and leaves them.
 
         A kernel that waits for a lost rank never ends by itself: whoever waits for the device, or frees
@@ -111,18 +117,18 @@ class TorchGroups:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
                 self._dist.destroy_process_group(group)
 
-    def _abort(self, first: Any) -> None:
+    def _abort(self, first: object) -> None:
         c10d = torch_import.load("torch.distributed.distributed_c10d")
         abort = getattr(c10d, "_abort_process_group", self._dist.destroy_process_group)
         if first is not None:
             with contextlib.suppress(RuntimeError, AttributeError):
-                first.abort()
+                cast("Abortable", first).abort()
         for group in [None] if self._whole else [*reversed(self.parts), self.group]:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
                 abort(group)
 
-    def _options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"backend": self._backend, "timeout": self._patience}
+    def _options(self) -> dict[str, object]:
+        options: dict[str, object] = {"backend": self._backend, "timeout": self._patience}
         if self._connected is not None and "device_id" in signature(self._dist.new_group).parameters:
             options["device_id"] = self._connected
         return options
@@ -139,8 +145,10 @@ class Membership:
     Left at the latest when the interpreter ends.
     """
 
-    def __init__(self, identity: Identity, timeout: float, backend: str, device: Any = None) -> None:
-        dist: Any = torch_import.load("torch.distributed")
+    def __init__(
+        self, identity: Identity, timeout: float, backend: str, device: Device | None = None
+    ) -> None:
+        dist: ModuleType = torch_import.load("torch.distributed")
         self.dist = dist
         self.identity = identity
         # The older name is deprecated in newer versions.
@@ -149,7 +157,7 @@ class Membership:
         self._backend = backend
         self._rendezvous: Rendezvous | None = None
         self._news: News | None = None
-        self._store: Any = None
+        self._store: Store | None = None
         self._file = -1
         self._leave = weakref.finalize(self, self.groups.leave)
         try:
@@ -176,14 +184,14 @@ class Membership:
         forks.never_freed(self, self.group, self._store)
 
     @property
-    def group(self) -> Any:
+    def group(self) -> object:
         """torch's group of all ranks."""
         return self.groups.group
 
     def _forked(self) -> None:
         self.groups.open = False  # the connections are the parent's
 
-    def split(self, groups: Groups, mine: tuple[int, ...]) -> Any:
+    def split(self, groups: Groups, mine: tuple[int, ...]) -> object:
         """torch's group of ``mine``, one of ``groups`` of the world's ranks. Every rank makes all of them in
         the same order, as torch wants it."""
         with self._settings():
@@ -210,7 +218,7 @@ class Membership:
         self.groups.leave()
         self._finish()
 
-    def abort(self, first: Any = None, lost: int | None = None) -> None:
+    def abort(self, first: object = None, lost: int | None = None) -> None:
         """Leaves the group at once, whatever the device still does for it (see `TorchGroups.abort`); others
         that wait for this rank learn that it, and before it ``lost``, is no longer there."""
         if self._news is not None and self.groups.open:
@@ -230,7 +238,7 @@ class Membership:
         if self._rendezvous is not None:
             self._rendezvous.close()
 
-    def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Any:
+    def _local_store(self, rendezvous: Rendezvous, timeout: float) -> Store:
         """A store in a memory file of rank 0, which the others get from it."""
         file = os.memfd_create("shardrun-store", os.MFD_CLOEXEC) if rendezvous.rank == 0 else -1
         try:
@@ -242,7 +250,7 @@ class Membership:
         for item in items[1:]:
             close_all(item.descriptors)
         # Not the size: with it the last one to leave would remove the file's name, and it has none.
-        store = self.dist.FileStore(f"/proc/self/fd/{self._file}", -1)
+        store: Store = self.dist.FileStore(f"/proc/self/fd/{self._file}", -1)
         store.set_timeout(timedelta(seconds=timeout))
         return store
 
@@ -259,7 +267,7 @@ class Membership:
             yield
 
 
-def _check_world(dist: Any, identity: Identity) -> None:
+def _check_world(dist: ModuleType, identity: Identity) -> None:
     """Raises `CollectiveError` where the program has made torch's first group as another rank."""
     if dist.is_initialized():
         found = dist.get_rank(), dist.get_world_size()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives.base import Communicator, Groups
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
     from ranks.collectives.buffers import Memory
+    from sharding.common.arrays import Array
 
 _ROUND = 1 << 16  # bytes: blocks grow in multiples, so that the next larger value often fits
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Staging:
@@ -25,7 +25,7 @@ class Staging:
         self._memory = memory
         self._blocks: dict[str, Array] = {}
 
-    def view(self, role: str, buffer: Any) -> Array:
+    def view(self, role: str, buffer: Buffer) -> Array:
         """Host memory for a value like ``buffer``, with anything in it."""
         element, shape = self._memory.dtype(buffer), self._memory.shape(buffer)
         size = int(np.prod(shape, dtype=np.int64)) * element.itemsize
@@ -50,12 +50,12 @@ class HostStaged(Communicator):
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         return HostStaged(self.inner.split(groups), self.memory, self._staging)
 
-    def all_reduce(self, buffer: Any) -> None:
+    def all_reduce(self, buffer: Buffer) -> None:
         host = self._fetched(buffer)
         self.inner.all_reduce(host)
         self.memory.load(buffer, host)
 
-    def broadcast(self, buffer: Any, root: int = 0) -> None:
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         if root == self.rank:
             self.inner.broadcast(self._fetched(buffer), root)
             return
@@ -63,20 +63,20 @@ class HostStaged(Communicator):
         self.inner.broadcast(host, root)
         self.memory.load(buffer, host)
 
-    def recv(self, buffer: Any, peer: int) -> None:
+    def recv(self, buffer: Buffer, peer: int) -> None:
         host = self._staging.view("in", buffer)
         self.inner.recv(host, peer)
         self.memory.load(buffer, host)
 
-    def send(self, buffer: Any, peer: int) -> None:
+    def send(self, buffer: Buffer, peer: int) -> None:
         self.inner.send(self._fetched(buffer), peer)
 
-    def all_gather(self, buffer: Any, out: Any, axis: int = 0) -> None:
+    def all_gather(self, buffer: Buffer, out: Buffer, axis: int = 0) -> None:
         source, target = self._fetched(buffer), self._staging.view("in", out)
         self.inner.all_gather(source, target, axis)
         self.memory.load(out, target)
 
-    def all_to_all(self, buffer: Any, out: Any) -> None:
+    def all_to_all(self, buffer: Buffer, out: Buffer) -> None:
         source, target = self._fetched(buffer), self._staging.view("in", out)
         self.inner.all_to_all(source, target)
         self.memory.load(out, target)
@@ -88,7 +88,7 @@ class HostStaged(Communicator):
         self._close_parts()
         self.inner.close()
 
-    def _fetched(self, buffer: Any) -> Array:
+    def _fetched(self, buffer: Buffer) -> Array:
         host = self._staging.view("out", buffer)
         began = time.perf_counter()
         self.memory.settle()

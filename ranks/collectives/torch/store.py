@@ -7,25 +7,29 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ranks.errors import CollectiveError, CollectiveTimeoutError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
+
+if TYPE_CHECKING:
+    from ranks.collectives.torch.protocols import Store
 
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
 _CONNECT = 5.0  # seconds
 
 
-def remote_store(identity: Identity, timeout: float) -> Any:
+def remote_store(identity: Identity, timeout: float) -> Store:
     """The store that rank 0 serves, once every rank of the job is connected to it.
 
     Raises `CollectiveError` where the environment does not say where it is or the port is taken, and
     `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
     """
     address, port = (os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT"))
-    dist: Any = torch_import.load("torch.distributed")
+    dist: ModuleType = torch_import.load("torch.distributed")
     if not address or not port:
         missing = " and ".join(
             name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value
@@ -47,7 +51,7 @@ def remote_store(identity: Identity, timeout: float) -> Any:
     size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
-        store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+        store: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
         _until_all_came(dist.PrefixStore(meeting, store), identity, timeout, deadline)
         return store
     except (RuntimeError, OSError) as error:
@@ -80,7 +84,7 @@ def _until_listening(address: str, port: int, rank: int, timeout: float, deadlin
         time.sleep(_AGAIN)
 
 
-def _until_all_came(store: Any, identity: Identity, timeout: float, deadline: float) -> None:
+def _until_all_came(store: Store, identity: Identity, timeout: float, deadline: float) -> None:
     """Waits until every rank is connected to the store."""
     store.set(str(identity.rank), "here")
     missing = list(range(identity.world_size))
@@ -101,8 +105,8 @@ class News:
     these.
     """
 
-    def __init__(self, dist: Any, group: Any) -> None:
-        c10d: Any = torch_import.load("torch.distributed.distributed_c10d")
+    def __init__(self, dist: ModuleType, group: object) -> None:
+        c10d: ModuleType = torch_import.load("torch.distributed.distributed_c10d")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._key = f"shardrun-lost-{restart}-{getattr(group, 'group_name', '')}"
         self._store = c10d._get_default_store()
@@ -142,14 +146,15 @@ class News:
             return False
 
 
-def _line(store: Any) -> socket.socket | None:
+def _line(store: object) -> socket.socket | None:
     """A connection to the process that serves a store, over which nothing is said: it ends with that."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    if not hasattr(store, "port"):  # a file
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if host is None or port is None:  # a file
         return None
     try:
-        line = socket.create_connection((store.host, store.port), timeout=_CONNECT)
+        line = socket.create_connection((host, port), timeout=_CONNECT)
     except OSError:
         return None
     line.setblocking(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
@@ -46,13 +46,13 @@ def check_sequence(name: str, value: object, what: str = "") -> None:
         raise TypeError(f"{name} must be list or tuple{what}, but got {type(value)}.")
 
 
-def _index(value: Any) -> int:
+def _index(value: object) -> int:
     if isinstance(value, np.bool_):  # that it is no number is an error of numpy's in its later releases
         raise TypeError
-    return operator.index(value)
+    return operator.index(cast("SupportsIndex", value))  # which raises what it should
 
 
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: object) -> int:
     """``value`` as an int, be it one of numpy or torch; raises `TypeError` for what is no whole number."""
     try:
         return _index(value)
@@ -60,14 +60,14 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be int, but got {type(value)}.") from None
 
 
-def identifier(name: str, value: Any) -> int:
+def identifier(name: str, value: object) -> int:
     """As `integer`, of the number of a process, say: True and False are none."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be int, but got {type(value)}.")
     return integer(name, value)
 
 
-def integers(name: str, values: Sequence[Any]) -> list[int]:
+def integers(name: str, values: Sequence[object]) -> list[int]:
     """The elements as ints; raises `TypeError` naming the index of the first that is no whole number."""
     found = []
     for index, value in enumerate(values):
@@ -96,7 +96,7 @@ def checked_shape(shape: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def count(name: str, value: Any, subject: str = "") -> int:
+def count(name: str, value: object, subject: str = "") -> int:
     """``value`` as an int; raises unless it is from 0 to 2**31 - 1 (the original keeps counts in 32 bits)."""
     number = integer(name, value)
     if number < 0:

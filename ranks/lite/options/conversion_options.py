@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ranks.errors import ModelError
 from ranks.lite.options.check import check_isinstance
@@ -11,6 +11,8 @@ from ranks.lite.options.types import DataType, Format, ModelType
 from sharding.common.ciphers import MODES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sharding.importers.mindir.encryption import Key
 
 _DATA_TYPES = (DataType.FLOAT32, DataType.INT8, DataType.UINT8, DataType.UNKNOWN)
@@ -85,7 +87,7 @@ def _check_optimize(name: str, value: object) -> None:
 class _Option:
     """An attribute with a default, and a kind or a check for what is set."""
 
-    def __init__(self, default: Any, check: Any) -> None:
+    def __init__(self, default: object, check: type | Callable[[str, object], object]) -> None:
         self.default = default
         self.check = check
 
@@ -97,12 +99,14 @@ class _Option:
             return self
         return copy.deepcopy(instance._options.get(self.name, self.default))
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: Any, value: object) -> None:
         if isinstance(self.check, type):
             check_isinstance(self.name, value, self.check)
         else:
             self.check(self.name, value)
-        instance._options[self.name] = value if self.name != "input_shape" else _lengths(value)
+        instance._options[self.name] = (
+            value if self.name != "input_shape" else _lengths(cast("dict[str, list[int]]", value))
+        )
 
 
 class ConverterOptions:
@@ -127,10 +131,10 @@ class ConverterOptions:
     weight_fp16 = _Option(False, bool)
 
     def __init__(self) -> None:
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, object] = {}
         self._config: dict[str, dict[str, str]] = {}
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "optimize" and value == "ascend_oriented":
             self.device = "Ascend"

@@ -47,7 +47,7 @@ def _text(key: str, value: object) -> str:
         raise TypeError(f"config_dict[{key!r}] must be str, but got {type(value)}.") from None
 
 
-def process_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+def process_ids(name: str, values: Iterable[object]) -> tuple[int, ...]:
     """Process ids as ints. Raises `TypeError` naming the index of the first that is no whole number."""
     found = []
     for index, value in enumerate(values):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 __all__ = ["DataType", "FmkType", "Format", "ModelType"]
 
@@ -87,15 +90,15 @@ _NUMPY_TYPES: dict[DataType, type[np.generic]] = {
     DataType.FLOAT32: np.float32,
     DataType.FLOAT64: np.float64,
 }
-_TO_NUMPY: dict[DataType, np.dtype[Any]] = {key: np.dtype(value) for key, value in _NUMPY_TYPES.items()}
+_TO_NUMPY: dict[DataType, DType] = {key: np.dtype(value) for key, value in _NUMPY_TYPES.items()}
 _FROM_NUMPY: dict[type[np.generic], DataType] = {value: key for key, value in _NUMPY_TYPES.items()}
 
 
-def to_numpy(data_type: DataType) -> np.dtype[Any] | None:
+def to_numpy(data_type: DataType) -> DType | None:
     """numpy's dtype, or None for `UNKNOWN` and `INVALID`."""
     return _TO_NUMPY.get(data_type)
 
 
-def from_numpy(dtype: np.dtype[Any]) -> DataType:
+def from_numpy(dtype: DType) -> DataType:
     """The name of numpy's ``dtype``, `UNKNOWN` where it has none (strings, bfloat16, float8, ...)."""
     return _FROM_NUMPY.get(dtype.type, DataType.UNKNOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -15,12 +15,12 @@ from ranks.run.exchange import Exchanges
 from ranks.sessions.lifetimes import Lifetimes
 
 if TYPE_CHECKING:
-    from ranks.collectives.base import Communicator
+    from ranks.collectives.base import Buffer, Communicator
     from ranks.run.point_to_point import Mail
     from ranks.sessions.cut import Cut
     from ranks.weights.updated.bound import BoundWeights
 
-Values = dict[str, Any]
+Values = dict[str, "Buffer"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Parts:
         ONNX Runtime copies such a value when it is bound."""
         return self.place(name) is not self.memory
 
-    def bind(self, bind: Callable[..., None], name: str, buffer: Any) -> None:
+    def bind(self, bind: Callable[..., None], name: str, buffer: Buffer) -> None:
         """Binds a session's input or output to a buffer."""
         memory = self.place(name)
         shape = list(memory.shape(buffer))

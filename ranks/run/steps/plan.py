@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
@@ -13,6 +13,7 @@ from ranks.run.steps.parts import Parts, Values
 from ranks.sessions.cut import Collective
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
     from sharding.slices.state import StatePair
 
 Shapes = dict[str, Shape]
@@ -31,7 +32,7 @@ class Level:
     """State outputs, their inputs, and by how much they are longer on each axis."""
     filled: list[tuple[str, str]] = field(default_factory=list)
     """State outputs that operators write into the buffer of their input."""
-    exchanges: list[Callable[[], Any] | Collective] = field(default_factory=list)
+    exchanges: list[Callable[[], object] | Collective] = field(default_factory=list)
     """Calls on buffers that stay, and collectives of values that grow."""
 
 
@@ -114,7 +115,7 @@ class Planner:
     def _allocate(self, steady: Shapes) -> Values:
         """Buffers for the values of steady shape; those that do not live together share memory."""
         life, pools, values = self._parts.life, {}, {}  # type: ignore[var-annotated]
-        taken: dict[str, tuple[Pool, tuple[int, Any]]] = {}
+        taken: dict[str, tuple[Pool, tuple[int, Buffer]]] = {}
 
         def add(name: str, *, keep: bool = False) -> None:
             if name not in steady:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -24,14 +24,16 @@ from ranks.sessions.session import run_error
 from ranks.state import feeds as known_feeds
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
     from ranks.run.steps.parts import Parts, Values
     from ranks.state.sequence import SequenceState
+    from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
 
 MAX_SEEN = 64
 """Sets of input shapes whose values' shapes are remembered."""
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 
 
 class Steps:
@@ -58,7 +60,7 @@ class Steps:
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
         self.communication_seconds = 0.0
 
-    def run(self, state: SequenceState, feeds: Mapping[str, Any], count: int) -> dict[str, Any]:
+    def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
 
         ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add. The state
@@ -85,7 +87,7 @@ class Steps:
             with self._parts.memory.active():
                 self._parts.mail.fail(reason)
 
-    def _run(self, state: SequenceState, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, state: SequenceState, feeds: Mapping[str, Array]) -> dict[str, Array]:
         shapes = [feeds[name].shape for name in self._fresh if name not in known_feeds.FILLED]
         key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in list(self._inputs)[:1]))
         plan, used = self._plan(key, state.length)
@@ -112,7 +114,7 @@ class Steps:
             self._keep(output, pair, values, state, plan)
         return {name: self._result(values[name], name) for name in self.results}
 
-    def _given(self, name: str, array: Any, plan: Plan | None) -> Any:
+    def _given(self, name: str, array: Array, plan: Plan | None) -> Buffer:
         element, memory = self._parts.elements[name], self._parts.place(name)
         if element is None:
             return np.asarray(array, dtype=object)
@@ -258,7 +260,7 @@ class Steps:
             self._exchange_free(after, values)
         return level + 1
 
-    def _result(self, value: Any, name: str) -> Any:
+    def _result(self, value: Buffer, name: str) -> Array:
         if self._parts.elements[name] is not None:
             return self._parts.place(name).fetch(value)
         return value.numpy() if isinstance(value, ort.OrtValue) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
 from ranks.run.steps.runner import Steps
@@ -16,13 +16,17 @@ from ranks.state.sequence import SequenceState, Slot
 from ranks.state.session import Host, Known
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ranks.common.tensors import TensorSpec
     from ranks.run.steps.parts import Parts
+    from ranks.talk.reports import More
     from ranks.weights.updated.variable import VariableWeights
+    from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
 
 
-Step = Callable[[int, dict[str, Any]], dict[str, Any]]
+Step = Callable[[int, "dict[str, Array]"], "dict[str, Array]"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Stateful:
     """The inputs of the rank's own model, by name: state has its local shape."""
     sizes: Mapping[str, int]
     """`ranks.state.pairs.head_sizes` of the rank's model."""
-    shown: Callable[[dict[str, Any], ModelError | None], dict[str, Any]] | None = None
+    shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None
     """Gives each rank the outputs of all stages, where a model has several."""
 
     @classmethod
@@ -46,7 +50,7 @@ class Stateful:
         pairs: tuple[StatePair, ...],
         specs: Mapping[str, TensorSpec],
         weights: VariableWeights | None,
-        shown: Callable[[dict[str, Any], ModelError | None], dict[str, Any]] | None = None,
+        shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None,
     ) -> Stateful:
         """Over the sessions of a rank's model; ``weights``: the variable ones, of which each step has one
         version."""
@@ -89,7 +93,7 @@ class Sequences:
         """Seconds that this rank spent in collectives of steps so far."""
         return self._model.steps.communication_seconds
 
-    def change(self, change: str, number: int, **more: Any) -> None:
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
         if change == "open":
             self.open(number)
@@ -145,7 +149,7 @@ class Sequences:
         state = self._open[number]
         return state.nbytes if state is not None else 0
 
-    def step(self, number: int, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name.
 
         ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
@@ -162,7 +166,7 @@ class Sequences:
         given = known_feeds.fill(self.filled, feeds, state.length)
         found = known_feeds.size(feeds)
         steps, failure = self._model.steps, None
-        results: dict[str, Any] = {}
+        results: dict[str, Array] = {}
         try:
             results = steps.run(state, given, found[1] if found is not None else 0)
             self._open[number] = state
@@ -173,7 +177,7 @@ class Sequences:
             steps.fail(str(error))
         return results if self._model.shown is None else self._model.shown(results, failure)
 
-    def _begin(self, feeds: Mapping[str, Any], initial: Mapping[str, Any]) -> SequenceState:
+    def _begin(self, feeds: Mapping[str, Array], initial: Mapping[str, Array]) -> SequenceState:
         model = self._model
         asked = [pair for pair in self._held if pair.input not in initial]
         shapes = state_pairs.first_shapes(asked, model.specs, model.sizes, self.fresh, feeds)
@@ -216,7 +220,7 @@ class _Host:
         self._sequences = sequences
         self.step = step
 
-    def change(self, change: str, number: int, **more: Any) -> None:
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`."""
         while self.known.forgotten:
             self._sequences.close(self.known.forgotten.pop())

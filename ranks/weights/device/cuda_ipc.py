@@ -17,7 +17,6 @@ import ctypes
 import os
 import secrets
 from ctypes import c_uint64, c_void_p
-from typing import Any
 
 from ranks.devices.cuda_driver import POSIX_DESCRIPTOR, READ, READ_WRITE, CudaError, Driver, IpcHandle
 from ranks.errors import WeightsError
@@ -73,7 +72,7 @@ class Block:
             else:
                 self.read_only = True
 
-    def export(self) -> tuple[dict[str, Any], list[int]]:
+    def export(self) -> tuple[dict[str, object], list[int]]:
         """What another process needs to map the block: a description for JSON, and descriptors.
 
         The descriptors are the block's own: send them, do not close them.
@@ -154,7 +153,7 @@ def allocate(driver: Driver, device: int, size: int) -> Block:
     return block
 
 
-def attach(driver: Driver, description: dict[str, Any], descriptors: list[int]) -> Block:
+def attach(driver: Driver, description: dict[str, object], descriptors: list[int]) -> Block:
     """Maps a block that another process exported. The descriptors stay the caller's.
 
     Raises `WeightsError` for a description that is none, for a device that this process does not see and for

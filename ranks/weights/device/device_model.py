@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -53,6 +53,16 @@ LARGE_BYTES = 4096
 FORMAT = 1
 
 
+class Placed(TypedDict):
+    """Where a weight lies in the block: ``offset`` and ``bytes``; ``type`` is DLPack's."""
+
+    name: str
+    type: int
+    shape: list[int]
+    offset: int
+    bytes: int
+
+
 class DeviceWeights:
     """A model's weights in device memory, as sessions of this process use them.
 
@@ -64,7 +74,7 @@ class DeviceWeights:
         self,
         block: Block,
         folder: Path,
-        description: dict[str, Any],
+        description: dict[str, object],
         descriptors: list[int],
         used: Sequence[Pin] = (),
     ) -> None:
@@ -81,7 +91,7 @@ class DeviceWeights:
                 tensor["shape"],
                 (block.driver.dlpack_device, block.device),
             )
-            for tensor in description["tensors"]
+            for tensor in cast("Sequence[Placed]", description["tensors"])
         }
 
     @property
@@ -117,7 +127,7 @@ class DeviceWeights:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
         made = session.create_plain(graph, config, what, options)
         if config.providers[0] != CPU:
-            _say_copies(graph, made, self.description["tensors"], what)
+            _say_copies(graph, made, cast("Sequence[Placed]", self.description["tensors"]), what)
         return made
 
     def close(self) -> None:
@@ -128,9 +138,7 @@ class DeviceWeights:
             held.close()
 
 
-def _say_copies(
-    text: bytes, made: ort.InferenceSession, tensors: Sequence[Mapping[str, Any]], what: str
-) -> None:
+def _say_copies(text: bytes, made: ort.InferenceSession, tensors: Sequence[Placed], what: str) -> None:
     """Warns of weights that a session cannot use in place: ONNX Runtime only logs it, and copies them."""
     import onnx
 
@@ -178,11 +186,12 @@ def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[
     block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
     try:
         data = np.memmap(folder / DATA, np.uint8, "r") if tensors else np.empty(0, np.uint8)
-        for tensor in tensors:
-            block.write(tensor["offset"], data.ctypes.data + tensor.pop("source"), tensor["bytes"])
+        for tensor, source in tensors:
+            block.write(tensor["offset"], data.ctypes.data + source, tensor["bytes"])
         block.seal()
         told, descriptors = block.export()
-        description = {"format": FORMAT, "runtime": runtime(), "memory": told, "tensors": tensors}
+        placed = [tensor for tensor, _ in tensors]
+        description = {"format": FORMAT, "runtime": runtime(), "memory": told, "tensors": placed}
         return DeviceWeights(block, folder, description, descriptors, used)
     except BaseException:
         block.close()
@@ -190,7 +199,7 @@ def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[
 
 
 def open_device_weights(
-    description: Mapping[str, Any], descriptors: Sequence[int], folder: Path, driver: Driver | None = None
+    description: Mapping[str, object], descriptors: Sequence[int], folder: Path, driver: Driver | None = None
 ) -> DeviceWeights:
     """Uses the weights that another process exported. The descriptors stay the caller's, to close.
 
@@ -284,16 +293,16 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """The weights to share, each with its place in the block and in the file (``source``), and the block's
-    size."""
+def _layout(folder: Path) -> tuple[list[tuple[Placed, int]], int]:
+    """The weights to share, each with its place in the file, and the block's size."""
     import onnx
 
     graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
     bodies = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
     inner = {tensor.name for body in bodies for tensor in body.initializer}
     limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
-    tensors, size = [], 0
+    tensors: list[tuple[Placed, int]] = []
+    size = 0
     for tensor in graph.initializer:
         # Sessions find shared weights by name, in subgraphs too, where another weight may have the name.
         if tensor.data_location != tensor.EXTERNAL or tensor.name in inner:
@@ -304,16 +313,14 @@ def _layout(folder: Path) -> tuple[list[dict[str, Any]], int]:
         count = math.prod(tensor.dims) * dlpack.width(tensor.data_type)
         if location != DATA or source + count > limit:
             raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
-        tensors.append(
-            {
-                "name": tensor.name,
-                "type": tensor.data_type,
-                "shape": list(tensor.dims),
-                "offset": size,
-                "bytes": count,
-                "source": source,
-            }
-        )
+        placed: Placed = {
+            "name": tensor.name,
+            "type": tensor.data_type,
+            "shape": list(tensor.dims),
+            "offset": size,
+            "bytes": count,
+        }
+        tensors.append((placed, source))
         size += -(-count // ALIGNMENT) * ALIGNMENT
     return tensors, size
 

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ranks.common import forks
 from ranks.common.descriptors import Part, close_all
@@ -44,7 +43,12 @@ class Connection:
     """
 
     def __init__(
-        self, peer: socket.socket, owner: int, facts: Mapping[str, Any], folder: int, parts: dict[str, Part]
+        self,
+        peer: socket.socket,
+        owner: int,
+        facts: Mapping[str, object],
+        folder: int,
+        parts: dict[str, Part],
     ) -> None:
         self.owner = owner
         """The owner's process id."""
@@ -274,7 +278,7 @@ def _shake_hands(
     return Connection(peer, owner, facts, folder, parts)
 
 
-def _told(packet: Packet | None, owner: int) -> dict[str, Any]:
+def _told(packet: Packet | None, owner: int) -> dict[str, object]:
     """What the owner said; raises `WeightsError` where it refused or said nothing."""
     if packet is None:
         raise WeightsError(f"process {owner}, the owner of the weights, ended or closed its model meanwhile.")

@@ -22,7 +22,6 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
 
 from ranks.common.descriptors import Part, close_all
 from ranks.errors import WeightsError
@@ -49,9 +48,9 @@ def receive(peer: socket.socket, descriptors: int = 0, *, named: bool = False) -
     return unix.receive(peer, LARGEST_PACKET, descriptors, named=named)
 
 
-def pack(parts: Mapping[str, Part]) -> tuple[list[list[Any]], list[int], list[int]]:
+def pack(parts: Mapping[str, Part]) -> tuple[list[list[object]], list[int], list[int]]:
     """The parts for a packet: what to say about them, the descriptors to send, and which to close after."""
-    told: list[list[Any]] = []
+    told: list[list[object]] = []
     descriptors: list[int] = []
     made: list[int] = []
     for name, (description, attached) in parts.items():

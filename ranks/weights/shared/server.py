@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ranks.common import forks
 from ranks.common.descriptors import Part, close_all
@@ -52,7 +51,7 @@ _SEND_BUFFER = 8 << 10
 class Offer:
     """What an attached process is given."""
 
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     """What it must agree with, JSON-able: see `ranks.weights.shared.sharing`."""
     folder: int
     """A descriptor of the folder with the weights; the server closes it."""
@@ -281,7 +280,7 @@ class Server:
             log.exception("a process that attached to the weights is disconnected")
             self._drop(descriptor, poll, "the owner failed to answer")
 
-    def _admit(self, guest: _Guest, data: Mapping[str, Any]) -> None:
+    def _admit(self, guest: _Guest, data: Mapping[str, object]) -> None:
         nonce = data.get("nonce")
         if not isinstance(nonce, str) or not is_nonce(nonce):
             raise WeightsError("it did not speak the protocol of this version")
@@ -299,7 +298,9 @@ class Server:
         guest.forget_process()
         step("admitted")
 
-    def _give(self, peer: socket.socket, data: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    def _give(
+        self, peer: socket.socket, data: Mapping[str, object], descriptors: tuple[int, ...] = ()
+    ) -> None:
         assert self._offer is not None
         parts: dict[str, Part] = {}
         made: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ranks.errors import ShardrunError, WeightsError
 from ranks.weights.updated.parts import Whole
 from ranks.weights.updated.values import (
     NONE_MARKED,
-    Array,
     Delta,
     Given,
     Pair,
@@ -29,11 +28,22 @@ from ranks.weights.updated.variable import Prepared, VariableWeights
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
     from ranks.collectives.buffers import Memory
+    from sharding.common.arrays import Array
 
 _CHUNK = 64 << 20  # bytes of a weight that are sent at once
 
-Header = list[list[Any]]
+Part = tuple[int, list[int]]
+"""Element type and shape of an array."""
+Header = list[tuple[str, list[Part]]]
 """For each weight its name, and the element type and shape of its value, or of both values of a pair."""
+
+
+class _Said(TypedDict, total=False):
+    """What a rank tells all others: the weights that it was given, their hashes, or why it refuses them."""
+
+    header: Header
+    digests: dict[str, str]
+    error: str
 
 
 class Together:
@@ -70,7 +80,10 @@ class Together:
                 self._check(header)
         except ShardrunError as error:
             own = error
-        plan = self._agree({"header": header, **({"error": str(own)} if own is not None else {})}, own)
+        told: _Said = {"header": header}
+        if own is not None:
+            told["error"] = str(own)
+        plan = self._agree(told, own)
         headers = [rank["header"] for rank in plan]
         alone = _giver_alone(headers)
         prepared, failure = self._receive(headers[0], tensors, alone)
@@ -82,7 +95,7 @@ class Together:
                 }
             except MemoryError:
                 failure = WeightsError("There is not enough memory to compare the weights with other ranks'.")
-        said = {"digests": digests} if failure is None else {"error": str(failure)}
+        said: _Said = {"digests": digests} if failure is None else {"error": str(failure)}
         _check_equal([rank["digests"] for rank in self._agree(said, failure)])
         assert prepared is not None and self._weights is not None
         return self._weights.commit(prepared)
@@ -95,7 +108,7 @@ class Together:
                 if self._world.size > 1
                 else NONE_MARKED
             )
-        for name, *parts in header:
+        for name, parts in header:
             whole = self._wholes.get(name)
             if whole is None:
                 raise WeightsError(not_marked(name, tuple(self._wholes)))
@@ -104,9 +117,9 @@ class Together:
             ]
             check_value(name, whole.spec, arrays[0] if len(arrays) == 1 else Pair(*arrays))
 
-    def _agree(self, mine: Mapping[str, Any], own: Exception | None) -> list[dict[str, Any]]:
+    def _agree(self, mine: _Said, own: Exception | None) -> list[_Said]:
         """What every rank says; raises this rank's own error, or one that names a rank that refuses."""
-        everyone = handshake.gather_json(dict(mine), self._exchange, self._memory)
+        everyone = handshake.gather_json(mine, self._exchange, self._memory)
         if own is not None:
             raise own
         for rank, said in enumerate(everyone):
@@ -123,8 +136,8 @@ class Together:
         spreader = Spreader(self._world)
         mine: dict[str, Array | Delta] = {}
         failure: ShardrunError | None = None
-        for name, *parts in header:
-            arrays = _arrays(given[name]) if name in given else [None] * len(parts)
+        for name, parts in header:
+            arrays: Sequence[Array | None] = _arrays(given[name]) if name in given else [None] * len(parts)
             try:
                 check = [_buffer(array, *part) for array, part in zip(arrays, parts, strict=True)]
             except MemoryError:
@@ -162,12 +175,12 @@ class Together:
 
 def _header(given: Given) -> Header:
     return [
-        [name, *([number_of(array.dtype), list(array.shape)] for array in _arrays(value))]
+        (name, [(number_of(array.dtype), list(array.shape)) for array in _arrays(value)])
         for name, value in given.items()
     ]
 
 
-def _arrays(value: Array | Pair | Delta) -> list[Any]:
+def _arrays(value: Array | Pair | Delta) -> list[Array]:
     if isinstance(value, Pair):
         return [value.a, value.b]
     assert not isinstance(value, Delta)
@@ -221,7 +234,8 @@ def _check_equal(digests: Sequence[Mapping[str, str]]) -> None:
 
 def _buffer(array: Array | None, element: int, shape: Sequence[int]) -> Array:
     if array is not None:
-        return np.ascontiguousarray(array).reshape(array.shape)
+        plain: Array = np.ascontiguousarray(array).reshape(array.shape)
+        return plain
     return np.empty(tuple(shape), element_dtype(element))
 
 

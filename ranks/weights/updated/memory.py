@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights.updated.values import Array, Snapshot, Spec, number_of
+from ranks.weights.updated.values import Snapshot, Spec, number_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from sharding.common.arrays import Array, DType
 
 
 PAGE = 4096
@@ -109,7 +111,7 @@ class Published:
         self._version = version
         self._cell[0] = version
 
-    def describe(self) -> tuple[dict[str, Any], list[int]]:
+    def describe(self) -> tuple[dict[str, object], list[int]]:
         """The version in words, and copies of its files: first the page, then those in "files"."""
         files = {region.file.number: region.file for region in self._regions.values()}
         description = {
@@ -135,18 +137,27 @@ class Published:
             os.close(self._page)
 
 
+class _Description(TypedDict):
+    """A version in words: its number, the numbers of its files, and for each value its name, element type,
+    shape, file and place in it."""
+
+    version: int
+    files: list[int]
+    values: list[tuple[str, int, list[int], int, int]]
+
+
 class Attached:
     """The side of a process that reads another one's weights."""
 
     def __init__(
         self,
-        description: Mapping[str, Any],
+        description: Mapping[str, object],
         files: Sequence[int],
-        fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]],
+        fetch: Callable[[], tuple[Mapping[str, object], Sequence[int]]],
         expected: Mapping[str, tuple[int, tuple[int | None, ...]]],
         ort_values: Callable[[Mapping[str, Array]], dict[str, ort.OrtValue]],
     ) -> None:
-        self._fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]] | None = fetch
+        self._fetch: Callable[[], tuple[Mapping[str, object], Sequence[int]]] | None = fetch
         self._expected = expected
         self._ort_values = ort_values
         self._lock = threading.Lock()
@@ -174,7 +185,7 @@ class Attached:
                         self._renew(self._fetch)
         return self._current
 
-    def _renew(self, fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]]) -> None:
+    def _renew(self, fetch: Callable[[], tuple[Mapping[str, object], Sequence[int]]]) -> None:
         try:
             description, files = fetch()
         except TimeoutError:  # the owner may be stopped, and go on
@@ -190,12 +201,13 @@ class Attached:
         finally:
             close_all(left)
 
-    def _read(self, description: Mapping[str, Any], left: list[int]) -> Snapshot:
+    def _read(self, description: Mapping[str, object], left: list[int]) -> Snapshot:
         """A version from its description and files, which are taken out of ``left``."""
         try:
-            version, numbers = int(description["version"]), [int(number) for number in description["files"]]
+            told = cast("_Description", description)  # what is none ends here
+            version, numbers = int(told["version"]), [int(number) for number in told["files"]]
             values = {str(name): (int(e), tuple(map(int, shape)), int(number), int(offset))
-                      for name, e, shape, number, offset in description["values"]}  # fmt: skip
+                      for name, e, shape, number, offset in told["values"]}  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WeightsError(f"The owner describes its weights in another way ({error!r}).") from None
         if len(numbers) != len(left):
@@ -257,7 +269,7 @@ def _write(descriptor: int, array: Array, offset: int) -> None:
         start += os.pwrite(descriptor, flat[start : start + (1 << 30)].data, offset + start)
 
 
-def _view(source: mmap.mmap, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _view(source: mmap.mmap, offset: int, dtype: DType, shape: tuple[int, ...]) -> Array:
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
         return np.empty(shape, dtype)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardError
-from ranks.weights.updated.values import Array, Spec
+from ranks.weights.updated.values import Spec
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
 
 if TYPE_CHECKING:
     import onnx
 
     from ranks.models.part import Part
+    from sharding.common.arrays import Array
     from sharding.slices.manifest import Manifest
 
 

@@ -9,9 +9,11 @@ update.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sharding.onnx_files.nodes import make_node
 
 if TYPE_CHECKING:
     import onnx
@@ -153,7 +155,7 @@ def _is_product(node: onnx.NodeProto) -> bool:
     return not turned and not scaled
 
 
-def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
-    import onnx
-
-    return onnx.helper.make_node(op, list(inputs), list(outputs), **attributes)
+def _node(
+    op: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str | None = None, **attributes: object
+) -> onnx.NodeProto:
+    return make_node(op, inputs, outputs, attributes, domain=domain)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime as ort
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from sharding.common.arrays import Array, DType
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Delta:
     change: Array
 
 
-Given = Mapping[str, Array | Pair | Delta]
+Given = Mapping[str, "Array | Pair | Delta"]
 """New values by weight: whole ones, and changes of the base."""
 
 
@@ -65,7 +65,7 @@ class Spec:
     shape: tuple[int, ...]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """numpy's type."""
         return element_dtype(self.element)
 
@@ -131,7 +131,7 @@ def converted(value: Array, spec: Spec) -> Array:
     return value if value.dtype == spec.dtype else value.astype(spec.dtype)
 
 
-def _is_narrow(dtype: np.dtype[Any]) -> bool:
+def _is_narrow(dtype: DType) -> bool:
     """Whether a type is one that numpy itself does not have (bfloat16, float8)."""
     return dtype.type.__module__ != "numpy"
 
@@ -162,10 +162,11 @@ def _check_pair(name: str, spec: Spec, pair: Pair) -> None:
             )
 
 
-def delta(pair: Pair, dtype: np.dtype[Any]) -> Array:
+def delta(pair: Pair, dtype: DType) -> Array:
     """``a @ b`` for a weight of this type, in float32, or in float64 where the weight has that."""
     wide = np.float64 if dtype == np.float64 else np.float32
-    return np.matmul(pair.a.astype(wide, copy=False), pair.b.astype(wide, copy=False))
+    product: Array = np.matmul(pair.a.astype(wide, copy=False), pair.b.astype(wide, copy=False))
+    return product
 
 
 def added(base: Array, change: Array) -> Array:
@@ -177,7 +178,7 @@ def added(base: Array, change: Array) -> Array:
 _NUMBERS = {name: number for number, name in ELEMENT_TYPES.values()}
 
 
-def number_of(dtype: np.dtype[Any]) -> int:
+def number_of(dtype: DType) -> int:
     """ONNX's number of an element type."""
     return _NUMBERS[dtype.name]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
@@ -17,7 +17,6 @@ from ranks.models import model_file
 from ranks.sessions.nodes import reads
 from ranks.weights.updated.graph import Divided, divide
 from ranks.weights.updated.values import (
-    Array,
     Delta,
     Given,
     Pair,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     from ranks.sessions.session import SessionConfig
     from ranks.weights.updated.memory import Attached, Published, Region
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class VariableWeights:
 
     # Sharing with other processes.
 
-    def export(self) -> tuple[dict[str, Any], list[int]]:
+    def export(self) -> tuple[dict[str, object], list[int]]:
         """The present version for another process: a JSON-able description, and open files to send with it.
 
         From the first call on the values lie in memory that other processes can map. The caller closes the
@@ -310,9 +310,9 @@ class VariableWeights:
 
     def attach(
         self,
-        description: Mapping[str, Any],
+        description: Mapping[str, object],
         files: Sequence[int],
-        fetch: Callable[[], tuple[Mapping[str, Any], Sequence[int]]],
+        fetch: Callable[[], tuple[Mapping[str, object], Sequence[int]]],
     ) -> None:
         """Takes the values from another process from now on, which gave the description and files of its
         `export`; closes the files.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from sharding.common.registry import Names, Registry
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 CHUNK = 8 << 20
 MOST_AXES = 64
 """numpy's own limit; hostile files have more."""
@@ -25,7 +27,7 @@ class Entry:
     """One tensor: its elements in C order, little-endian, in ``parts`` one after the other."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     parts: tuple[memoryview, ...]
 
@@ -43,7 +45,7 @@ class Entry:
             flat = flat.copy()
         return flat.view(self.dtype).reshape(self.shape)
 
-    def chunks(self, dtype: np.dtype[Any] | None = None) -> Iterator[bytes]:
+    def chunks(self, dtype: DType | None = None) -> Iterator[bytes]:
         """The bytes in pieces of a few MB, as elements of ``dtype`` if that is another one (`cast`)."""
         for part in self.parts:
             for start in range(0, len(part), CHUNK):
@@ -114,15 +116,15 @@ def bytes_of(array: Array) -> memoryview:
     return memoryview(flat).toreadonly()
 
 
-def special_dtype(name: str) -> np.dtype[Any]:
+def special_dtype(name: str) -> DType:
     """A type that numpy itself lacks, such as ``bfloat16``."""
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    found: DType = np.dtype(getattr(ml_dtypes, name))
     return found
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object's dictionary (``object_pairs_hook``). Raises `ValueError` for a name that is there twice,
     of which `json` would keep the last."""
     found = dict(pairs)
@@ -131,7 +133,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
+def cast(array: Array, dtype: DType, what: str) -> Array:
     """Elements as another type. Raises `ModelError` where a number would become infinite or NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = array.astype(dtype)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,8 @@ _TYPES = {
 }  # fmt: skip
 _NO_TENSORS = frozenset({"str"})
 """Types of values that ``append_dict`` adds beside the weights."""
+Part = tuple[str, tuple[int, ...], memoryview]
+"""Element type, shape and bytes of a tensor, or of the next part of one."""
 
 
 def looks_like(path: Path, head: bytes) -> bool:
@@ -66,7 +67,7 @@ def read(path: Path, key: Key | None = None) -> Checkpoint:
     elif key is not None:
         raise ModelError(f"{path} is not encrypted, but a key was given: leave --dec-key-file out.")
     data = _without_crc(data, path)
-    found: dict[str, list[tuple[str, tuple[int, ...], memoryview]]] = {}
+    found: dict[str, list[Part]] = {}
     try:
         for number, wire, _, start, end in fields(data, 0, len(data)):
             if number == 1 and wire == _BYTES:
@@ -92,7 +93,7 @@ def _without_crc(data: memoryview, path: Path) -> memoryview:
     return data[:start]
 
 
-def _value(data: memoryview, start: int, end: int, path: Path, found: dict[str, Any]) -> None:
+def _value(data: memoryview, start: int, end: int, path: Path, found: dict[str, list[Part]]) -> None:
     tag, tensor = "", None
     for number, wire, _, first, stop in fields(data, start, end):
         if number == 1 and wire == _BYTES:
@@ -109,7 +110,7 @@ def _value(data: memoryview, start: int, end: int, path: Path, found: dict[str, 
         found.setdefault(tag, []).append(tensor)
 
 
-def _tensor(data: memoryview, start: int, end: int, path: Path) -> tuple[str, tuple[int, ...], memoryview]:
+def _tensor(data: memoryview, start: int, end: int, path: Path) -> Part:
     dims: list[int] = []
     kind, content = "", data[start:start]
     for number, wire, first, payload, stop in fields(data, start, end):
@@ -144,7 +145,7 @@ def _text(data: memoryview, path: Path) -> str:
         raise ModelError(f"{path} is not a MindSpore checkpoint: a name in it is not UTF-8.") from None
 
 
-def _entry(name: str, values: list[tuple[str, tuple[int, ...], memoryview]], path: Path) -> Entry:
+def _entry(name: str, values: list[Part], path: Path) -> Entry:
     what = f"{path}: the parameter {shown_name(name)}"
     kind, shape, _ = values[0]
     if any(value[:2] != (kind, shape) for value in values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 NOT_NEEDED = "num_batches_tracked"
 """A counter of torch's batch normalization, which inference does not read and others do not have."""
@@ -23,7 +26,7 @@ class Target:
     """A weight that a network wants. Those of one ``tied`` group are one tensor under several names;
     what is not ``needed`` may be left as it is."""
 
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     tied: object = None
     needed: bool = True
@@ -125,7 +128,7 @@ def _difference(entry: Entry, target: Target, loose: bool) -> str:
     return ""
 
 
-def _is_float(dtype: np.dtype[Any]) -> bool:
+def _is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or "float" in dtype.name
 
 

@@ -7,8 +7,9 @@ because that gives arrays, and these would be copied; here tensors stay where th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from sharding.common.text import human_bytes, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype, unique
 from sharding.importers.mapped import mapped
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 MOST_HEADER = 100_000_000
 """Bytes of a header: the limit of the format's own library."""
@@ -38,14 +42,17 @@ def read(path: Path) -> Checkpoint:
     header, start = _header(data, path)
     tensors = data[start:]
     header.pop("__metadata__", None)
-    entries = {name: _entry(name, item, tensors, path) for name, item in header.items()}
-    _check_order(header, len(tensors), path)
+    entries, places = {}, []
+    for name, item in header.items():
+        entries[name], place = _entry(name, item, tensors, path)
+        places.append(place)
+    _check_order(places, len(tensors), path)
     if not entries:
         raise ModelError(f"{path} holds no tensor.")
     return Checkpoint(path, "safetensors", entries, [path])
 
 
-def _header(data: memoryview, path: Path) -> tuple[dict[str, Any], int]:
+def _header(data: memoryview, path: Path) -> tuple[dict[str, object], int]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ModelError(
@@ -66,7 +73,7 @@ def _header(data: memoryview, path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _entry(name: str, item: Any, tensors: memoryview, path: Path) -> Entry:
+def _entry(name: str, item: object, tensors: memoryview, path: Path) -> tuple[Entry, tuple[int, int]]:
     what = f"{path}: the tensor {shortened(one_line(name), 100)!r}"
     if not isinstance(item, dict) or not {"dtype", "shape", "data_offsets"} <= item.keys():
         raise ModelError(f"{what} is not described by dtype, shape and data_offsets.")
@@ -79,14 +86,14 @@ def _entry(name: str, item: Any, tensors: memoryview, path: Path) -> Entry:
             f"{what} lies at bytes {first}..{last} of {len(tensors)}: the file is truncated or damaged."
         )
     entry = Entry(name, _dtype(item["dtype"], what), tuple(shape), (tensors[first:last],))
-    return check_entry(entry, what)
+    return check_entry(entry, what), (first, last)
 
 
-def _are_lengths(value: Any) -> bool:
+def _are_lengths(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
 
 
-def _dtype(name: Any, what: str) -> np.dtype[Any]:
+def _dtype(name: object, what: str) -> DType:
     if isinstance(name, str) and name in _PLAIN:
         return np.dtype(_PLAIN[name])
     if isinstance(name, str) and name in _SPECIAL:
@@ -95,10 +102,10 @@ def _dtype(name: Any, what: str) -> np.dtype[Any]:
     raise ModelError(f"{what} has the type {one_line(str(name))[:40]!r}; expected {known}.")
 
 
-def _check_order(header: dict[str, Any], size: int, path: Path) -> None:
+def _check_order(places: Iterable[tuple[int, int]], size: int, path: Path) -> None:
     """The format demands that tensors follow one another without gap or overlap, to the end of the file."""
     at = 0
-    for first, last in sorted(tuple(item["data_offsets"]) for item in header.values()):
+    for first, last in sorted(places):
         if first != at:
             raise ModelError(
                 f"{path} is damaged: its tensors overlap or leave a gap at byte {at} of the data."

@@ -12,14 +12,17 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
-from sharding.importers.checkpoints.base import Array, Checkpoint, Entry, bytes_of, check_entry, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, Entry, bytes_of, check_entry, special_dtype
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """How files begin that torch wrote before 1.6: a pickled magic number."""
@@ -84,7 +87,7 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, "torch checkpoint", entries, [path])
 
 
-def load(path: Path) -> Any:
+def load(path: Path) -> object:
     """What the file holds, by torch's restricted unpickler. Raises `ModelError`."""
     from sharding.importers.networks.packages import need
 
@@ -128,7 +131,7 @@ def check_archive(path: Path) -> None:
             )
 
 
-def as_array(tensor: Any, what: str) -> Array:
+def as_array(tensor: torch_import.Tensor, what: str) -> Array:
     """A tensor's elements as an array in C order, without a copy where it lies so."""
     torch = torch_import.load()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -140,12 +143,12 @@ def as_array(tensor: Any, what: str) -> Array:
             dtype = special_dtype(name)
         except AttributeError:
             raise ModelError(f"{what} has the type {name}, which cannot be converted.") from None
-    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat: torch_import.Tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     array: Array = flat.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(tensor.shape))
     return array
 
 
-def _state(loaded: Any, path: Path) -> dict[str, Any]:
+def _state(loaded: object, path: Path) -> dict[str, torch_import.Tensor]:
     """The tensors by name; from within a training checkpoint, too."""
     torch = torch_import.load()
     for key in WRAPPERS:
@@ -157,14 +160,16 @@ def _state(loaded: Any, path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path} holds {type(loaded).__name__}; expected weights by name (module.state_dict())."
         )
-    found = {name: item for name, item in loaded.items() if isinstance(name, str) and torch.is_tensor(item)}
+    found: dict[str, torch_import.Tensor] = {
+        name: item for name, item in loaded.items() if isinstance(name, str) and torch.is_tensor(item)
+    }
     if not found:
         keys = ", ".join(shortened(one_line(str(key)), 40) for key in list(loaded)[:5]) or "nothing"
         raise ModelError(f"{path} holds no weights by name (module.state_dict()); found {keys}.")
     return found
 
 
-def _check(tensor: Any, size: int, what: str) -> None:
+def _check(tensor: torch_import.Tensor, size: int, what: str) -> None:
     torch = torch_import.load()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         raise ModelError(f"{what} is sparse, quantized, nested or without data: save it as a plain tensor.")

@@ -20,7 +20,6 @@ from sharding.importers.mindir.onnx_types import (
     value_info,
 )
 from sharding.importers.mindir.primitives.base import (
-    Array,
     ComplexValue,
     Operand,
     RefusedError,
@@ -28,10 +27,13 @@ from sharding.importers.mindir.primitives.base import (
     Value,
 )
 from sharding.importers.sniff import RUN_OPSET
+from sharding.onnx_files.nodes import make_node
 from sharding.onnx_files.walk import subgraphs
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
+
+    from sharding.common.arrays import Array
 
 IR_VERSION = 9
 MOST = 1 << 28
@@ -60,7 +62,7 @@ class Builder:
         self,
         op_type: str,
         inputs: Sequence[Operand],
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, object] | None = None,
         *,
         domain: str = "",
         types: Sequence[TensorType] | None = None,
@@ -72,7 +74,7 @@ class Builder:
         self,
         op_type: str,
         inputs: Sequence[Operand],
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, object] | None = None,
         *,
         outputs: int,
         domain: str = "",
@@ -85,8 +87,6 @@ class Builder:
         Attributes that are None are left out. ``types`` are needed where ONNX has no rules for the operator
         (another ``domain``). Raises `RefusedError` where ONNX's rules do not allow such inputs.
         """
-        import onnx
-
         values = self._values(op_type, inputs, domain)
         if not domain and (change := substitute(op_type, values, attributes or {})) is not None:
             lacking, other, place = change
@@ -96,13 +96,13 @@ class Builder:
             widened = self.ops(op_type, [*values[:place], *rest], attributes, outputs=outputs)
             return [self.cast(item, lacking) if item.dtype == other else item for item in widened]
         names = [self.fresh(op_type) for _ in range(outputs)]
-        node = onnx.helper.make_node(
+        node = make_node(
             op_type,
             [value.name if value is not None else "" for value in values],
             names,
+            attributes or {},
             name=names[0],
             domain=domain,
-            **{key: item for key, item in (attributes or {}).items() if item is not None},
         )
         found = list(types) if types is not None else self._infer(node, values)
         results = [Value(name, item.dtype, item.shape) for name, item in zip(names, found, strict=True)]
@@ -118,19 +118,17 @@ class Builder:
         op_type: str,
         inputs: Sequence[Value | None],
         results: Sequence[Value],
-        attributes: Mapping[str, Any],
+        attributes: Mapping[str, object],
         *,
         at: int | None = None,
     ) -> None:
         """Adds a node whose results were made before; ``at``: its place among the body's nodes."""
-        import onnx
-
-        node = onnx.helper.make_node(
+        node = make_node(
             op_type,
             [value.name if value is not None else "" for value in inputs],
             [result.name for result in results],
+            attributes,
             name=self.fresh(op_type),
-            **attributes,
         )
         self.nodes.insert(len(self.nodes) if at is None else at, node)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.common.ciphers import encryption_of
 from sharding.errors import ModelError
@@ -12,6 +13,11 @@ from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
 from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from sharding.importers.mindir.messages import Model
 
 VERSIONS = (1, 3)
 _BYTES, _VARINT = 2, 0
@@ -24,7 +30,7 @@ class Container:
     """A file that was read. ``data``: its bytes, mapped, or those that it was decrypted to."""
 
     path: Path
-    model: Any
+    model: Model
     data: memoryview
     encrypted: bool
 
@@ -46,7 +52,7 @@ def read(path: Path, key: Key | None = None) -> Container:
         data = memoryview(decrypt(data, method, key, path))
     elif key is not None:
         raise ModelError(f"{path} is not encrypted, but a key was given: leave dec_key (--dec-key-file) out.")
-    model = schema.messages()["Model"]()
+    model = schema.empty_model()
     wrong = f"{path} is not a whole MindIR file"
     try:
         model.ParseFromString(without_weights(data))
@@ -69,24 +75,32 @@ def check_format(head: bytes, path: Path) -> None:
         )
 
 
-def _is_text(message: Any) -> bool:
+def _is_text(message: Message) -> bool:
     """Whether all text in a message is UTF-8: what is not, protobuf gives as bytes."""
+    from google.protobuf.message import Message
+
     waiting = [message]
     try:
         while waiting:
             for field, value in waiting.pop().ListFields():
                 if field.type == field.TYPE_STRING:
-                    many = value if not isinstance(value, (str, bytes)) else (value,)
+                    many = (
+                        value
+                        if isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+                        else (value,)
+                    )
                     if not all(isinstance(item, str) for item in many):
                         return False
-                elif field.message_type is not None:
-                    waiting.extend(value if hasattr(value, "add") else (value,))
+                elif isinstance(value, Message):
+                    waiting.append(value)
+                elif field.message_type is not None and isinstance(value, Iterable):
+                    waiting.extend(value)
     except UnicodeDecodeError:
         return False
     return True
 
 
-def _check(model: Any, path: Path) -> None:
+def _check(model: Model, path: Path) -> None:
     version = int(model.mind_ir_version)
     if version == 0:
         made = f" (written by {model.producer_name[:40]} {model.model_version[:40]})".rstrip()

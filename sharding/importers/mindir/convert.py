@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
@@ -32,6 +30,8 @@ from sharding.onnx_files.walk import mentioned, nodes_in
 
 if TYPE_CHECKING:
     import onnx
+
+    from sharding.common.arrays import DType
 
 _SHOWN = 20
 """Operations without conversion that an error lists."""
@@ -95,9 +95,9 @@ def _inputs(tracer: Tracer) -> list[Value]:
     found = []
     for item in tracer.program.main.message.input:
         if len(item.tensor) != 1:
-            kind = item.denotation or "of no type"
+            said = item.denotation or "of no type"
             raise ModelError(
-                f"{path}: its input {local_name(item.name)[:80]!r} is no tensor ({kind[:40]}): export the "
+                f"{path}: its input {local_name(item.name)[:80]!r} is no tensor ({said[:40]}): export the "
                 "network with tensors as inputs."
             )
         try:
@@ -232,7 +232,7 @@ def _info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), None)
 
 
-def _element(dtype: np.dtype[Any]) -> int:
+def _element(dtype: DType) -> int:
     import onnx
 
     return int(onnx.helper.np_dtype_to_tensor_dtype(dtype))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.errors import ModelError
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 _DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
@@ -27,14 +30,14 @@ class ValueProblem(ModelError):  # noqa: N818 - told as a part of a sentence
 
 
 @lru_cache(maxsize=1)
-def bfloat16() -> np.dtype[Any]:
+def bfloat16() -> DType:
     """The numpy type of bfloat16, which onnx knows."""
     import onnx
 
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
 
 
-def tensor_dtype(number: int) -> np.dtype[Any]:
+def tensor_dtype(number: int) -> DType:
     """The element type of a tensor. Raises `ValueProblem`."""
     if number == 16:
         return bfloat16()
@@ -45,7 +48,7 @@ def tensor_dtype(number: int) -> np.dtype[Any]:
     return np.dtype(_DTYPES[number])
 
 
-def dtype_of_id(number: int) -> np.dtype[Any]:
+def dtype_of_id(number: int) -> DType:
     """The element type of a TypeId. Raises `ValueProblem`."""
     if number == 45:
         return bfloat16()

@@ -34,7 +34,7 @@ _FOR_BFLOAT16 = frozenset({"Where", "Pad", "Expand", "Tile", "Trilu", "NonZero"}
 _SCATTER = frozenset({"ScatterND", "ScatterElements"})
 
 
-def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping[str, Any]) -> Any:
+def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping[str, object]) -> Any:
     """(the element type that has no kernel, the one to compute in, the first operand of it), or None."""
     place = 1 if op_type == "Where" else 0
     first = values[place] if place < len(values) else None

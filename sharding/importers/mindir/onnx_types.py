@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Array, Shape, TensorType, Value
+from sharding.importers.mindir.primitives.base import Shape, TensorType, Value
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 
 def described(value: Value) -> str:
@@ -15,7 +18,7 @@ def described(value: Value) -> str:
     return f"{value.dtype}[{shape}]"
 
 
-def typed_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> Any:
+def typed_info(name: str, dtype: DType, shape: Shape | None) -> Any:
     """A named value of a graph by its type and shape."""
     import onnx
 

@@ -8,7 +8,12 @@ that is not known is seen and not dropped.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from sharding.importers.mindir.messages import Model
 
 PACKAGE = "shardrun.mindir"
 
@@ -93,7 +98,7 @@ EXTERNAL_LOCATION, EXTERNAL_OFFSET, EXTERNAL_LENGTH = 1, 2, 3
 
 
 @lru_cache(maxsize=1)
-def messages() -> dict[str, Any]:
+def messages() -> dict[str, type[Message]]:
     """The message classes by name: Model, Graph, Node, Attribute, Tensor, ..."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -115,3 +120,8 @@ def messages() -> dict[str, Any]:
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
         for name in _MESSAGES
     }
+
+
+def empty_model() -> Model:
+    """A whole file's message, to be parsed into."""
+    return cast("Model", messages()["Model"]())

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharding.importers.mindir.dtypes import ValueProblem, tensor_dtype
-from sharding.importers.mindir.primitives.base import Array, Shape, TensorType
+from sharding.importers.mindir.primitives.base import Shape, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sharding.common.arrays import Array, DType
+    from sharding.importers.mindir.messages import Attribute, Tensor
 
 UNDEFINED, FLOAT, STRING, BOOL, DOUBLE, TENSORS, TUPLE, LIST = 0, 1, 8, 9, 11, 19, 20, 21
 _INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 12, 13})
@@ -18,7 +24,7 @@ UNKNOWN_RANK = -2
 MAX_DEPTH = 64
 
 
-def lengths(dims: Any, *, computed: bool = False) -> Shape | None:
+def lengths(dims: Iterable[int], *, computed: bool = False) -> Shape | None:
     """A tensor's lengths, None where unknown. Raises `ValueProblem`.
 
     ``computed``: of an operation's result, of which MindSpore sometimes computes with its mark -1.
@@ -31,12 +37,12 @@ def lengths(dims: Any, *, computed: bool = False) -> Shape | None:
     return tuple(None if item < 0 else int(item) for item in found)
 
 
-def declared(tensor: Any, *, computed: bool = False) -> TensorType:
+def declared(tensor: Tensor, *, computed: bool = False) -> TensorType:
     """The type that a tensor without data declares."""
     return TensorType(tensor_dtype(tensor.data_type), lengths(tensor.dims, computed=computed))
 
 
-def check_plain(tensor: Any) -> None:
+def check_plain(tensor: Tensor) -> None:
     """Raises `ValueProblem` for a tensor that is compressed or quantized, or keeps its data elsewhere."""
     if tensor.compression_type:
         raise ValueProblem(
@@ -49,14 +55,14 @@ def check_plain(tensor: Any) -> None:
             raise ValueProblem(f"it keeps its data in {name}; expected raw_data")
 
 
-def byte_count(dtype: np.dtype[Any], shape: Shape | None) -> int:
+def byte_count(dtype: DType, shape: Shape | None) -> int:
     """Bytes of a tensor of this type. Raises `ValueProblem` where a length is unknown."""
     if shape is None or None in shape:
         raise ValueProblem("it holds data but its shape is not known")
     return math.prod(length or 0 for length in shape) * dtype.itemsize
 
 
-def array(tensor: Any) -> Array:
+def array(tensor: Tensor) -> Array:
     """A constant tensor's elements. Raises `ValueProblem`."""
     check_plain(tensor)
     dtype, shape = tensor_dtype(tensor.data_type), lengths(tensor.dims)
@@ -72,7 +78,7 @@ def _known(shape: Shape | None) -> tuple[int, ...]:
     return tuple(length or 0 for length in shape or ())
 
 
-def attribute(item: Any, *, element: bool = False, depth: int = 0) -> Any:
+def attribute(item: Attribute, *, element: bool = False, depth: int = 0) -> Any:
     """What an attribute holds: bool, int, float, str, None, a numpy array or element type, or a tuple.
 
     An ``element`` of a tuple keeps its number in the repeated field. Raises `ValueProblem`.
@@ -101,7 +107,7 @@ def attribute(item: Any, *, element: bool = False, depth: int = 0) -> Any:
     raise ValueProblem(f"its attribute {item.name[:80]!r} is of kind {kind}, which has no conversion")
 
 
-def _tensor(tensor: Any) -> Any:
+def _tensor(tensor: Tensor) -> Any:
     """A constant, or an element type: a tensor without any data that is not empty."""
     if not tensor.HasField("raw_data"):
         dtype, shape = tensor_dtype(tensor.data_type), lengths(tensor.dims)
@@ -113,7 +119,7 @@ def _tensor(tensor: Any) -> Any:
     return array(tensor)
 
 
-def result_types(item: Any) -> tuple[TensorType | None, ...]:
+def result_types(item: Attribute) -> tuple[TensorType | None, ...]:
     """The types in a node's ``shape`` attribute, one for each result; None for what is no tensor."""
     if item.type == TENSORS and len(item.tensors) == 1:
         return (declared(item.tensors[0], computed=True),)

@@ -20,6 +20,8 @@ from sharding.importers.networks.packages import need
 if TYPE_CHECKING:
     import onnx
 
+    from sharding.common.arrays import DType
+
 
 def load(
     network: Network,
@@ -92,7 +94,7 @@ def _symbols(model: onnx.ModelProto, inputs: Sequence[Input]) -> Mapping[str, st
     return found
 
 
-def _dtype(parameter: Any) -> np.dtype[Any]:
+def _dtype(parameter: Any) -> DType:
     from sharding.importers.checkpoints.base import special_dtype
 
     text = str(parameter.dtype).lower()

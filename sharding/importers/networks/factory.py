@@ -177,7 +177,7 @@ def _from_config(folder: Path) -> Network:
     )
 
 
-def _class_of(document: dict[str, Any], transformers: Any, config_file: Path) -> Any:
+def _class_of(document: dict[str, object], transformers: Any, config_file: Path) -> Any:
     names = document.get("architectures")
     if not names:
         return transformers.AutoModel

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 DTYPES = (
@@ -27,7 +28,7 @@ class Input:
     name: str
     shape: tuple[int | str, ...]
     dtype: str = "float32"
-    array: np.ndarray[Any, Any] | None = None
+    array: Array | None = None
 
 
 def parse_input(text: str) -> Input:
@@ -110,7 +111,7 @@ def example_lengths(inputs: Sequence[Input], lengths: Mapping[str, int]) -> dict
     return found
 
 
-def from_arrays(arrays: Mapping[str, Any], names: Sequence[str]) -> list[Input]:
+def from_arrays(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Input]:
     """Inputs like the arrays of an archive: by the names of the network's arguments, or ``in_0``, ...
 
     Raises `OptionError` for an array that holds no numbers.

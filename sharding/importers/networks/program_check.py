@@ -142,11 +142,11 @@ def _check_json(document: Any, path: Path) -> None:
                 )
 
 
-def _texts(item: Any) -> list[Any]:
+def _texts(item: Any) -> list[object]:
     return item if isinstance(item, list) else [] if item is None else [item]
 
 
-def _mappings(document: Any) -> Iterator[dict[str, Any]]:
+def _mappings(document: Any) -> Iterator[dict[str, object]]:
     """All mappings in a document, those too that stand as JSON in its texts."""
     waiting = [(document, 0)]
     while waiting:

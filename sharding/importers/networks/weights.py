@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.factory import Network, described
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
 
 
 def targets_of(module: Any) -> dict[str, Target]:
@@ -54,7 +57,7 @@ def load(
     return result
 
 
-def _dtype(tensor: Any, name: str) -> np.dtype[Any]:
+def _dtype(tensor: Any, name: str) -> DType:
     text = str(tensor.dtype).removeprefix("torch.")
     try:
         return np.dtype(text)
@@ -66,7 +69,7 @@ def _dtype(tensor: Any, name: str) -> np.dtype[Any]:
         raise ModelError(f"The network's weight {name!r} has the type {text}, which cannot be set.") from None
 
 
-def as_tensor(array: np.ndarray[Any, Any]) -> Any:
+def as_tensor(array: Array) -> Any:
     """A tensor of an array's elements, without a copy where it can be."""
     torch = torch_import.load()
     shape = array.shape

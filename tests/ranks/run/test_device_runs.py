@@ -91,7 +91,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     monkeypatch.setattr(
         ort.InferenceSession, "release_captured_graph", lambda _, number: noted.released.append(number)
     )
-    monkeypatch.setattr(assembly, "_memory", memory)
+    monkeypatch.setattr(assembly, "memory_for", memory)
     monkeypatch.setattr(assembly, "_on_memory", on_device)
     yield noted
 

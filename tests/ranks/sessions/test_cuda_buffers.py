@@ -85,7 +85,7 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory(communicator: Communicator | None, config: SessionConfig) -> CudaMemory:
         return CpuTensors()
 
-    monkeypatch.setattr(assembly, "_memory", memory)
+    monkeypatch.setattr(assembly, "memory_for", memory)
     monkeypatch.setattr(assembly, "_on_memory", on_device)
 
 

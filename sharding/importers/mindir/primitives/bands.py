@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 
@@ -36,7 +39,7 @@ class _Band:
             return 0
         return self.length - min(self.rows + min(offset, 0), self.columns - max(offset, 0))
 
-    def places(self) -> np.ndarray[Any, Any]:
+    def places(self) -> Array:
         """For each element of the matrix its place among the rows, -1 where it is on no diagonal."""
         found = np.full((self.rows, self.columns), -1, np.int64)
         for offset in range(self.low, self.high + 1):
@@ -46,7 +49,7 @@ class _Band:
                 found[row + along, column + along] = place
         return found
 
-    def elements(self) -> np.ndarray[Any, Any]:
+    def elements(self) -> Array:
         """For each place of the rows its element of the matrix, -1 where there is none."""
         found = np.full((self.high - self.low + 1) * self.length, -1, np.int64)
         places = self.places().reshape(-1)
@@ -76,7 +79,7 @@ def _known(x: Value, count: int) -> tuple[int, ...]:
     return found
 
 
-def _chosen(b: Builder, x: Value, axes: int, table: np.ndarray[Any, Any], other: Value) -> Value:
+def _chosen(b: Builder, x: Value, axes: int, table: Array, other: Value) -> Value:
     """Elements of the last axes taken as one, by a table of places; ``other`` where the place is -1."""
     if axes == 2:
         shape = b.lengths(x)

@@ -33,13 +33,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 
 from sharding.importers.mindir.dtypes import ValueProblem, dtype_of_id
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array, DType
+
 Shape = tuple["int | None", ...]
 
 
@@ -48,7 +50,7 @@ class Value:
     """A tensor in the ONNX graph."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: Shape | None = None
     """Lengths, None where one is not known before a run; None where even their number is not."""
     constant: Array | None = None
@@ -88,7 +90,7 @@ ABSENT = Absent()
 class TensorType:
     """The type of a result as the file declares it."""
 
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: Shape | None
 
 
@@ -99,7 +101,7 @@ class Node:
     op_type: str
     layer: str
     """Where in the network: ``Default/fc1-Dense/MatMul-op0``."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Operand] = field(default_factory=dict)
     """The primitive's attributes, as Python's own; an element type is a numpy dtype."""
     result_types: tuple[TensorType | None, ...] = ()
     """What the file declares for each result; None where a result is no tensor."""
@@ -215,7 +217,7 @@ def _register(
         )
 
 
-def element_type(setting: Any) -> np.dtype[Any]:
+def element_type(setting: Operand) -> DType:
     """The element type that a setting names: MindSpore's number (version 3) or one already (version 1)."""
     if isinstance(setting, np.dtype):
         return setting
@@ -227,7 +229,7 @@ def element_type(setting: Any) -> np.dtype[Any]:
     raise RefusedError(f"expected an element type, found {setting!r:.80}")
 
 
-def _tensors(operands: Sequence[Any], settings: int) -> int:
+def _tensors(operands: Sequence[object], settings: int) -> int:
     """Of a primitive with any number of operands: how many there are before the settings at the end."""
     count = len(operands)
     while count > max(1, len(operands) - settings) and not _holds_tensor(operands[count - 1]):
@@ -242,8 +244,8 @@ def _holds_tensor(operand: Any) -> bool:
 
 
 def arguments(
-    known: Primitive, operands: Sequence[Any], attributes: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+    known: Primitive, operands: Sequence[object], attributes: Mapping[str, object]
+) -> tuple[list[object], dict[str, object]]:
     """A primitive's positional arguments and settings: see this module's text."""
     if operands and operands[-1] is None and attributes.get("side_effect_mem") is True:
         operands = operands[:-1]  # the order of effects

@@ -98,9 +98,10 @@ def all_to_all(b: Builder, node: Node, x: Value) -> Value:
     """Parts along one axis go to the ranks, and what came is joined along another."""
     size = _group_size(node)
     axes = [node.attributes.get(name) for name in ("split_dim", "concat_dim")]
-    if not all(isinstance(axis, int) for axis in axes):
+    numbers = [axis for axis in axes if isinstance(axis, int)]
+    if len(numbers) != len(axes):
         raise RefusedError(f"split_dim and concat_dim are {axes}; expected numbers")
-    split_axis, concat_axis = (b.axis(int(axis or 0), x) for axis in axes)
+    split_axis, concat_axis = (b.axis(int(axis), x) for axis in numbers)
     pieces = b.ops("Split", [x], {"axis": split_axis, "num_outputs": size}, outputs=size)
     joined = b.op("Concat", pieces, {"axis": 0}) if size > 1 else pieces[0]
     got = b.ops("Split", [_to_all(b, joined, size)], {"axis": 0, "num_outputs": size}, outputs=size)

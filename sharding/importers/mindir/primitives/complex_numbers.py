@@ -7,13 +7,12 @@ What is linear is done to both parts alike; a product, a quotient and the like h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
-    Array,
     ComplexValue,
     Node,
     Operand,
@@ -23,6 +22,9 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 _LINEAR = frozenset(
     {
@@ -49,7 +51,7 @@ def holds_complex(operand: Any) -> bool:
 
 
 def converted(
-    b: Builder, known: Primitive, node: Node, positional: list[Any], settings: dict[str, Any]
+    b: Builder, known: Primitive, node: Node, positional: list[object], settings: dict[str, object]
 ) -> Operand:
     """A primitive with operands some of which are complex. Raises `RefusedError` for one that has no form."""
     if known.of_complex:

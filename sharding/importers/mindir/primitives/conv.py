@@ -44,7 +44,7 @@ def paired(found: Sequence[int], count: int, what: str) -> list[int]:
 
 def same_padding(
     b: Builder, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> tuple[Value, dict[str, Any]]:
+) -> tuple[Value, dict[str, object]]:
     """An operand of a convolution and the attributes for padding that keeps ceil(length / stride); the odd
     place goes to the end. What only a run tells is added to the operand, as zeros."""
     axes = list(zip(spatial_lengths(x, len(kernel)), kernel, strides, dilations, strict=True))
@@ -128,7 +128,7 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     if flip:
         x, w = (b.transpose(item, [0, rank - 1, *range(1, rank - 1)]) for item in (x, w))
     kernel = kernel_of(w)
-    padding: dict[str, Any] = {}
+    padding: dict[str, object] = {}
     if window.mode == "same":
         x, padding = same_padding(b, x, kernel, window.strides, window.dilations)
     elif window.mode == "pad":

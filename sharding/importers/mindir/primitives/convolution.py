@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class _Steps:
     stride: Operand
     dilation: Operand
     groups: Operand
-    padding: dict[str, Any] | None
+    padding: dict[str, object] | None
     transposed: bool = False
     output_padding: Operand = None
 
@@ -57,7 +56,7 @@ def _ext(b: Builder, x: Value, w: Value, bias: Operand, steps: _Steps) -> Value:
     return b.squeeze(found, [0]) if lone else found
 
 
-def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, Any] | None:
+def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, object] | None:
     """Padding by its name, or from one number for each axis; None keeps the lengths."""
     if named:
         return None if text(padding, "padding", PAD_MODES) == "same" else {}
@@ -169,7 +168,7 @@ def im2col(
     """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
     alone with one weight of 1 for each place."""
     mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
-    around: dict[str, Any] | None = None
+    around: dict[str, object] | None = None
     if mode != "same":
         around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
     found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
@@ -177,7 +176,12 @@ def im2col(
 
 
 def _columns(
-    b: Builder, x: Value, ksizes: Operand, strides: Operand, dilations: Operand, around: dict[str, Any] | None
+    b: Builder,
+    x: Value,
+    ksizes: Operand,
+    strides: Operand,
+    dilations: Operand,
+    around: dict[str, object] | None,
 ) -> tuple[Value, int, int]:
     """(the places of each channel's windows as channels, the number of channels, that of places)"""
     kernel, channels, places = _windows(b, x, ksizes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
@@ -75,7 +73,7 @@ def _dft(
     else:
         operand = b.op("Unsqueeze", [floating(b, x), last])
     size = None if length is None else b.const(count, np.int64)
-    attributes: dict[str, Any] = {"inverse": int(inverse), "onesided": int(half)}
+    attributes: dict[str, object] = {"inverse": int(inverse), "onesided": int(half)}
     if b.opset >= _AXIS_IS_AN_INPUT:
         found = b.op("DFT", [operand, size, b.const(axis, np.int64)], attributes)
     else:

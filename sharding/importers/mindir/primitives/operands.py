@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -12,23 +12,26 @@ from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives import base
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
 
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
+
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: DType) -> bool:
     """Whether it is a floating-point type; numpy does not count bfloat16 as one."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-def element_type(setting: Any, default: np.dtype[Any]) -> np.dtype[Any]:
+def element_type(setting: Operand, default: DType) -> DType:
     """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
     return default if setting is None else base.element_type(setting)
 
 
-def result_type(node: Node, default: np.dtype[Any]) -> np.dtype[Any]:
+def result_type(node: Node, default: DType) -> DType:
     """The element type that the file declares for the first result."""
     return node.result.dtype if node.result is not None else default
 
@@ -132,11 +135,11 @@ def promoted(b: Builder, *operands: Operand) -> list[Value]:
     return [b.cast(b.value(item, _literal(item, dtype)), dtype or BOOL) for item in operands]
 
 
-def _literal(item: Operand, dtype: np.dtype[Any] | None) -> np.dtype[Any] | None:
+def _literal(item: Operand, dtype: DType | None) -> DType | None:
     return None if isinstance(item, (Value, tuple)) else dtype
 
 
-def _wider(a: np.dtype[Any], c: np.dtype[Any]) -> np.dtype[Any]:
+def _wider(a: DType, c: DType) -> DType:
     """The type that holds both, a floating-point type winning over integers of any width as in MindSpore."""
     if a == c:
         return a
@@ -147,7 +150,7 @@ def _wider(a: np.dtype[Any], c: np.dtype[Any]) -> np.dtype[Any]:
     return np.promote_types(a, c)
 
 
-def computable(b: Builder, x: Value, *, bool_as: np.dtype[Any] = INT32) -> Value:
+def computable(b: Builder, x: Value, *, bool_as: DType = INT32) -> Value:
     """The value in a type that ONNX Runtime computes in on every provider: narrow integers and bool widened,
     bfloat16 as float32. The result is converted back by who called the conversion."""
     if x.dtype.kind in "fi" and x.dtype.itemsize >= 4:
@@ -175,12 +178,12 @@ def scalar(b: Builder, amount: float | int | bool, like: Value) -> Value:
     return b.const(np.asarray(amount).astype(like.dtype))
 
 
-def full_like(b: Builder, x: Value, amount: Any, dtype: np.dtype[Any] | None = None) -> Value:
+def full_like(b: Builder, x: Value, amount: Any, dtype: DType | None = None) -> Value:
     """A tensor of one value in the shape of another."""
     return filled(b, b.shape_of(x), amount, dtype or x.dtype)
 
 
-def filled(b: Builder, shape: Operand, amount: Any, dtype: np.dtype[Any]) -> Value:
+def filled(b: Builder, shape: Operand, amount: Any, dtype: DType) -> Value:
     """A tensor of one value, in a shape of integers known or not."""
     known = b.known_ints(shape)
     if isinstance(amount, Value):

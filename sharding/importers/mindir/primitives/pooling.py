@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout
     return found
 
 
-def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Value, dict[str, Any]]:
+def _same(b: Builder, x: Value, kernel: list[int], steps: list[int]) -> tuple[Value, dict[str, object]]:
     """The operand and attributes of a pooling with ceil(length / stride) windows. Where a stride leaves gaps
     between windows, what lies behind the last one goes first: padding cannot be negative."""
     gaps = [axis for axis in range(len(kernel)) if steps[axis] > kernel[axis]]
@@ -95,7 +94,7 @@ def pool(
         return _means_later(b, x, kernel_size, strides, layout)
     sizes = _of_two(kernel_size, b, "kernel_size", flip)
     steps = _of_two(strides, b, "strides", flip)
-    padding: dict[str, Any] = {}
+    padding: dict[str, object] = {}
     if mode == "same":
         wide, padding = _same(b, wide, sizes, steps)
     found = b.op(op_type, [wide], {"kernel_shape": sizes, "strides": steps, **padding})
@@ -115,7 +114,7 @@ class Windows:
     dilations: Sequence[int] | None = None
 
     @property
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         return {
             "kernel_shape": list(self.kernel),
             "strides": list(self.strides),
@@ -132,7 +131,7 @@ def pooled(b: Builder, op_type: str, x: Value, windows: Windows) -> Value:
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
         wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
-    more = {"pads": list(pads), "ceil_mode": int(ceil), "dilations": gaps}
+    more: dict[str, object] = {"pads": list(pads), "ceil_mode": int(ceil), "dilations": gaps}
     found = b.op(op_type, [wide], {**windows.attributes, **more})
     return b.squeeze(found, [0]) if lone else found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ def lstm(
     return joined, last_h, last_c
 
 
-_DYNAMIC: dict[str, Any] = {
+_DYNAMIC: dict[str, object] = {
     "direction": "UNIDIRECTIONAL",
     "cell_depth": 1,
     "use_peephole": False,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
-    Array,
     Node,
     Operand,
     RefusedError,
@@ -18,8 +17,13 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def _resized(b: Builder, x: Value, size: Operand, attributes: dict[str, Any]) -> Value:
+    from sharding.common.arrays import Array
+
+
+def _resized(b: Builder, x: Value, size: Operand, attributes: Mapping[str, object]) -> Value:
     """The axes behind the channels at other lengths."""
     shape = b.lengths(x)
     lengths = b.ints(size)
@@ -134,7 +138,7 @@ def resize_linear(
 
 
 def _upsampled(
-    b: Builder, node: Node, x: Value, size: Operand, scales: Operand, attributes: dict[str, Any]
+    b: Builder, node: Node, x: Value, size: Operand, scales: Operand, attributes: Mapping[str, object]
 ) -> Value:
     x = ranked(x, 2 + int(node.op_type[-2]))  # such as UpsampleNearest2D
     if size is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import DType
 
 
 def _triangle(b: Builder, x: Value, lower: Operand, unit: Operand = False) -> Value:
@@ -139,7 +142,7 @@ class _LeastSquares:
 
 
 def _least_squares(
-    b: Builder, matrix: Value, right: Value, precision: np.dtype[Any], weight: Value | None = None
+    b: Builder, matrix: Value, right: Value, precision: DType, weight: Value | None = None
 ) -> _LeastSquares:
     """The shortest of the solutions that miss the right side least; ``weight``: of the solution's length.
     What is 0 but for rounding to the precision counts as 0, as in LAPACK."""

@@ -24,9 +24,11 @@ _MOST = 8
 
 def _kinds(node: Node) -> list[int]:
     found = node.attributes.get("tuple_index_types", ())
-    if not isinstance(found, tuple) or not all(isinstance(item, int) for item in found):
+    entries = found if isinstance(found, tuple) else (None,)
+    numbers = [item for item in entries if isinstance(item, int)]
+    if len(numbers) != len(entries):
         raise RefusedError("it does not say what the entries of its index are")
-    return [item for item in found if item != NOTHING]
+    return [item for item in numbers if item != NOTHING]
 
 
 def _setting(node: Node, name: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from sharding.importers.mindir.tracing.trace import MAX_CALLS, Tracer
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from sharding.importers.mindir.tracing.outcomes import Traced
+
 RESULT = ""
 """The end that is a value and no further graph."""
 _STEPS = 64
@@ -43,7 +45,7 @@ class Ends:
     """Where ways to go on end: graph (or `RESULT`) to arguments, the last of which is the `Memory` then.
     ``which``: the number of the one that is taken; None where there is one."""
 
-    ways: dict[str, tuple[Any, ...]]
+    ways: dict[str, tuple[Traced, ...]]
     which: Value | None = None
 
 
@@ -57,14 +59,14 @@ class Merge:
     results: list[Value] = field(default_factory=list)
 
 
-def follow(tracer: Tracer, outcome: Outcome) -> Any:
+def follow(tracer: Tracer, outcome: Outcome) -> Traced:
     """The value that an outcome comes to."""
     ends = advance(tracer, outcome, frozenset(), {})
     value, tracer.memory = ends.ways[RESULT]
     return value
 
 
-Fallbacks = dict[str, tuple[Any, ...]]
+Fallbacks = dict[str, tuple["Traced", ...]]
 """For loops' headers: what stands for their arguments on a way that does not go on with them."""
 
 
@@ -167,7 +169,7 @@ def _memory_of(outcome: Outcome) -> Memory:
     return _memory_of(outcome.then) if isinstance(outcome, Branch) else outcome.memory
 
 
-def _knowing(item: Any, condition: Value, truth: bool) -> Any:
+def _knowing(item: Traced, condition: Value, truth: bool) -> Traced:
     """What a side of a branch gives, where it gives the condition itself: that is known there."""
     if isinstance(item, tuple):
         return tuple(_knowing(part, condition, truth) for part in item)
@@ -189,12 +191,12 @@ def _renumbered(tracer: Tracer, side: Ends, names: list[str], nodes: list[NodePr
 def _merged_way(
     tracer: Tracer,
     merged: Merge,
-    given: Sequence[tuple[Any, ...] | None],
+    given: Sequence[tuple[Traced, ...] | None],
     made: Sequence[set[str]],
-    fallback: tuple[Any, ...] | None,
+    fallback: tuple[Traced, ...] | None,
     *,
     since: int,
-) -> tuple[Any, ...]:
+) -> tuple[Traced, ...]:
     """The arguments for one end, of which a side that does not end there gives something of their type."""
     if given[0] is not None and given[1] is not None:
         (*xs, x_memory), (*ys, y_memory) = given[0], given[1]
@@ -239,7 +241,7 @@ def made_in(nodes: list[NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output}
 
 
-def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
+def _both(tracer: Tracer, merged: Merge, x: Traced, y: Traced, memory: Memory) -> Traced:
     if _is_sequence(x) and _is_sequence(y) and _is_open(x, y):
         x, y = (_in_body(tracer, nodes, item) for nodes, item in zip(merged.bodies, (x, y), strict=True))
     if isinstance(x, tuple) and isinstance(y, tuple):
@@ -268,7 +270,7 @@ def _both(tracer: Tracer, merged: Merge, x: Any, y: Any, memory: Memory) -> Any:
     return _output(tracer, merged, one, other)
 
 
-def _is_sequence(item: Any) -> bool:
+def _is_sequence(item: Traced) -> bool:
     """Whether it is a tuple of integers, of a number that is known or not."""
     if isinstance(item, Value):
         return item.sequence
@@ -278,11 +280,11 @@ def _is_sequence(item: Any) -> bool:
     )
 
 
-def _is_open(x: Any, y: Any) -> bool:
+def _is_open(x: Traced, y: Traced) -> bool:
     return isinstance(x, Value) or isinstance(y, Value) or len(x) != len(y)
 
 
-def _in_body(tracer: Tracer, nodes: list[NodeProto], item: Any) -> Value:
+def _in_body(tracer: Tracer, nodes: list[NodeProto], item: Traced) -> Value:
     """A tuple of integers as one tensor, put together in the side that gives it."""
     if isinstance(item, Value):
         return item
@@ -294,7 +296,9 @@ def _in_body(tracer: Tracer, nodes: list[NodeProto], item: Any) -> Value:
     return replace(found, sequence=True)
 
 
-def _one(tracer: Tracer, merged: Merge, item: Any, fallback: Any, *, side: int, made: set[str]) -> Any:
+def _one(
+    tracer: Tracer, merged: Merge, item: Traced, fallback: Traced, *, side: int, made: set[str]
+) -> Traced:
     """What one side gives; where it is made inside of that, an output, for which the other gives a dummy."""
     if isinstance(item, tuple):
         inner = fallback if isinstance(fallback, tuple) else (None,) * len(item)
@@ -318,11 +322,11 @@ def _one(tracer: Tracer, merged: Merge, item: Any, fallback: Any, *, side: int, 
     return _output(tracer, merged, *pair)
 
 
-def kind(item: Any) -> str:
+def kind(item: Traced) -> str:
     return "a graph" if isinstance(item, (Closure, Choice)) else type(item).__name__
 
 
-def same(x: Any, y: Any) -> bool:
+def same(x: Traced, y: Traced) -> bool:
     """Whether two operands are known to be equal."""
     if isinstance(x, Value) and isinstance(y, Value):
         return x.name == y.name and storage(x) == storage(y)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.importers.mindir.primitives.base import PRIMITIVES
 from sharding.importers.mindir.tracing.memory import is_writing
 from sharding.importers.mindir.tracing.program import Graph, Program
 
 if TYPE_CHECKING:
+    from sharding.importers.mindir.messages import Node
     from sharding.importers.mindir.tracing.trace import Tracer
 
 PERSISTENT = "it changes a parameter while it runs, which ONNX has no way to say"
@@ -21,7 +22,7 @@ _READING = ("View", "Detach", "Embedding", "BatchNorm", "InstanceNorm")
 (whose conversion refuses the setting with which they write), and running moments."""
 
 
-def effects(program: Program, graph: Graph, node: Any) -> list[str]:
+def effects(program: Program, graph: Graph, node: Node) -> list[str]:
     """What an UpdateState follows: the state before, what may be changed in place, and what was read."""
     found = list(node.input[:1])
     waiting, seen = list(reversed(node.input[1:])), set()
@@ -39,7 +40,7 @@ def effects(program: Program, graph: Graph, node: Any) -> list[str]:
     return found
 
 
-def writes_after(program: Program, graph: Graph, call: Any) -> bool:
+def writes_after(program: Program, graph: Graph, call: Node) -> bool:
     """Whether a graph changes something in place after the call whose result is its own."""
     name = graph.output
     while (node := graph.nodes.get(name)) is not None and node is not call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from sharding.importers.mindir.tracing.trace import Tracer
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from sharding.importers.mindir.tracing.outcomes import Traced
+
 _MOST_CELLS = 300
 """Storages that a loop changes; each may take a few rounds to be found."""
 
@@ -38,12 +40,12 @@ class State:
     ``cells``: what the loop changes in place, and what that is inside of the body.
     """
 
-    leaves: list[Any]
+    leaves: list[Traced]
     memory: Memory
     changing: dict[int, Value] = field(default_factory=dict)
     cells: dict[str, Cell] = field(default_factory=dict)
 
-    def now(self) -> list[Any]:
+    def now(self) -> list[Traced]:
         """The leaves inside of the body."""
         return [self.changing.get(index, leaf) for index, leaf in enumerate(self.leaves)]
 
@@ -51,7 +53,7 @@ class State:
         """The memory inside of the body."""
         return Memory({**self.memory.cells, **self.cells})
 
-    def variables(self) -> list[tuple[Any, Value]]:
+    def variables(self) -> list[tuple[Traced, Value]]:
         """What the loop carries: what it is at first and inside of the body."""
         found = [(self.leaves[index], value) for index, value in self.changing.items()]
         return [*found, *((self.memory.now(cell.first), cell.now) for cell in self.cells.values())]
@@ -116,7 +118,7 @@ def _cells_grown(tracer: Tracer, state: State, memory: Memory, inner: set[str], 
     return grown
 
 
-def _grown(tracer: Tracer, state: State, following: list[Any], memory: Memory) -> bool:
+def _grown(tracer: Tracer, state: State, following: list[Traced], memory: Memory) -> bool:
     """Adds leaves that change to the state, or lengths that change; whether there were any."""
     grown = False
     b = tracer.builder
@@ -144,7 +146,7 @@ def _emit_loop(
     tracer: Tracer,
     header: str,
     state: State,
-    following: list[Any],
+    following: list[Traced],
     *,
     ends: Ends,
     nodes: list[NodeProto],
@@ -171,7 +173,7 @@ def _emit_loop(
     left = {value.name: result for value, result in zip(variables, results, strict=True)}
     carried: list[Value] = []
 
-    def outside(item: Any) -> Any:
+    def outside(item: Traced) -> Traced:
         """What an end's argument is behind the loop."""
         if isinstance(item, tuple):
             return tuple(outside(part) for part in item)
@@ -205,11 +207,11 @@ def _emit_loop(
     return Ends(ways, which)
 
 
-def _flat(arguments: tuple[Any, ...]) -> tuple[list[Any], Any]:
+def _flat(arguments: tuple[Traced, ...]) -> tuple[list[Traced], Traced]:
     """Arguments without their nesting, and the nesting."""
-    leaves: list[Any] = []
+    leaves: list[Traced] = []
 
-    def shape(item: Any) -> Any:
+    def shape(item: Traced) -> Traced:
         if isinstance(item, tuple):
             return tuple(shape(part) for part in item)
         leaves.append(item)
@@ -218,10 +220,10 @@ def _flat(arguments: tuple[Any, ...]) -> tuple[list[Any], Any]:
     return leaves, shape(arguments)
 
 
-def _nest(leaves: list[Any], shape: Any) -> tuple[Any, ...]:
+def _nest(leaves: list[Traced], shape: Traced) -> tuple[Traced, ...]:
     rest = iter(leaves)
 
-    def build(item: Any) -> Any:
+    def build(item: Traced) -> Traced:
         return tuple(build(part) for part in item) if isinstance(item, tuple) else next(rest)
 
     result = build(shape)

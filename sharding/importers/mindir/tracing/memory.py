@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.importers.mindir.primitives.base import PRIMITIVES, Value
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.tracing.outcomes import Traced
 
 _IN_PLACE = ("Inplace", "Assign", "ScatterUpdate", "ScatterNdUpdate", "ScatterNdAdd", "ScatterNdSub")
 """How the names begin of primitives that change their first operand."""
@@ -42,7 +45,7 @@ class Memory:
         first = self.cells[name].first if name in self.cells else old
         return Memory({**self.cells, name: Cell(first, replace(new, storage=name))})
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: Traced) -> bool:
         """Whether the storage of a value was changed."""
         return isinstance(value, Value) and storage(value) in self.cells
 
@@ -57,12 +60,12 @@ def storage(value: Value) -> str:
     return value.storage or value.name
 
 
-def in_one_storage(x: Any, y: Any) -> bool:
+def in_one_storage(x: Traced, y: Traced) -> bool:
     """Whether two operands are tensors that lie in the same place."""
     return isinstance(x, Value) and isinstance(y, Value) and storage(x) == storage(y)
 
 
-def contents(item: Any, memory: Memory) -> Any:
+def contents(item: Traced, memory: Memory) -> Traced:
     """An operand as it is by now."""
     if not memory.cells:
         return item
@@ -71,7 +74,7 @@ def contents(item: Any, memory: Memory) -> Any:
     return memory.now(item) if isinstance(item, Value) else item
 
 
-def detached(item: Any, name: str) -> Any:
+def detached(item: Traced, name: str) -> Traced:
     """An operand that later changes of what it was made of do not change: ``name`` begins its storages."""
     if isinstance(item, tuple):
         return tuple(detached(part, f"{name}.{number}") for number, part in enumerate(item))

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import TYPE_CHECKING, Union
 
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.tracing.memory import Memory
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    Traced: TypeAlias = Any
+    """What a name of a program stands for: an `Operand`, a type, a graph (`Closure`), one of two (`Choice`).
+    The program decides which; what takes it refuses what does not fit."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +21,7 @@ class Closure:
     """A graph with its first arguments."""
 
     graph: str
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[Traced, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +29,8 @@ class Choice:
     """What ``Switch`` gives: one of two, decided when it runs."""
 
     condition: Value
-    then: Any
-    otherwise: Any
+    then: Traced
+    otherwise: Traced
 
 
 class Raised:
@@ -37,7 +44,7 @@ RAISED = Raised()
 class Done:
     """A graph's result is this value; ``memory``: what was changed in place until then."""
 
-    value: Any
+    value: Traced
     memory: Memory
 
 
@@ -46,7 +53,7 @@ class Tail:
     """A graph's result is that of another one."""
 
     graph: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[Traced, ...]
     memory: Memory
 
 

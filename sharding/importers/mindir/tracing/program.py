@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir import messages
 
 REFERENCE = "REF::"
 PASSING = frozenset({"Depend", "Load"})
@@ -20,13 +23,13 @@ class Prim:
     """An operation with its attributes; many nodes share one."""
 
     op_type: str
-    message: Any
+    message: messages.Primitive
 
 
 class Graph:
     """One graph. ``nodes``: those that compute, by the name of what they give."""
 
-    def __init__(self, message: Any, path: Path) -> None:
+    def __init__(self, message: messages.Graph, path: Path) -> None:
         self.name: str = message.name
         self.message = message
         self.inputs: list[str] = [item.name for item in message.input]
@@ -36,7 +39,7 @@ class Graph:
                 "expected one (several results are one tuple)."
             )
         self.output: str = message.output[0].name
-        self.nodes: dict[str, Any] = {}
+        self.nodes: dict[str, messages.Node] = {}
         for node in message.node:
             if node.op_type == "Constant":
                 continue
@@ -51,7 +54,7 @@ class Graph:
 class Program:
     """All graphs of a file. Raises `ModelError` where names are used twice or an output is missing."""
 
-    def __init__(self, model: Any, path: Path) -> None:
+    def __init__(self, model: messages.Model, path: Path) -> None:
         self.path = path
         self.prims: dict[str, Prim] = {}
         for item in model.primitives:
@@ -63,18 +66,18 @@ class Program:
                 raise ModelError(f"{path} is not valid: it has two graphs named {message.name[:80]!r}.")
             self.graphs[message.name] = Graph(message, path)
         self.graphs.setdefault(self.main.name, self.main)
-        self.constants: dict[str, Any] = {}
+        self.constants: dict[str, messages.Node] = {}
         for message in (model.graph, *model.functions):
             for node in message.node:
                 if node.op_type == "Constant" and len(node.output) == 1:
                     self.constants.setdefault(node.output[0], node)
 
-    def prim_of(self, node: Any) -> Prim | None:
+    def prim_of(self, node: messages.Node) -> Prim | None:
         """The primitive that a node uses; None where it calls a graph or a closure."""
         return self.prims.get(self.callee(node))
 
     @staticmethod
-    def callee(node: Any) -> str:
+    def callee(node: messages.Node) -> str:
         """What a node uses or calls: the key of a primitive, a graph's name, or a closure's."""
         return str(node.op_type).removeprefix(REFERENCE)
 
@@ -84,7 +87,7 @@ class Program:
         value of its own."""
         return {name: frozenset(self._after(graph)) for name, graph in self.graphs.items()}
 
-    def result_node(self, graph: Graph) -> tuple[str, Any]:
+    def result_node(self, graph: Graph) -> tuple[str, messages.Node | None]:
         """The name of a graph's result and the node that gives it (None for an input), behind what passes."""
         name = graph.output
         for _ in range(len(graph.nodes) + 1):

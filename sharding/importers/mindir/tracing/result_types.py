@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, ComplexValue, RefusedError, TensorType
 
 if TYPE_CHECKING:
+    from sharding.importers.mindir.tracing.outcomes import Traced
     from sharding.importers.mindir.tracing.trace import Tracer
 
 
-def settled(tracer: Tracer, result: Any, types: Sequence[TensorType | None]) -> Any:
+def settled(tracer: Tracer, result: Traced, types: Sequence[TensorType | None]) -> Traced:
     """A result with the element types and lengths that the file declares; raises `RefusedError`."""
     if isinstance(result, (list, tuple)):
         given = list(types) + [None] * (len(result) - len(types))
@@ -20,7 +21,7 @@ def settled(tracer: Tracer, result: Any, types: Sequence[TensorType | None]) -> 
     return _settled(tracer, result, types[0] if len(types) == 1 else None)
 
 
-def _settled(tracer: Tracer, result: Any, kind: TensorType | None) -> Any:
+def _settled(tracer: Tracer, result: Traced, kind: TensorType | None) -> Traced:
     if kind is None or result is None or isinstance(result, (tuple, list, Absent)):
         return result
     if isinstance(result, ComplexValue):

@@ -5,7 +5,7 @@ They are evaluated while the program is followed, and add at most a choice to th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,32 +14,35 @@ from sharding.importers.mindir.tracing.memory import contents
 from sharding.importers.mindir.tracing.outcomes import RAISED, Branch, Choice, Closure, Done
 from sharding.importers.mindir.tracing.trace import Tracer
 
+if TYPE_CHECKING:
+    from sharding.importers.mindir.tracing.outcomes import Traced
 
-def _first(tracer: Tracer, operands: list[Any]) -> Any:
+
+def _first(tracer: Tracer, operands: list[Traced]) -> Traced:
     if not operands:
         raise RefusedError("it has no inputs")
     return contents(operands[0], tracer.memory)
 
 
-def _read(tracer: Tracer, operands: list[Any]) -> Any:
+def _read(tracer: Tracer, operands: list[Traced]) -> Traced:
     """What a tensor holds now, whatever it is changed to later. A weight stays the weight."""
     found = _first(tracer, operands)
     return found if isinstance(found, Value) and found.name in tracer.weights else tracer.own(found)
 
 
-def _partial(tracer: Tracer, operands: list[Any]) -> Any:
+def _partial(tracer: Tracer, operands: list[Traced]) -> Traced:
     if not operands or not isinstance(operands[0], Closure):
         raise RefusedError("its first input is no graph")
     return Closure(operands[0].graph, (*operands[0].arguments, *operands[1:]))
 
 
-def _switch(tracer: Tracer, operands: list[Any]) -> Any:
+def _switch(tracer: Tracer, operands: list[Traced]) -> Traced:
     if len(operands) != 3:
         raise RefusedError(f"expected 3 inputs, found {len(operands)}")
     return choice(tracer, operands[0], operands[1], operands[2])
 
 
-def choice(tracer: Tracer, condition: Operand, then: Any, otherwise: Any) -> Any:
+def choice(tracer: Tracer, condition: Operand, then: Traced, otherwise: Traced) -> Traced:
     """One of two by a condition; at once where that is known."""
     value = tracer.builder.cast(condition, np.bool_)
     if value.constant is not None and value.constant.size == 1:
@@ -49,7 +52,7 @@ def choice(tracer: Tracer, condition: Operand, then: Any, otherwise: Any) -> Any
     return tracer.finish(Branch(value, Done(then, tracer.memory), Done(otherwise, tracer.memory)))
 
 
-def _switch_layer(tracer: Tracer, operands: list[Any]) -> Any:
+def _switch_layer(tracer: Tracer, operands: list[Traced]) -> Traced:
     if len(operands) != 2 or not isinstance(operands[1], tuple) or not operands[1]:
         raise RefusedError("expected an index and a tuple of graphs")
     b, graphs = tracer.builder, operands[1]
@@ -61,7 +64,7 @@ def _switch_layer(tracer: Tracer, operands: list[Any]) -> Any:
     return result
 
 
-def _item(tracer: Tracer, operands: list[Any]) -> Any:
+def _item(tracer: Tracer, operands: list[Traced]) -> Traced:
     if len(operands) != 2:
         raise RefusedError(f"expected a tuple and an index, found {len(operands)} inputs")
     whole, b = operands[0], tracer.builder
@@ -76,7 +79,7 @@ def _item(tracer: Tracer, operands: list[Any]) -> Any:
     return whole[index[0]]
 
 
-def _set_item(tracer: Tracer, operands: list[Any]) -> Any:
+def _set_item(tracer: Tracer, operands: list[Traced]) -> Traced:
     """The tuple with another item."""
     if len(operands) != 3:
         raise RefusedError(f"expected a tuple, an index and an item, found {len(operands)} inputs")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.primitives.base import (
     PRIMITIVES,
     Node,
+    Operand,
     RefusedError,
     TensorType,
     Value,
@@ -33,6 +34,10 @@ from sharding.importers.mindir.tracing.memory import Memory, contents, detached,
 from sharding.importers.mindir.tracing.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
 from sharding.importers.mindir.tracing.program import PASSING, Graph, Prim, Program
 from sharding.importers.mindir.tracing.result_types import settled
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir import messages
+    from sharding.importers.mindir.tracing.outcomes import Traced
 
 MOST_NODES = 20_000
 """Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""
@@ -59,17 +64,17 @@ class Frame:
     """One call of a graph: what its names stand for."""
 
     graph: Graph
-    known: dict[str, Any]
+    known: dict[str, Traced]
 
 
 @dataclass(frozen=True)
 class Following:
     """What a tracer does where a graph calls others: these call the tracer again."""
 
-    follow: Callable[[Tracer, Outcome], Any]
+    follow: Callable[[Tracer, Outcome], Traced]
     """An outcome to its value, all calls followed."""
-    loop: Callable[..., Any]
-    structure: Mapping[str, Callable[..., Any]]
+    loop: Callable[..., Traced]
+    structure: Mapping[str, Callable[..., Traced]]
     """Primitives that make no node: tuples, loads, the order of effects."""
 
 
@@ -81,7 +86,7 @@ class Tracer:
         self.following = following
         self.builder = builder
         self.refusals: dict[str, list[str]] = {}
-        self.globals: dict[str, Any] = {}
+        self.globals: dict[str, Traced] = {}
         """What names stand for everywhere: the weights."""
         self.weights: set[str] = set()
         """The names that weights have in ONNX."""
@@ -97,12 +102,12 @@ class Tracer:
         self.trusts_lengths = True
         """Whether the lengths are true that the file declares."""
         self._depth = 0
-        self._constants: dict[str, Any] = {}
-        self._attributes: dict[str, dict[str, Any]] = {}
+        self._constants: dict[str, Traced] = {}
+        self._attributes: dict[str, dict[str, Operand]] = {}
 
     # Graphs
 
-    def run(self, name: str, arguments: Sequence[Any]) -> Outcome:
+    def run(self, name: str, arguments: Sequence[Traced]) -> Outcome:
         """One graph up to its result."""
         graph = self.program.graphs[name]
         if len(arguments) != len(graph.inputs):
@@ -112,7 +117,7 @@ class Tracer:
         held = [contents(item, self.memory) for item in arguments]
         return self.outcome(Frame(graph, dict(zip(graph.inputs, held, strict=True))))
 
-    def run_main(self, inputs: Sequence[Any]) -> Outcome:
+    def run_main(self, inputs: Sequence[Traced]) -> Outcome:
         """The main graph up to its result."""
         graph = self.program.main
         with self.inside(graph.name):
@@ -121,8 +126,11 @@ class Tracer:
     def outcome(self, frame: Frame) -> Outcome:
         """The result of a frame, calls at its end not yet followed."""
         _, node = self.program.result_node(frame.graph)
-        is_call = node is not None and self.program.prim_of(node) is None
-        if not is_call or (self.writes and writes_after(self.program, frame.graph, node)):
+        if (
+            node is None
+            or self.program.prim_of(node) is not None
+            or (self.writes and writes_after(self.program, frame.graph, node))
+        ):
             value = self.evaluated(frame, frame.graph.output)
             return Done(contents(value, self.memory), self.memory)
         callee = self.program.callee(node)
@@ -132,7 +140,7 @@ class Tracer:
         closure, *arguments = self.evaluate_all(frame, [callee, *node.input])
         return self.applied(closure, tuple(arguments))
 
-    def applied(self, callee: Any, arguments: tuple[Any, ...]) -> Outcome:
+    def applied(self, callee: Traced, arguments: tuple[Traced, ...]) -> Outcome:
         """The call of a closure."""
         if isinstance(callee, Closure):
             return Tail(callee.graph, (*callee.arguments, *arguments), self.memory)
@@ -141,11 +149,11 @@ class Tracer:
             return Branch(callee.condition, then, otherwise)
         raise self.invalid("a node calls what is no graph")
 
-    def evaluated(self, frame: Frame, name: str) -> Any:
+    def evaluated(self, frame: Frame, name: str) -> Traced:
         """What one name stands for."""
         return self.evaluate_all(frame, [name])[0]
 
-    def evaluate_all(self, frame: Frame, names: Iterable[str]) -> list[Any]:
+    def evaluate_all(self, frame: Frame, names: Iterable[str]) -> list[Traced]:
         """What names stand for; the nodes that they need are evaluated in order, without recursion."""
         wanted = list(names)
         waiting = [(name, False) for name in reversed(wanted)]
@@ -166,7 +174,7 @@ class Tracer:
             waiting.extend((item, False) for item in reversed(self._needed(frame, node)))
         return [self._lookup(frame, name) for name in wanted]
 
-    def _needed(self, frame: Frame, node: Any) -> list[str]:
+    def _needed(self, frame: Frame, node: messages.Node) -> list[str]:
         prim = self.program.prim_of(node)
         if prim is None:
             callee = self.program.callee(node)
@@ -179,7 +187,7 @@ class Tracer:
             names = list(node.input)
         return [name for name in names if name not in frame.known]
 
-    def _lookup(self, frame: Frame, name: str) -> Any:
+    def _lookup(self, frame: Frame, name: str) -> Traced:
         if name in frame.known:
             return frame.known[name]
         if name in self.globals:
@@ -190,7 +198,7 @@ class Tracer:
             return Closure(name)
         raise self.invalid(f"graph {frame.graph.name[:80]!r} reads {name[:80]!r}, which nothing gives")
 
-    def _constant(self, name: str) -> Any:
+    def _constant(self, name: str) -> Traced:
         if name not in self._constants:
             node = self.program.constants[name]
             try:
@@ -202,7 +210,7 @@ class Tracer:
             self._constants[name] = self._operand(items[0])
         return self._constants[name]
 
-    def _operand(self, item: Any) -> Any:
+    def _operand(self, item: Traced) -> Traced:
         if isinstance(item, np.ndarray):
             return parts_of_array(self.builder, item) if item.dtype.kind == "c" else self.builder.const(item)
         if isinstance(item, tuple):
@@ -211,7 +219,7 @@ class Tracer:
 
     # Nodes
 
-    def _node(self, frame: Frame, node: Any) -> Any:
+    def _node(self, frame: Frame, node: messages.Node) -> Traced:
         self.count += 1
         if self.count > self.most:
             raise ModelError(
@@ -247,8 +255,8 @@ class Tracer:
         return self._placeholder(types)
 
     def _primitive(
-        self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]
-    ) -> Any:
+        self, node: messages.Node, prim: Prim, operands: list[Traced], types: Sequence[TensorType | None]
+    ) -> Traced:
         known = PRIMITIVES.get(prim.op_type)
         if known is None:
             self.refuse(f"{prim.op_type}: no conversion", node.domain)
@@ -264,7 +272,9 @@ class Tracer:
             self.trusts_lengths = False
         return settled(self, result, types) if known.declared else result
 
-    def _write(self, node: Any, prim: Prim, operands: list[Any], types: Sequence[TensorType | None]) -> Value:
+    def _write(
+        self, node: messages.Node, prim: Prim, operands: list[Traced], types: Sequence[TensorType | None]
+    ) -> Value:
         """A primitive that changes its first operand: that holds the result from here on."""
         held = [contents(item, self.memory) for item in operands]
         target = held[0] if held else None
@@ -276,7 +286,7 @@ class Tracer:
         self.memory = self.memory.written(target, result)
         return self.memory.now(target)
 
-    def own(self, result: Any) -> Any:
+    def own(self, result: Traced) -> Traced:
         """A result in a storage of its own, where anything is changed in place."""
         return detached(result, f"{_NODE}{self.count}") if self.writes else result
 
@@ -288,7 +298,7 @@ class Tracer:
 
     version = 3
 
-    def attributes_of(self, prim: Prim) -> dict[str, Any]:
+    def attributes_of(self, prim: Prim) -> dict[str, Operand]:
         key = prim.message.name
         if key not in self._attributes:
             found = {}
@@ -300,7 +310,7 @@ class Tracer:
             self._attributes[key] = found
         return self._attributes[key]
 
-    def _types(self, node: Any) -> tuple[TensorType | None, ...]:
+    def _types(self, node: messages.Node) -> tuple[TensorType | None, ...]:
         for item in node.attribute:
             if item.name == "shape":
                 try:
@@ -309,7 +319,7 @@ class Tracer:
                     raise self.invalid(f"the result of node {node.name[:80]!r}: {problem}") from None
         return ()
 
-    def _placeholder(self, types: Sequence[TensorType | None]) -> Any:
+    def _placeholder(self, types: Sequence[TensorType | None]) -> Traced:
         """What stands for the result of an operation without conversion, so that all of them are found."""
         made = [
             Value(self.builder.fresh("unknown"), kind.dtype, kind.shape) if kind else None for kind in types
@@ -326,7 +336,7 @@ class Tracer:
         """The error for a file that contradicts itself."""
         return ModelError(f"{self.program.path} is not a valid MindIR file: {what}.")
 
-    def finish(self, outcome: Outcome) -> Any:
+    def finish(self, outcome: Outcome) -> Traced:
         """The value of an outcome, all calls followed."""
         with self.nested():
             return self.following.follow(self, outcome)
@@ -357,7 +367,7 @@ class Tracer:
                 self.active.discard(graph)
 
 
-def _used(node: Any, prim: Prim | None) -> list[str]:
+def _used(node: messages.Node, prim: Prim | None) -> list[str]:
     if prim is not None and prim.op_type in PASSING:
         return list(node.input[:1])
     return [] if prim is not None and prim.op_type == "UpdateState" else list(node.input)

@@ -1,0 +1,68 @@
+"""What a rank says of itself in the fields of its messages: JSON, which the launcher reads by these names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class TensorReport(TypedDict):
+    """An input or output; ``dtype`` as `ranks.talk.wire` names types."""
+
+    name: str
+    dtype: str
+    shape: list[int | str | None]
+    open_rank: bool
+
+
+class StatsReport(TypedDict):
+    """Numbers of a loaded model: `ranks.run.rank_model.Stats`."""
+
+    segments: int
+    collectives: int
+    weight_bytes: int
+    communication_seconds: float
+
+
+class More(TypedDict, total=False):
+    """What changes of sequences take besides the sequence's number: see `ranks.state.session.Host.change`."""
+
+    new: int
+    length: int
+    members: Sequence[Sequence[int]]
+
+
+class Change(More):
+    """A change to a sequence: the arguments of `ranks.state.session.Host.change`."""
+
+    change: str
+    number: int
+
+
+class PairReport(TypedDict):
+    """A `sharding.slices.state.StatePair`."""
+
+    input: str
+    output: str
+    axis: int | None
+    kind: str
+    buffer: bool
+    placement: str
+
+
+class StateReport(TypedDict):
+    """What the sessions of a model take; ``filled``: inputs that follow from a sequence's length."""
+
+    pairs: list[PairReport]
+    filled: list[str]
+
+
+class Ready(TypedDict):
+    """What a rank has loaded, in its message that it is ready."""
+
+    inputs: list[TensorReport]
+    optional_inputs: list[TensorReport]
+    outputs: list[TensorReport]
+    stats: StatsReport
+    collectives: str
+    load_seconds: float

@@ -1,0 +1,9 @@
+"""Where descriptions are kept."""
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+class DescriptorPool:
+    def Add(self, file_desc_proto: FileDescriptorProto) -> None: ...
+    def AddSerializedFile(self, serialized_file_desc_proto: bytes) -> None: ...
+    def FindMessageTypeByName(self, full_name: str) -> Descriptor: ...

@@ -1,0 +1,1 @@
+"""The containers of fields, of which ONNX's own types speak."""

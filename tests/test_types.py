@@ -1,0 +1,147 @@
+"""Where types end: the modules that may say ``Any``, each with the reason, and mypy's settings."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharding.common.attributes import integer, integers
+from sharding.errors import ModelError
+from sharding.importers.mindir.schema import _MESSAGES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("sharding", "ranks", "launcher")
+
+BORDER = {
+    "the element type of an array is known only when it has been read": """
+        sharding.common.arrays""",
+    "a buffer is an array or a tensor of torch: its memory and backend know which": """
+        ranks.collectives.base ranks.collectives.arrays""",
+    "torch, mpi4py and rich are loaded late, and their objects are handed back to them": """
+        ranks.collectives.mpi ranks.collectives.torch.device ranks.collectives.torch.distributed
+        ranks.common.progress ranks.evaluation.columns""",
+    "a user's network, its arguments and what its library gives have no common type": """
+        sharding.importers.networks.arguments sharding.importers.networks.cells
+        sharding.importers.networks.export sharding.importers.networks.factory
+        sharding.importers.networks.packages sharding.importers.networks.pretrained
+        sharding.importers.networks.program sharding.importers.networks.program_check
+        sharding.importers.networks.weights""",
+    "a MindIR program decides what its names and settings stand for": """
+        sharding.importers.formats.mindir sharding.importers.mindir.builder sharding.importers.mindir.convert
+        sharding.importers.mindir.data sharding.importers.mindir.kernels
+        sharding.importers.mindir.onnx_types sharding.importers.mindir.primitives.base
+        sharding.importers.mindir.primitives.boxes sharding.importers.mindir.primitives.complex_numbers
+        sharding.importers.mindir.primitives.conv sharding.importers.mindir.primitives.in_place
+        sharding.importers.mindir.primitives.operands sharding.importers.mindir.primitives.scalars
+        sharding.importers.mindir.tracing.outcomes sharding.importers.mindir.values""",
+    "a rule hands values on without a look at them": """
+        sharding.planning.emit""",
+    "data of JSON, whose rows hold several types": """
+        sharding.importers.checkpoints.base sharding.importers.checkpoints.sharded
+        ranks.agreement.handshake ranks.collectives.rendezvous""",
+    "a message of protobuf of which several kinds are taken": """
+        sharding.importers.onnx_file ranks.cache.folder ranks.precision.convert ranks.weights.updated.graph
+        launcher.inspection.model_summary launcher.inspection.rank_models""",
+    "whatever a user gives is checked here, with mindspore_lite's words": """
+        ranks.lite.arguments ranks.lite.evaluated ranks.lite.model ranks.lite.options.check
+        ranks.lite.options.conversion_options ranks.lite.options.legacy_device
+        ranks.lite.options.share_options ranks.lite.shared""",
+    "a module gives names that it loads when they are asked for": """
+        ranks ranks.compat launcher""",
+    "a table of values of several types, read by name": """
+        ranks.common.settings launcher.job.values launcher.job.inputs""",
+    "a chat template gives a filter whatever it likes": """
+        launcher.generation.text.render""",
+    "argparse, ctypes and weak references take and give objects of any type": """
+        ranks.common.forks ranks.devices.cuda_driver launcher.cli launcher.commands.convert
+        launcher.commands.options""",
+}
+"""Reason to modules. It may only become shorter: see `test_any_stays_at_the_border`."""
+
+
+def _modules_with_any() -> set[str]:
+    found = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            names = (node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name))
+            if "Any" in names:
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                found.add(name.removesuffix(".__init__"))
+    return found
+
+
+def test_any_stays_at_the_border() -> None:
+    listed = [name for modules in BORDER.values() for name in modules.split()]
+    assert len(listed) == len(set(listed))
+    new = sorted(_modules_with_any() - set(listed))
+    assert not new, (
+        f"{', '.join(new)} say Any, which turns checks off for all that touches it: give the value its type, "
+        "`object` where nothing is known of it, or a small Protocol for what is used of a library. If it "
+        "really is the border of an untyped library, list the module in BORDER with the reason."
+    )
+    gone = sorted(set(listed) - _modules_with_any())
+    assert not gone, f"{', '.join(gone)} no longer say Any: take them out of BORDER."
+
+
+def test_no_module_is_checked_less_strictly() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert settings["strict"] is True
+    own = [
+        (rule["module"], key)
+        for rule in settings["overrides"]
+        for key in rule
+        if key not in {"module", "ignore_missing_imports", "follow_imports"}
+        or any(str(name).startswith(PACKAGES) for name in rule["module"])
+    ]
+    assert not own, "overrides are for libraries that ship no types"
+
+
+def test_mindir_messages_have_the_fields_of_the_format() -> None:
+    """The types that code is checked with, and the classes that are made when it runs."""
+    python = {"string": "str", "bytes": "bytes", "bool": "bool", "float": "float", "double": "float"}
+    tree = ast.parse((ROOT / "sharding/importers/mindir/messages.py").read_text())
+    typed = {
+        node.name: {
+            item.target.id: ast.unparse(item.annotation)
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    wanted: dict[str, dict[str, str]] = {}
+    for name, fields in _MESSAGES.items():
+        wanted[name] = {}
+        for field, (_, said) in fields.items():
+            kind = said.rstrip("*")
+            single = kind if kind in _MESSAGES else python.get(kind, "int")
+            many = "Composite" if kind in _MESSAGES else "Scalar"
+            repeated = said.endswith("*")
+            wanted[name][field] = f"Repeated{many}FieldContainer[{single}]" if repeated else single
+    assert typed == wanted
+
+
+@pytest.mark.parametrize("value", ["4", [4], None, b"4"])
+def test_an_attribute_of_another_type_is_refused(value: object) -> None:
+    with pytest.raises(ModelError, match=r"attribute 'K' of an operator (is|is missing).*a whole number"):
+        integer({"K": value}, "K")
+
+
+@pytest.mark.parametrize("value", [4, "4", ["a"]])
+def test_attributes_of_other_types_are_refused(value: object) -> None:
+    with pytest.raises(ModelError, match=r"attribute 'axes' of an operator is .*whole number"):
+        integers({"axes": value}, "axes")
+
+
+def test_attributes_of_the_right_type_are_given() -> None:
+    assert integer({"K": 4}, "K") == 4 and integer({}, "K", 3) == 3
+    assert integers({"axes": [0, 2]}, "axes") == [0, 2]
+    assert integers({}, "axes", (1,)) == [1] and integers({"axes": []}, "axes", (1,)) == []
