@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
-from launcher.generation.configs import (
+from launcher.generation.generate import Manner
+from launcher.generation.names import Names
+from launcher.generation.text.configs import (
     CONFIG,
     GENAI,
     GENERATION,
@@ -25,8 +27,6 @@ from launcher.generation.configs import (
     read_json,
     text_part,
 )
-from launcher.generation.generate import Manner
-from launcher.generation.names import Names
 from sharding.common.nearby import hint, shown
 from sharding.slices.manifest import FILE_NAME as MANIFEST
 

@@ -239,14 +239,10 @@ class _Programs:
 
             bound = BoundWeights(self.weights)
         small = _small(plan, types)
-        program = Program(
-            plan, sessions, elements, self.memory, self.group,
-            small=small, mail=self.mail, weights=bound, driven=driven,
-        )  # fmt: skip
+        parts = Parts(plan, sessions, elements, self.memory, self.group, small, self.mail, bound)
+        program = Program(parts, driven)
         # The last is that of the whole rank model: bodies are made before what they are in.
-        self.parts = Parts(
-            plan, sessions, elements, self.memory, self.group, small, self.mail, bound, program.drive
-        )
+        self.parts = replace(parts, drive=program.drive)
         return builder, program
 
     def _driven(self, control: Control, outside: SegmentBuilder) -> Driven:

@@ -20,21 +20,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from ranks.collectives.base import Communicator
-from ranks.collectives.buffers import HostMemory, Memory, Shape, nbytes
+from ranks.collectives.buffers import Memory, Shape, nbytes
 from ranks.run.allocation import Buffers
 from ranks.run.control_flow import Driven
-from ranks.run.exchange import Exchanges
 from ranks.run.plans import Plan, Plans
-from ranks.run.point_to_point import Mail, ReshapedError
-from ranks.sessions.cut import Collective, Cut, Segment
-from ranks.sessions.lifetimes import Lifetimes
+from ranks.run.point_to_point import ReshapedError
+from ranks.sessions.cut import Collective, Segment
 from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.session import run_error
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
     from ranks.run.plans import Values
+    from ranks.run.steps.parts import Parts
     from ranks.weights.updated.bound import Bindings, BoundWeights
     from sharding.common.arrays import Array
 
@@ -44,51 +42,27 @@ MAX_KNOWN_SHAPES = 256  # sets of input shapes whose values' shapes are remember
 class Program:
     """A cut model's sessions, ready to run; not safe for calls from several threads at once."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        sessions: Sequence[ort.InferenceSession | None],
-        elements: Mapping[str, int | None],
-        memory: Memory,
-        communicator: Communicator | None,
-        *,
-        small: frozenset[str] = frozenset(),
-        mail: Mail | None = None,
-        weights: BoundWeights | None = None,
-        driven: Sequence[Driven] = (),
-    ) -> None:
-        """``elements``: each value's ONNX element type, None where its size is not fixed.
-
-        ``mail``: sends and receives; without it, between the ranks of ``communicator``.
-        ``small``: values that stay on the host even where ``memory`` is a GPU's.
-        ``weights``: the variable weights, which the sessions have as inputs.
-        ``driven``: the cut's control flow, in order.
-        """
-        self.weights = weights
-        self._cut = cut
-        self._sessions = sessions
-        self._elements = elements
-        self._communicator = communicator
-        if mail is None and communicator is not None and cut.point_to_point:
-            mail = Mail(communicator, memory, range(communicator.size), cut.mail)
-        self._mail = mail
-        self._exchanges = Exchanges(communicator, mail, memory, elements)
-        self._host: Memory = memory if isinstance(memory, HostMemory) else HostMemory(None)
-        self._memory = memory
-        self._small = small
-        self._life = Lifetimes(cut)
+    def __init__(self, parts: Parts, driven: Sequence[Driven] = ()) -> None:
+        """``driven``: the cut's control flow, in order."""
+        self.weights = parts.weights
+        cut = self._cut = parts.cut
+        self._sessions, self._elements = parts.sessions, parts.elements
+        self._communicator, self._mail = parts.group, parts.mail
+        self._exchanges = parts.exchanges
+        self._host, self._memory, self._small = parts.host, parts.memory, parts.small
+        self._life = parts.life
         self._read = {*cut.outputs, *(name for segment in cut.segments for name in segment.inputs)}
         self._read.update(c.input for level in cut.collectives for c in level if c.input)
         self._driven: list[list[Driven]] = [[] for _ in cut.controls]
         for item in driven:
             self._driven[item.control.level].append(item)
         into_bodies = {name for item in driven for name in item.control.reads}
-        self._passed_on = into_bodies.difference(self._read) if memory is self._host else frozenset()
+        self._passed_on = into_bodies.difference(self._read) if self._memory is self._host else frozenset()
         self._read |= into_bodies
         given = (name for item in driven for name in item.control.outputs)
         self._given = {name for name in given if self._place(name) is self._host}
         """What bodies gave: the caller may have it without a copy."""
-        self._plans = Plans(sessions, memory)
+        self._plans = Plans(parts.sessions, parts.memory)
         self._shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._planned_levels = self._fixed_levels()
         self.communication_seconds = 0.0

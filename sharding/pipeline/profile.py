@@ -8,9 +8,16 @@ with graph optimisations off: fused nodes have other names than the model's.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
+from sharding.search.cost import node_seconds
+
+if TYPE_CHECKING:
+    from sharding.graph.sizes import Sizes
+    from sharding.search.steps import Step
 
 MAX_BYTES = 1 << 30
 _SUFFIX = "_kernel_time"
@@ -65,3 +72,21 @@ def _error(path: Path, where: str, expected: str, found: object) -> OptionError:
     shown = json.dumps(found, default=str)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return OptionError(f"The profile {path}: {where} must be {expected}, but is {shown}.")
+
+
+def step_seconds(graph: Sequence[Step], measured: Mapping[str, float], sizes: Sizes) -> list[float]:
+    """Seconds of each step on one rank that does all of it: measured, else estimated, in proportion."""
+    estimates = [node_seconds(step, sizes) for step in graph]
+    if not measured:
+        return estimates
+    pairs = [
+        (measured[step.node.name or ""], estimate)
+        for step, estimate in zip(graph, estimates, strict=True)
+        if (step.node.name or "") in measured
+    ]
+    total = sum(estimate for _, estimate in pairs)
+    factor = sum(seconds for seconds, _ in pairs) / total if total else 1.0
+    return [
+        measured.get(step.node.name or "", estimate * factor)
+        for step, estimate in zip(graph, estimates, strict=True)
+    ]

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 from sharding.common.text import counted
 from sharding.errors import SliceError
-from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of, shown_node, subgraphs
 from sharding.pipeline.balance import Costs, balanced
+from sharding.pipeline.profile import step_seconds
 from sharding.rules.flow import FLOW
 from sharding.search.cost import (
     BYTES_PER_SECOND,
     COLLECTIVE_SECONDS,
     NODE_SECONDS,
-    node_seconds,
     reshard_seconds,
 )
 from sharding.search.randomness import draws
@@ -113,7 +112,7 @@ class _Cutter:
         self.source, self.graph, self.world = source, graph, world
         self.options = [step.options[choice] for step, choice in zip(graph, choices, strict=True)]
         self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
-        self.estimates = _seconds(graph, measured, source.sizes)
+        self.estimates = step_seconds(graph, measured, source.sizes)
         self.counted = counted_weights(source)
         self.state = {pair.input: pair.output for pair in source.state}
         self.cones = self._cones()
@@ -384,21 +383,3 @@ def _can_cross(value: ir.Value) -> bool:
 
     known = isinstance(value.type, ir.TensorType) and value.dtype is not None
     return known and value.dtype != ir.DataType.STRING and shape_of(value) is not None
-
-
-def _seconds(graph: Sequence[Step], measured: Mapping[str, float], sizes: Sizes) -> list[float]:
-    """Seconds of each step on one rank that does all of it: measured, else estimated, in proportion."""
-    estimates = [node_seconds(step, sizes) for step in graph]
-    if not measured:
-        return estimates
-    pairs = [
-        (measured[step.node.name or ""], estimate)
-        for step, estimate in zip(graph, estimates, strict=True)
-        if (step.node.name or "") in measured
-    ]
-    total = sum(estimate for _, estimate in pairs)
-    factor = sum(seconds for seconds, _ in pairs) / total if total else 1.0
-    return [
-        measured.get(step.node.name or "", estimate * factor)
-        for step, estimate in zip(graph, estimates, strict=True)
-    ]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from launcher.common.documents import quote, read_text
 from launcher.errors import ConfigError
-from launcher.generation.configs import TOKENIZER_CONFIG, read_json
 from launcher.generation.text import render
+from launcher.generation.text.configs import TOKENIZER_CONFIG, read_json
 from sharding.common.text import one_line, shortened
 
 JINJA, JSON = "chat_template.jinja", "chat_template.json"
