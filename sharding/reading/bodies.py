@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import SMALL_ELEMENTS
-from sharding.graph.values import captured, shape_of, subgraphs
+from sharding.graph.values import bodies, captured, shape_of, subgraphs
 from sharding.onnx_files.tensors import locate
 from sharding.reading.control_flow import UniqueNames, let_go, replace_output
 from sharding.reading.declared import forget
@@ -68,17 +68,16 @@ def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
 def _can_open(node: ir.Node, version: int) -> bool:
     """Whether its values are tensors of known type, and nothing in it makes something of nothing: such a node
     would not be known to belong to its body."""
-    import onnx_ir as ir
 
     if node.domain or node.op_type not in BODIES:
         return False
-    bodies = [node.attributes.get(name) for name in BODIES[node.op_type]]
-    if any(item is None or item.is_ref() or item.type != ir.AttributeType.GRAPH for item in bodies):
+    found = dict(bodies(node))
+    if set(found) != set(BODIES[node.op_type]):
         return False
     passing = [*(value for value in node.inputs if value is not None), *node.outputs, *captured(node)]
     if not all(_is_tensor(value) for value in passing):
         return False
-    graphs = [item.as_graph() for item in bodies if item is not None]
+    graphs = [found[name] for name in BODIES[node.op_type]]
     if node.op_type == "If":
         right = all(not graph.inputs and len(graph.outputs) == len(node.outputs) for graph in graphs)
         right = right and len(node.inputs) == 1 and node.inputs[0] is not None

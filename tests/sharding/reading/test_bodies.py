@@ -27,6 +27,8 @@ WEIGHTS = {
     "w1": graphs.array(48, 96) / 7,
     "w2": graphs.array(96, 48) / 7,
     "w3": graphs.array(48, 48) / 7,
+    "gates": graphs.array(48, 192) / 7,
+    "again": graphs.array(48, 192, seed=1) / 7,
     "level": np.array(0.1, np.float32),
     "lower": np.array(-1, np.float32),
 }
@@ -113,6 +115,18 @@ g (float[n, t, 48] x, float[n, 48] h0) => (float[n, 48] h, float[n, 48, t] ys, f
   }> (h0, x)
 }"""
 
+LSTM = """
+g (float[t, n, 48] x, float[n, 48] h0, float[n, 48] c0)
+    => (float[n, 48] h, float[n, 48] c, float[t, n, 48] ys) {
+  h, c, ys = Scan <num_scan_inputs = 1,
+      body = b (float[n, 48] hp, float[n, 48] cp, float[n, 48] xt)
+          => (float[n, 48] hn, float[n, 48] cn, float[n, 48] yt) {
+    a = MatMul(xt, gates) r = MatMul(hp, again) s = Add(a, r) i, f, m, o = Split<axis = 1, num_outputs = 4>(s)
+    si = Sigmoid(i) sf = Sigmoid(f) tm = Tanh(m) so = Sigmoid(o) kept = Mul(sf, cp) new = Mul(si, tm)
+    cn = Add(kept, new) tc = Tanh(cn) hn = Mul(so, tc) yt = Identity(hn)
+  }> (h0, c0, x)
+}"""
+
 LOOP_IN_BRANCH = """
 g (float[n, 48] x, bool flag, int64 m) => (float[n, 48] y) {
   y = If (flag) <
@@ -143,6 +157,11 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
     "scan along other axes, backwards": (
         SCAN,
         [{"x": graphs.array(2, 4, 48), "h0": graphs.array(2, 48)}],
+        {"Scan": 1},
+    ),
+    "a recurrent cell": (
+        LSTM,
+        [{"x": graphs.array(4, 2, 48), "h0": graphs.array(2, 48), "c0": graphs.array(2, 48, seed=2)}],
         {"Scan": 1},
     ),
     "loop in a branch, branch in the loop": (
