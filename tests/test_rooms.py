@@ -24,7 +24,6 @@ FLOORS = (
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
         "launcher.group",
-        "launcher.generation.text",
         "launcher.generation",
         "launcher.tasks",
         "launcher.commands",
