@@ -50,6 +50,7 @@ class Steps:
         others = {name for pair in pairs for name in (pair.input, pair.output)}
         read = {name for segment in cut.segments for name in segment.inputs}
         read.update(c.input for level in cut.collectives for c in level if c.input)
+        read.update(name for level in cut.controls for control in level for name in control.reads)
         self._fresh = [name for name in cut.inputs if name in read and name not in others]
         self.results = [name for name in cut.outputs if name not in others]
         self._planner = Planner(parts, self._inputs, self._outputs, self._fresh)
