@@ -23,9 +23,9 @@ FLOORS = (
     *("ranks.state", "ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
-        "launcher.group",
         "launcher.generation.text",
         "launcher.generation",
+        "launcher.group",
         "launcher.tasks",
         "launcher.commands",
         "launcher",

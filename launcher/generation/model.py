@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
+from launcher.generation.engine import Engine
 from launcher.generation.folder import ModelFolder
 from launcher.generation.generate import Generation, Manner, generate
 from launcher.generation.options import GenerateOptions
 from launcher.generation.resident import decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder
+from launcher.generation.streams import EngineLimits
 from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
+LIMITS = tuple(item.name for item in fields(EngineLimits))
 Open = Callable[[Path], Program]
 """Starts what computes a model file."""
 
@@ -52,6 +55,22 @@ class LanguageModel:
         self, messages: Messages | str, options: GenerateOptions | None = None, **more: Any
     ) -> Generation:
         """Answers messages, or one message of a user, through the model's chat template."""
+        # The template writes special tokens itself.
+        return self.generate(self.text_of(messages), options, special=False, **more)
+
+    def engine(self, limits: EngineLimits | None = None, **more: int | None) -> Engine:
+        """What generates for many prompts at once: texts join and leave between steps. Close it before the
+        model. ``more``: single limits by name, such as ``sequences=16``.
+
+        Raises `ConfigError` for limits under which nothing could be done."""
+        if unknown := [name for name in more if name not in LIMITS]:
+            raise ConfigError(f"there is no limit {unknown[0]!r} of an engine: there are {', '.join(LIMITS)}")
+        settled = replace(limits or EngineLimits(), **more)  # type: ignore[arg-type]  # it checks itself
+        return Engine(self.decoder, tokenizer=self.tokenizer, manner=self.manner, limits=settled)
+
+    def text_of(self, messages: Messages | str) -> str:
+        """Messages, or one message of a user, as the model's chat template writes them. Raises `ConfigError`
+        where there is none."""
         if self.template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or chat_template in "
@@ -59,8 +78,7 @@ class LanguageModel:
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        # The template writes special tokens itself.
-        return self.generate(self.template.text(messages), options, special=False, **more)
+        return self.template.text(messages)
 
     def close(self) -> None:
         """Ends what was started for it; safe to call twice."""

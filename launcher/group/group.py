@@ -9,7 +9,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.stats import spec_of, stats_of
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from launcher.generation.generate import Generation
+    from launcher.generation.options import GenerateOptions
     from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
@@ -54,20 +56,6 @@ Array = np.ndarray[Any, Any]
 _FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
-@dataclass(frozen=True)
-class RankStats:
-    """What one rank said when it was ready."""
-
-    rank: int
-    host: str
-    pid: int
-    segments: int
-    collectives: int
-    weight_bytes: int
-    load_seconds: float
-    backend: str
-
-
 class PredictError(ShardrunError):
     """The model could not compute these inputs; the group is still good."""
 
@@ -76,8 +64,7 @@ class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank; ``communication_seconds`` is what rank 0 spent in collectives so
-    far.
+    ``stats`` has one `RankStats` per rank; ``communication_seconds`` is what rank 0 spent in collectives.
     """
 
     def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
@@ -92,10 +79,10 @@ class Group:
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
-            self.inputs = [_spec(item) for item in job.ready[0]["inputs"]]
-            self.outputs = [_spec(item) for item in job.ready[0]["outputs"]]
-            self.optional_inputs = [_spec(item) for item in job.ready[0].get("optional_inputs", [])]
-            self.stats = [_stats(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+            self.inputs = [spec_of(item) for item in job.ready[0]["inputs"]]
+            self.outputs = [spec_of(item) for item in job.ready[0]["outputs"]]
+            self.optional_inputs = [spec_of(item) for item in job.ready[0].get("optional_inputs", [])]
+            self.stats = [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
             self._closer()
             raise
@@ -144,6 +131,21 @@ class Group:
         from ranks.state.session import Session
 
         return Session(self.session_host)
+
+    def generate(
+        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Any
+    ) -> Generation:
+        """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
+        need a tokenizer: see `launcher.load_language_model`.
+
+        Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
+        """
+        from launcher.generation.model import LanguageModel
+        from launcher.generation.resident import decoder_of
+        from launcher.generation.stateful import program_of
+
+        self._check_open()
+        return LanguageModel(decoder_of(program_of(self))).generate(prompt, options, **more)
 
     @property
     def session_host(self) -> RanksHost:
@@ -392,22 +394,3 @@ def run_program(
         job.close()
     if job.lost_output is not None:
         raise job.lost_output
-
-
-def _spec(item: Mapping[str, Any]) -> TensorSpec:
-    dtype = wire.dtype_named(item["dtype"])
-    return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
-
-
-def _stats(rank: int, job: Job, ready: Mapping[str, Any]) -> RankStats:
-    stats = ready["stats"]
-    return RankStats(
-        rank=rank,
-        host=job.host(rank),
-        pid=job.pid(rank),
-        segments=stats["segments"],
-        collectives=stats["collectives"],
-        weight_bytes=stats["weight_bytes"],
-        load_seconds=ready["load_seconds"],
-        backend=ready["collectives"],
-    )
