@@ -200,7 +200,7 @@ def test_state_that_a_first_graph_made_is_where_a_session_begins(group: Group, p
     whole = Plain(path)
 
     def run(feeds: Any) -> dict[str, Any]:
-        full = {**{name: value for name, value in whole.state.items()}, **feeds}
+        full = {**whole.state, **feeds}
         outputs = [value.name for value in whole.session.get_outputs()]
         return dict(zip(outputs, whole.session.run(None, full), strict=True))
 
