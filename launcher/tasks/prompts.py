@@ -30,6 +30,10 @@ class Prompt:
     ids: list[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
 
+    def wrong(self, error: ConfigError) -> ConfigError:
+        """What is wrong with the prompt, and where it stands if that is a line."""
+        return ConfigError(f"{self.where}: {error}") if "line" in self.where else error
+
     def shown(self) -> Any:
         """The prompt as it was given."""
         return next(item for item in (self.text, self.ids, self.messages) if item is not None)

@@ -36,7 +36,7 @@ MANNERS: list[dict[str, Any]] = [
     {"chunk": 4},
     {"temperature": 0.9, "top_k": 5, "seed": 6, "chunk": 7},
 ]
-WAIT = 60
+WAIT = 20
 
 
 @pytest.fixture(scope="module", params=["buffered", "joined"])
@@ -268,7 +268,7 @@ def test_cancelled_while_it_waits_reads_and_generates() -> None:
         steps = engine.steps
         for _ in range(5):
             decoder.may.release()
-        closing(lambda: engine.steps == steps + 5 and long.pace.began)
+        closing(lambda: engine.steps >= steps + 5 and long.pace.began)
         long.cancel()
         for _ in range(120):
             decoder.may.release()
