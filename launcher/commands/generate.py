@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option
+from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option, whole
 from launcher.job.options import RANKS, SLICING, TYPES
 
 HELP = "continue texts with a language model on several ranks"

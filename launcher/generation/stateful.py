@@ -57,10 +57,15 @@ class Program:
         return next((spec for spec in self.inputs if spec.name == name), None)
 
 
+def graph_inputs(inputs: Several[TensorSpec], optional: Several[TensorSpec]) -> list[TensorSpec]:
+    """What a step may be given. Which logits are computed is asked for only where sessions run the graph
+    (`launcher.generation.resident`)."""
+    return [spec for spec in (*inputs, *optional) if spec.name != LOGITS_FROM]
+
+
 def program_of(group: Ranks) -> Program:
     """The graph that a group of ranks computes."""
-    # Which logits are computed is asked for where sessions run the graph (`launcher.generation.resident`).
-    inputs = [spec for spec in (*group.inputs, *group.optional_inputs) if spec.name != LOGITS_FROM]
+    inputs = graph_inputs(group.inputs, group.optional_inputs)
     return Program(group.predict, inputs, group.outputs, group if _has_state(group) else None)
 
 

@@ -20,7 +20,7 @@ from launcher.generation.generate import Generation
 from launcher.generation.model import LanguageModel, assemble, read_texts
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Token
-from launcher.generation.stateful import Program, program_of
+from launcher.generation.stateful import Program, graph_inputs, program_of
 from launcher.generation.streams import Stream
 from launcher.job.model import Opened, opened, world_size
 from launcher.tasks.loading import join_group, start_group
@@ -143,7 +143,7 @@ def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made:
         return dict(zip(names, model.run(given), strict=True))
 
     if identity.rank == 0:
-        program = Program(run, [*model.inputs, *model.optional_inputs], model.outputs)
+        program = Program(run, graph_inputs(model.inputs, model.optional_inputs), model.outputs)
         try:
             with assemble(folder, lambda _: contextlib.nullcontext(program)) as language:
                 answer_all(language, task)
@@ -164,7 +164,8 @@ def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made:
 def answer_all(model: LanguageModel, task: Task) -> None:
     """Generates for every prompt, prints, and says at the end how long it took."""
     inputs = _inputs(model.decoder, task.inputs)
-    size = 1 if inputs is not None else batch_of(model, task.options, task.batch)
+    alone = inputs is not None or task.prompts.single
+    size = 1 if alone else batch_of(model, task.options, task.batch)
     if size > 1:
         _answer_together(model, task, size)
         return

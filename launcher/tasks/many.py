@@ -82,7 +82,7 @@ class Feeder:
             self._room.release()
 
 
-def timed(feeder: Feeder, show: Callable[[Asked], None]) -> tuple[int, int, int, float]:
+def timed(feeder: Feeder, show: Callable[[Asked], object]) -> tuple[int, int, int, float]:
     """Shows every answer; prompts, their tokens, tokens generated, and seconds from the first prompt's turn
     to the last token."""
     prompts = read = made = 0

@@ -50,6 +50,11 @@ class Prompts:
     none: bool = False
     """An encoder's arrays are given, and no prompt is needed."""
 
+    @property
+    def single(self) -> bool:
+        """Whether there is one prompt, and no other can come."""
+        return self.file is None and len(self.texts) + len(self.ids) == 1
+
     def check(self) -> None:
         """Raises `ConfigError` for prompts that cannot be read; lines are read as they are needed."""
         for text in self.ids:
