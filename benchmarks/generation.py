@@ -156,7 +156,7 @@ def own(folder: Path, ranks: int, prompt: int, new: int, texts: int) -> Callable
     import numpy as np
 
     from launcher.generation.engine import Engine, EngineLimits
-    from launcher.generation.load import load_language_model
+    from launcher import load_language_model
 
     model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", allow_replicated=True)
     group = model.decoder.later.group  # type: ignore[attr-defined]

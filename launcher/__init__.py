@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launcher.errors import RankFailedError as RankFailedError
     from launcher.errors import ShardrunError as ShardrunError
-    from launcher.generation.load import generate as generate
-    from launcher.generation.load import load_language_model as load_language_model
     from launcher.group.group import Group as Group
     from launcher.group.group import PredictError as PredictError
     from launcher.group.group import start as start
+    from launcher.group.language import generate as generate
+    from launcher.group.language import load_language_model as load_language_model
 
     __version__: str
 
@@ -27,9 +27,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(errors, name)
     if name in {"generate", "load_language_model"}:
-        from launcher.generation import load
+        from launcher.group import language
 
-        return getattr(load, name)
+        return getattr(language, name)
     if name in __all__:
         from launcher.group import group
 

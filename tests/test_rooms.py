@@ -23,8 +23,8 @@ FLOORS = (
     *("ranks.state", "ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
-        "launcher.group",
         "launcher.generation",
+        "launcher.group",
         "launcher.tasks",
         "launcher.commands",
         "launcher",

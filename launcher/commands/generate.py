@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option
+from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option, whole
 from launcher.job.options import RANKS, SLICING, TYPES
 
 HELP = "continue texts with a language model on several ranks"
@@ -69,6 +69,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 add_described(group, option)
     add_groups(parser, RANKS, TYPES, SLICING)
     add_option(parser, "dims", f"a likely length of a symbolic dimension: the plan is {PLANNED}")
+    parser.add_argument(
+        "--batch", metavar="N", type=whole(1, 4096),
+        help="texts to generate at once (default: 8 where the model can read them in one batch, else 1); "
+        "searches, guesses and models with an encoder go one after another",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each prompt")
     parser.add_argument("--quiet", action="store_true", help="say nothing of times on standard error")
     parser.add_argument(
@@ -93,7 +98,15 @@ def run(args: argparse.Namespace) -> int:
     job = gather({name: value for name, value in flags.items() if name not in GENERATE}, flags.get("config"))
     prompts = Prompts(args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays))
     task = Task(
-        args.model, options, prompts, args.texts, args.draft, tuple(args.arrays), args.json, args.quiet
+        args.model,
+        options,
+        prompts,
+        args.texts,
+        args.draft,
+        tuple(args.arrays),
+        args.batch,
+        args.json,
+        args.quiet,
     )
     identity = external_identity(job)
     if identity is None:

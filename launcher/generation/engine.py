@@ -7,8 +7,9 @@ text is the one that it would be alone.
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
-from launcher.generation.decoder import Arrays, Decoder, Ids, Logits, Sequence
+from launcher.generation.decoder import Arrays, Decoder, Ids, Logits, Sequence, step_each
 from launcher.generation.generate import Manner, Prepared, prepare
 from launcher.generation.options import GenerateOptions
-from launcher.generation.sample import Completion, Done, Event, Sample, make_samples
+from launcher.generation.sample import Sample, make_samples
+from launcher.generation.streams import EngineFullError, EngineLimits, Stream
 from launcher.generation.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,85 +36,34 @@ SHORTEST_PREFIX = 16
 """Beginnings of fewer tokens are not worth a copy of their state."""
 
 
-@dataclass(frozen=True)
-class EngineLimits:
-    """How much an engine does at once."""
-
-    sequences: int = 8
-    """Texts under way; others wait."""
-    positions: int | None = None
-    """Positions that the texts under way may fill together, their prompts and all that they may still
-    generate counted; None: what the context of each allows."""
-    waiting: int = 1024
-    """Requests that may wait; more are refused."""
-    prefixes: int = 4
-    """Prompts whose state is kept for others that begin alike; the longest unused goes first."""
-
-
-class EngineFullError(ShardrunError):
-    """More requests wait than may; a later one may succeed."""
-
-
-class Stream:
-    """The texts of one request as they come: an iterator over `Token` and `Done`."""
-
-    def __init__(self, engine: Engine, prepared: Prepared) -> None:
-        self._engine = engine
-        self.prepared = prepared
-        self.completions: list[Completion] = []
-        """The texts that have ended."""
-        self.events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-        self.cancelled = False
-        self._ended = False
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        if self._ended:
-            raise StopIteration
-        event = self.events.get()
-        if event is None or isinstance(event, BaseException):
-            self._ended = True
-            if event is None:
-                raise StopIteration
-            raise event
-        if isinstance(event, Done):
-            self.completions.append(event.completion)
-        return event
-
-    def finish(self) -> list[Completion]:
-        """Waits for the end; all texts, in order."""
-        for _ in self:
-            pass
-        self.completions.sort(key=lambda item: item.sample)
-        return self.completions
-
-    def cancel(self) -> None:
-        """Ends the request: no more events come. Safe to call at any time, from any thread."""
-        self.cancelled = True
-        self._engine.wake()
-
-
 @dataclass
 class _Request:
-    """One request under way."""
+    """One request."""
 
     stream: Stream
-    state: Sequence
-    rest: Ids
-    """What of the prompt is still to be read."""
+    prepared: Prepared
+    state: Sequence | None = None
+    """What reads the prompt, once the request's turn has come."""
+    read: int = 0
+    """How much of the prompt is read."""
     texts: list[tuple[Sample, Sequence]] = field(default_factory=list)
 
     @property
     def reading(self) -> bool:
         """Whether the prompt is not read yet."""
-        return len(self.rest) > 0
+        return self.read < len(self.prepared.read)
+
+    @property
+    def needed(self) -> int:
+        """Positions that it may fill."""
+        most = self.prepared.options.max_new_tokens or 0
+        return (len(self.prepared.read) + most) * self.prepared.options.samples
 
     def close(self) -> None:
-        self.state.close()
-        for _, state in self.texts:
-            state.close()
+        """Frees all state."""
+        for state in (self.state, *(state for _, state in self.texts)):
+            if state is not None:
+                state.close()
         self.texts = []
 
 
@@ -130,7 +81,7 @@ class Engine:
         self._decoder, self._tokenizer, self._manner = decoder, tokenizer, manner
         self.limits = limits or EngineLimits()
         self._changed = threading.Condition()
-        self._waiting: deque[Stream] = deque()
+        self._waiting: deque[_Request] = deque()
         self._requests: list[_Request] = []
         self._prefixes: OrderedDict[bytes, tuple[Ids, Sequence]] = OrderedDict()
         self._closing = False
@@ -166,10 +117,11 @@ class Engine:
                 "beams and speculate: an engine chooses one token of each text in a step; leave "
                 "them out, or generate without an engine"
             )
-        needed = self._needed(prepared)
-        if self.limits.positions is not None and needed > self.limits.positions:
+        stream = Stream(prepared, self._wake, has_text=self._tokenizer is not None)
+        request = _Request(stream, prepared)
+        if self.limits.positions is not None and request.needed > self.limits.positions:
             raise ConfigError(
-                f"the prompt and its texts may need {needed} positions, but the engine has room for "
+                f"the prompt and its texts may need {request.needed} positions, but the engine has room for "
                 f"{self.limits.positions}: ask for fewer or shorter texts"
             )
         if prepared.options.samples > self.limits.sequences:
@@ -177,7 +129,6 @@ class Engine:
                 f"{prepared.options.samples} samples are asked for, but the engine works on "
                 f"{self.limits.sequences} texts at once"
             )
-        stream = Stream(self, prepared)
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -185,7 +136,7 @@ class Engine:
                 raise LaunchError("This engine is closed: start another one.")
             if len(self._waiting) >= self.limits.waiting:
                 raise EngineFullError(f"{len(self._waiting)} requests wait already: try again later.")
-            self._waiting.append(stream)
+            self._waiting.append(request)
             self._changed.notify_all()
         return stream
 
@@ -196,7 +147,7 @@ class Engine:
             self._changed.notify_all()
         self._thread.join()
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Something was cancelled."""
         with self._changed:
             self._changed.notify_all()
@@ -222,18 +173,16 @@ class Engine:
         with self._changed:
             self._failure = failure
             self._closing = True
-            waiting, self._waiting = list(self._waiting), deque()
+            requests = [*self._requests, *self._waiting]
+            self._waiting.clear()
         ended = failure or LaunchError("The engine was closed before the text ended.")
-        for stream in waiting:
-            stream.events.put(ended)
-        for request in self._requests:
-            request.stream.events.put(ended)
-            if failure is None:
-                request.close()
-        self._requests = []
-        if failure is None:
-            for _, state in self._prefixes.values():
-                state.close()
+        for request in requests:
+            request.stream.end(ended)
+        states = [request.close for request in requests]
+        for close in (*states, *(state.close for _, state in self._prefixes.values())):
+            with contextlib.suppress(ShardrunError):  # of ranks that are lost
+                close()
+        self._requests, self._prefixes = [], OrderedDict()
 
     def _wait(self) -> bool:
         """Until there is something to do; false where the engine closes."""
@@ -246,91 +195,79 @@ class Engine:
         for request in [item for item in self._requests if item.stream.cancelled]:
             self._end(request)
         with self._changed:
-            gone = [stream for stream in self._waiting if stream.cancelled]
-            for stream in gone:
-                self._waiting.remove(stream)
-        for stream in gone:
-            stream.events.put(None)
+            for request in [item for item in self._waiting if item.stream.cancelled]:
+                self._waiting.remove(request)
+                request.stream.end()
 
     def _end(self, request: _Request, error: BaseException | None = None) -> None:
         self._requests.remove(request)
         request.close()
-        request.stream.events.put(error)
+        request.stream.end(error)
 
-    def _needed(self, prepared: Prepared) -> int:
-        """Positions that a request may fill."""
-        most = prepared.options.max_new_tokens or 0
-        return (len(prepared.read) + most) * prepared.options.samples
+    @contextlib.contextmanager
+    def _alone(self, request: _Request) -> Iterator[None]:
+        """What fails here ends this request, and no other; but the loss of a rank ends all."""
+        try:
+            yield
+        except (RankFailedError, LaunchError):
+            raise
+        except Exception as error:
+            self._end(request, error)
 
     def _admit(self) -> None:
         """Lets waiting requests in, in their order, as far as there is room."""
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    return
+        limits = self.limits
+        with self._changed:
+            while self._waiting:
                 first = self._waiting[0]
-                texts = sum(item.stream.prepared.options.samples for item in self._requests)
-                filled = sum(self._needed(item.stream.prepared) for item in self._requests)
-                more = first.prepared.options.samples
-                fits = (
-                    self.limits.positions is None
-                    or filled + self._needed(first.prepared) <= self.limits.positions
-                )
-                if texts + more > self.limits.sequences or not fits:
+                texts = sum(item.prepared.options.samples for item in (first, *self._requests))
+                filled = sum(item.needed for item in (first, *self._requests))
+                if texts > limits.sequences or (limits.positions or filled) < filled:
                     return
-                self._waiting.popleft()
-            try:
-                state, known = self._begin(first.prepared)
-            except (ShardrunError, ValueError) as error:
-                if isinstance(error, RankFailedError | LaunchError):
-                    first.events.put(error)
-                    raise
-                first.events.put(error)
-                continue
-            self._requests.append(_Request(first, state, first.prepared.read[known:]))
+                self._requests.append(self._waiting.popleft())
 
-    def _begin(self, prepared: Prepared) -> tuple[Sequence, int]:
-        """A sequence for a request, and how much of its prompt it has read: what another began alike."""
-        if prepared.given:
-            return self._decoder.sequence(prepared.given), 0
+    def _begin(self, request: _Request) -> Sequence:
+        """A sequence for a request, which has read what another prompt began alike."""
+        request.stream.pace.began = time.perf_counter()
+        if request.prepared.given is not None:
+            return self._decoder.sequence(request.prepared.given)
         best, found = 0, b""
         for key, (ids, _) in self._prefixes.items():
-            common = _common(ids, prepared.read[:-1])
+            # The last token is read anew, for its logits.
+            common = _common(ids, request.prepared.read[:-1])
             if not self._decoder.rewinds and common < len(ids):
                 common = 0
             if common > best:
                 best, found = common, key
         if best < SHORTEST_PREFIX:
-            return self._decoder.sequence(None), 0
+            return self._decoder.sequence(None)
         self._prefixes.move_to_end(found)
         state = self._prefixes[found][1].fork()
         state.rewind(best)
         self.reused += best
-        return state, best
+        request.read = best
+        return state
 
     def _read_prompts(self) -> None:
         """Reads a piece of the first prompt that is not read yet."""
-        for request in self._requests:
-            if request.reading:
-                break
-        else:
+        request = next((item for item in self._requests if item.reading), None)
+        if request is None:
             return
-        piece = request.stream.prepared.options.chunk or CHUNK
-        try:
-            logits = request.state.step(request.rest[:piece])
-        except (RankFailedError, LaunchError):
-            raise
-        except ShardrunError as error:
-            self._end(request, error)
-            return
-        request.rest = request.rest[piece:]
-        if not request.reading:
-            self._keep_prefix(request)
-            self._start_texts(request, logits)
+        with self._alone(request):
+            # Not before its turn: by then the state of all earlier prompts is there.
+            if request.state is None:
+                request.state = self._begin(request)
+            piece = request.prepared.options.chunk or CHUNK
+            ids = request.prepared.read[request.read : request.read + piece]
+            logits = request.state.step(ids)
+            request.read += len(ids)
+            if not request.reading:
+                self._keep_prefix(request, request.state)
+                self._start_texts(request, request.state, logits)
 
-    def _keep_prefix(self, request: _Request) -> None:
-        read = request.stream.prepared.read
-        if request.stream.prepared.given or not self.limits.prefixes or len(read) < SHORTEST_PREFIX:
+    def _keep_prefix(self, request: _Request, state: Sequence) -> None:
+        read = request.prepared.read
+        if request.prepared.given is not None or not self.limits.prefixes or len(read) < SHORTEST_PREFIX:
             return
         key = read.tobytes()
         if key in self._prefixes:
@@ -338,43 +275,58 @@ class Engine:
             return
         while len(self._prefixes) >= self.limits.prefixes:
             self._prefixes.popitem(last=False)[1][1].close()
-        self._prefixes[key] = read, request.state.fork()
+        self._prefixes[key] = read, state.fork()
 
-    def _start_texts(self, request: _Request, logits: Logits) -> None:
-        prepared = request.stream.prepared
+    def _start_texts(self, request: _Request, state: Sequence, logits: Logits) -> None:
+        prepared = request.prepared
         samples = make_samples(
             prepared.options, self._decoder.vocabulary, prepared.read, prepared.limits, self._tokenizer
         )
-        states = [request.state, *(request.state.fork() for _ in samples[1:])]
-        request.texts = list(zip(samples, states, strict=True))
+        request.texts = [(samples[0], state)]
+        for sample in samples[1:]:
+            request.texts.append((sample, state.fork()))
         self._take(request, [logits] * len(samples))
 
     def _step(self) -> None:
         """One token more of every text under way."""
-        going = [(request, text) for request in self._requests for text in request.texts]
+        going = [request for request in self._requests if request.texts]
         if not going:
             return
-        ids = np.array([sample.ids[-1] for _, (sample, _) in going], np.int64)
-        rows = self._decoder.step_many([state for _, (_, state) in going], ids)
+        texts = [text for request in going for text in request.texts]
+        ids = np.array([sample.ids[-1] for sample, _ in texts], np.int64)
+        lengths = [state.length for _, state in texts]
+        rows: list[Logits] | None
+        try:
+            rows = self._decoder.step_many([state for _, state in texts], ids)
+        except (RankFailedError, LaunchError):
+            raise
+        except Exception:
+            # Together it does not go: each alone shows whose fault it is, if it is anybody's.
+            rows = None
         self.steps += 1
-        for request in dict.fromkeys(request.stream for request, _ in going):
-            mine = [row for (other, _), row in zip(going, rows, strict=True) if other.stream is request]
-            self._take(next(item for item in self._requests if item.stream is request), mine)
+        first = 0
+        for request in going:
+            mine = slice(first, first + len(request.texts))
+            first = mine.stop
+            with self._alone(request):
+                if rows is not None:
+                    self._take(request, rows[mine])
+                    continue
+                states = [state for _, state in request.texts]
+                for state, length in zip(states, lengths[mine], strict=True):
+                    state.rewind(length)  # of those that went before the one that failed
+                self._take(request, step_each(states, ids[mine]))
 
     def _take(self, request: _Request, rows: Several[Logits]) -> None:
         """Chooses the next token of each text of a request."""
         still = []
-        try:
-            for (sample, state), row in zip(request.texts, rows, strict=True):
-                request.stream.events.put(sample.take(sample.choose(row[0]), row[0]))
-                if sample.reason is None:
-                    still.append((sample, state))
-                    continue
-                state.close()
-                request.stream.events.put(sample.done())
-        except ShardrunError as error:
-            self._end(request, error)
-            return
+        for (sample, state), row in zip(request.texts, rows, strict=True):
+            request.stream.put(sample.take(sample.choose(row[0]), row[0]))
+            if sample.reason is None:
+                still.append((sample, state))
+                continue
+            state.close()
+            request.stream.put(sample.done())
         request.texts = still
         if not still:
             self._end(request)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
+from launcher.generation.engine import Engine
 from launcher.generation.folder import ModelFolder
 from launcher.generation.generate import Generation, Manner, generate
 from launcher.generation.options import GenerateOptions
 from launcher.generation.resident import decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder
+from launcher.generation.streams import EngineLimits
 from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer, available
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 
 Messages = Sequence[Mapping[str, object]]
+LIMITS = tuple(item.name for item in fields(EngineLimits))
 _TRANSCRIPT = "<|startoftranscript|>"
 """With which a decoder of Whisper begins; GenAI's configuration does not say it."""
 Open = Callable[[Path], Program]
@@ -58,6 +61,22 @@ class LanguageModel:
         self, messages: Messages | str, options: GenerateOptions | None = None, **more: Setting
     ) -> Generation:
         """Answers messages, or one message of a user, through the model's chat template."""
+        # The template writes special tokens itself.
+        return self.generate(self.text_of(messages), options, special=False, **more)
+
+    def engine(self, limits: EngineLimits | None = None, **more: int | None) -> Engine:
+        """What generates for many prompts at once: texts join and leave between steps. Close it before the
+        model. ``more``: single limits by name, such as ``sequences=16``.
+
+        Raises `ConfigError` for limits under which nothing could be done."""
+        if unknown := [name for name in more if name not in LIMITS]:
+            raise ConfigError(f"there is no limit {unknown[0]!r} of an engine: there are {', '.join(LIMITS)}")
+        settled = replace(limits or EngineLimits(), **more)  # type: ignore[arg-type]  # it checks itself
+        return Engine(self.decoder, tokenizer=self.tokenizer, manner=self.manner, limits=settled)
+
+    def text_of(self, messages: Messages | str) -> str:
+        """Messages, or one message of a user, as the model's chat template writes them. Raises `ConfigError`
+        where there is none."""
         if self.template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or chat_template in "
@@ -65,8 +84,7 @@ class LanguageModel:
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        # The template writes special tokens itself.
-        return self.generate(self.template.text(messages), options, special=False, **more)
+        return self.template.text(messages)
 
     def close(self) -> None:
         """Ends what was started for it; safe to call twice."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
@@ -34,7 +36,7 @@ def decoder_of(
 class ResidentDecoder(StatefulDecoder):
     """As `StatefulDecoder`, over ranks that keep the state of the graph of later steps.
 
-    Sequences that are stepped together (`step_many`) lie in one batch there.
+    Sequences that are stepped together (`step_many`) lie in one batch there. Threads take turns.
     """
 
     def __init__(self, first: Program, *others: Program | None, **more: Setting) -> None:
@@ -43,8 +45,15 @@ class ResidentDecoder(StatefulDecoder):
         assert group is not None
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
+        self.turn = threading.RLock()
+        """Whoever moves sequences into the batch, or out of it, holds this."""
         self._batch: Batch | None = None
         self._rows: list[ResidentSequence] = []
+
+    @property
+    def batches(self) -> bool:
+        """Whether sequences of different lengths can be read on in one batch."""
+        return self.encoder is None and Batch.possible(self.host.known)
 
     def sequence(self, inputs: Arrays | None = None) -> Sequence:
         """A new sequence; the encoder runs here."""
@@ -56,32 +65,45 @@ class ResidentDecoder(StatefulDecoder):
         mine = [one for one in sequences if isinstance(one, ResidentSequence) and one.joins]
         if len(mine) < len(sequences) or len(mine) < 2:
             return step_each(sequences, ids)
-        self._gather(mine)
-        assert self._batch is not None
-        logits = np.asarray(self._batch.step(np.asarray(ids))[self.logits], np.float32)
-        for one, token in zip(mine, ids.tolist(), strict=True):
-            one.note(token)
+        with self.turn:
+            batch = self._gather(mine)
+            logits = self.checked(batch.step(np.asarray(ids))[self.logits])
+            for one, token in zip(mine, ids.tolist(), strict=True):
+                one.note(token)
         return list(logits.reshape(len(mine), 1, -1))
 
-    def _gather(self, wanted: list[ResidentSequence]) -> None:
+    def checked(self, logits: Array) -> Logits:
+        """Logits (positions, vocabulary) of a step's. Raises `ShardrunError` for another vocabulary's."""
+        if logits.shape[-1] != self.vocabulary:
+            raise ShardrunError(
+                f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has "
+                f"{self.vocabulary}"
+            )
+        return np.asarray(logits, np.float32).reshape(-1, self.vocabulary)
+
+    def _gather(self, wanted: list[ResidentSequence]) -> Batch:
         """Makes these sequences, and no others, the rows of the batch, in order."""
-        if [id(one) for one in self._rows] == [id(one) for one in wanted]:
-            return
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = Batch(self.host)
+        if len(self._rows) == len(wanted) and all(
+            one is other and one.is_row for one, other in zip(self._rows, wanted, strict=True)
+        ):
+            return batch
         kept = {id(one) for one in wanted}
-        for one in self._rows:
+        for one in list(self._rows):
             if id(one) not in kept:
                 one.leave()
-        members = [one.member() for one in wanted]
-        if self._batch is None:
-            self._batch = Batch(self.host)
-        self._batch.regroup(members)
+        batch.regroup([one.member() for one in wanted])
         for row, one in enumerate(wanted):
-            one.enter(self._batch, row)
-        self._rows = wanted
+            one.enter(batch, row)
+        self._rows = list(wanted)
+        return batch
 
     def forget(self) -> None:
-        """A sequence is closed. Its row goes with the next change of the batch, or with the last row."""
-        if self._batch is not None and all(one.closed for one in self._rows):
+        """A sequence has left the batch. Its row goes with the next change of the batch, or with the last
+        row."""
+        if self._batch is not None and not any(one.is_row for one in self._rows):
             self._batch.close()
             self._rows = []
 
@@ -105,10 +127,25 @@ class ResidentSequence(StatefulSequence):
         self.closed = False
 
     @property
+    def is_row(self) -> bool:
+        """Whether the state lies in the batch."""
+        return self._batch is not None
+
+    @property
     def joins(self) -> bool:
         """Whether the sequence can be a row of a batch."""
         ready = self._session is not None or self._batch is not None
-        return ready and not self._given and Batch.possible(self._decoder.host.known)
+        return ready and not self._given and self._decoder.batches
+
+    def step(self, ids: Ids, *, every: bool = False) -> Logits:
+        """As `launcher.generation.decoder.Sequence.step`."""
+        if self.closed:
+            raise ShardrunError("This sequence is closed: start another one.")
+        with self._decoder.turn:
+            if every and len(ids) > 1 and not self._decoder.rewinds:
+                # Were the logits of all but the last left out, the step could not be undone.
+                return self._one_by_one(ids)
+            return super().step(ids, every=every)
 
     def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
         decoder = self._decoder
@@ -123,12 +160,26 @@ class ResidentSequence(StatefulSequence):
         }
         if decoder.cuts_logits:
             feeds[LOGITS_FROM] = np.array([0 if every else len(ids) - 1], np.int64)
-        if self._session is None:
-            self._session = Session(decoder.host)
-            feeds |= self._state
-            self._state = {}
-        logits = np.asarray(self._session.predict(feeds)[decoder.logits], np.float32)
-        return logits.reshape(-1, logits.shape[-1])
+        session, fresh = self._session, self._session is None
+        if session is None:
+            session = Session(decoder.host)
+        # The session keeps what the graph gives back; caches of an encoder that it only takes come each time.
+        feeds |= self._state
+        try:
+            logits = decoder.checked(session.predict(feeds)[decoder.logits])
+            if every and len(logits) < len(ids):  # as if it had not been read
+                if fresh:
+                    session.close()
+                else:
+                    session.rewind(past)
+                return logits
+        except BaseException:
+            if fresh:
+                session.close()
+            raise
+        self._session = session
+        self._state = {name: array for name, array in self._state.items() if name not in known.states}
+        return logits
 
     def member(self) -> Member:
         """Where the state lies, for a batch."""
@@ -148,6 +199,7 @@ class ResidentSequence(StatefulSequence):
         if self._batch is not None:
             self._session = self._batch.session(self._row)
             self._batch = None
+            self._decoder.forget()
 
     def note(self, token: int) -> None:
         """A token was read in the batch."""
@@ -155,36 +207,42 @@ class ResidentSequence(StatefulSequence):
 
     def rewind(self, length: int) -> None:
         """Forgets tokens from ``length`` on."""
-        self.leave()
-        if self._session is None or not 0 <= length < len(self._ids):
-            super().rewind(length)
-        elif length:
-            # What a first graph of its own has read is in the session too: it began with that.
-            self._session.rewind(length)
-            del self._ids[length:]
-        else:
-            self._session.close()
-            self._session = None
-            self._state, self._ids = dict(self._start), []
+        with self._decoder.turn:
+            if length == len(self._ids):
+                return
+            self.leave()
+            if self._session is None or not 0 <= length < len(self._ids):
+                super().rewind(length)
+            elif length:
+                if not self._decoder.rewinds:
+                    raise ConfigError("the model's state is recurrent: it cannot forget its last tokens")
+                # What a first graph of its own has read is in the session too: it began with that.
+                self._session.rewind(length)
+                del self._ids[length:]
+            else:
+                self._session.close()
+                self._session = None
+                self._state, self._ids = dict(self._start), []
 
     def fork(self) -> ResidentSequence:
         """An independent sequence that has read the same."""
-        session = None
-        if self._batch is not None:
-            session = self._batch.session(self._row)
-        elif self._session is not None:
-            session = self._session.fork()
-        twin = ResidentSequence(self._decoder, self._given, self._start, session)
-        twin._state, twin._ids = dict(self._state), list(self._ids)
-        return twin
+        with self._decoder.turn:
+            session = None
+            if self._batch is not None:
+                session = self._batch.session(self._row)
+            elif self._session is not None:
+                session = self._session.fork()
+            twin = ResidentSequence(self._decoder, self._given, self._start, session)
+            twin._state, twin._ids = dict(self._state), list(self._ids)
+            return twin
 
     def close(self) -> None:
         """Frees the state."""
-        if self.closed:
-            return
-        self.closed = True
-        if self._session is not None:
-            self._session.close()
-        self._session = self._batch = None
-        self._state = {}
-        self._decoder.forget()
+        with self._decoder.turn:
+            if self.closed:
+                return
+            self.closed = True
+            session, self._session, self._batch, self._state = self._session, None, None, {}
+            if session is not None:
+                session.close()
+            self._decoder.forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,10 +16,30 @@ from ranks.common.tensors import TensorSpec
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
-    from launcher.group.group import Group
+    from ranks.state.session import Host
     from sharding.common.arrays import Array
 
 Run = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
+
+
+class Ranks(Protocol):
+    """Ranks that compute a graph, such as a `launcher.Group`."""
+
+    @property
+    def inputs(self) -> list[TensorSpec]: ...
+
+    @property
+    def optional_inputs(self) -> list[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> list[TensorSpec]: ...
+
+    @property
+    def session_host(self) -> Host:
+        """What sessions run on. Raises `ShardrunError` for a model without state."""
+
+    def predict(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs, by name, for one set of inputs, by name."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +49,7 @@ class Program:
     run: Run
     inputs: Several[TensorSpec]
     outputs: Several[TensorSpec]
-    group: Group | None = None
+    group: Ranks | None = None
     """The ranks that compute it, where sessions are possible: they keep the state."""
 
     def takes(self, name: str) -> TensorSpec | None:
@@ -37,14 +57,19 @@ class Program:
         return next((spec for spec in self.inputs if spec.name == name), None)
 
 
-def program_of(group: Group) -> Program:
+def graph_inputs(inputs: Several[TensorSpec], optional: Several[TensorSpec]) -> list[TensorSpec]:
+    """What a step may be given. Which logits are computed is asked for only where sessions run the graph
+    (`launcher.generation.resident`)."""
+    return [spec for spec in (*inputs, *optional) if spec.name != LOGITS_FROM]
+
+
+def program_of(group: Ranks) -> Program:
     """The graph that a group of ranks computes."""
-    # Which logits are computed is asked for where sessions run the graph (`launcher.generation.resident`).
-    inputs = [spec for spec in (*group.inputs, *group.optional_inputs) if spec.name != LOGITS_FROM]
+    inputs = graph_inputs(group.inputs, group.optional_inputs)
     return Program(group.predict, inputs, group.outputs, group if _has_state(group) else None)
 
 
-def _has_state(group: Group) -> bool:
+def _has_state(group: Ranks) -> bool:
     try:
         return bool(group.session_host.known.states)
     except RankFailedError:

@@ -39,8 +39,11 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from launcher.generation.generate import Generation
+    from launcher.generation.options import GenerateOptions
     from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
+    from launcher.job.values import Setting
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
     from ranks.state.session import Session
@@ -129,6 +132,21 @@ class Group:
         from ranks.state.session import Session
 
         return Session(self.session_host)
+
+    def generate(
+        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Setting
+    ) -> Generation:
+        """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
+        need a tokenizer: see `launcher.load_language_model`.
+
+        Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
+        """
+        from launcher.generation.model import LanguageModel
+        from launcher.generation.resident import decoder_of
+        from launcher.generation.stateful import program_of
+
+        self._check_open()
+        return LanguageModel(decoder_of(program_of(self))).generate(prompt, options, **more)
 
     @property
     def session_host(self) -> RanksHost:

@@ -20,9 +20,11 @@ from launcher.generation.generate import Generation
 from launcher.generation.model import LanguageModel, assemble, read_texts
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Token
-from launcher.generation.stateful import Program, program_of
+from launcher.generation.stateful import Program, graph_inputs, program_of
+from launcher.generation.streams import Stream
 from launcher.job.model import Opened, opened, world_size
 from launcher.tasks.loading import join_group, start_group
+from launcher.tasks.many import Feeder, batch_of, timed
 from launcher.tasks.prompts import Prompt, Prompts
 from sharding.common.text import counted, printable
 
@@ -42,6 +44,8 @@ class Task:
     texts: Path | None = None
     draft: Path | None = None
     inputs: tuple[str, ...] = ()
+    batch: int | None = None
+    """Texts at once; None: as the model allows."""
     as_json: bool = False
     quiet: bool = False
 
@@ -140,7 +144,7 @@ def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made:
         return dict(zip(names, model.run(given), strict=True))
 
     if identity.rank == 0:
-        program = Program(run, [*model.inputs, *model.optional_inputs], model.outputs)
+        program = Program(run, graph_inputs(model.inputs, model.optional_inputs), model.outputs)
         try:
             with assemble(folder, lambda _: contextlib.nullcontext(program)) as language:
                 answer_all(language, task)
@@ -161,6 +165,11 @@ def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made:
 def answer_all(model: LanguageModel, task: Task) -> None:
     """Generates for every prompt, prints, and says at the end how long it took."""
     inputs = _inputs(model.decoder, task.inputs)
+    alone = inputs is not None or task.prompts.single
+    size = 1 if alone else batch_of(model, task.options, task.batch)
+    if size > 1:
+        _answer_together(model, task, size)
+        return
     total, prompts = Timing(), 0
     prompted: Iterator[Prompt | None] = iter(task.prompts)
     if task.prompts.none and not (task.prompts.texts or task.prompts.ids or task.prompts.file):
@@ -169,8 +178,7 @@ def answer_all(model: LanguageModel, task: Task) -> None:
         try:
             generation = _begin(model, prompt, task.options, inputs)
         except ConfigError as error:
-            where = f"{prompt.where}: " if prompt is not None and "line" in prompt.where else ""
-            raise ConfigError(f"{where}{error}") from None
+            raise (error if prompt is None else prompt.wrong(error)) from None
         with generation:
             timing = (_print_json if task.as_json else _stream)(generation, prompt)
         total.add(timing)
@@ -178,6 +186,19 @@ def answer_all(model: LanguageModel, task: Task) -> None:
     if not task.quiet and prompts:
         many = f"{counted(prompts, 'prompt')}, " if prompts > 1 else ""
         print(f"shardrun: {many}{total.text()}", file=sys.stderr, flush=True)
+
+
+def _answer_together(model: LanguageModel, task: Task, size: int) -> None:
+    """The same, of several prompts at once."""
+    with model.engine(sequences=size) as engine:
+        feeder = Feeder(model, engine, task.prompts, task.options)
+        show = _print_json if task.as_json else _stream
+        prompts, read, made, seconds = timed(feeder, lambda asked: show(asked.stream, asked.prompt))
+    if not task.quiet and prompts:
+        many = f"{counted(prompts, 'prompt')}, " if prompts > 1 else ""
+        rate = f", {made / seconds:.4g} tokens/s" if seconds else ""
+        text = f"{counted(made, 'token')}; prompt: {counted(read, 'token')}; {human_seconds(seconds)} in all"
+        print(f"shardrun: {many}{text}{rate}", file=sys.stderr, flush=True)
 
 
 def _inputs(decoder: Decoder, texts: tuple[str, ...]) -> dict[str, Array] | None:
@@ -200,7 +221,7 @@ def _begin(
     return model.generate(given, options, inputs=inputs)
 
 
-def _timed(generation: Generation, show: Callable[[Token | Done], None]) -> Timing:
+def _timed(generation: Generation | Stream, show: Callable[[Token | Done], None]) -> Timing:
     """Generates to the end; what is shown takes no part in the times."""
     timing = Timing(prompt_tokens=len(generation.prompt))
     searched = (generation.options.beams or 1) > 1
@@ -217,10 +238,13 @@ def _timed(generation: Generation, show: Callable[[Token | Done], None]) -> Timi
         timing.tokens = generation.tokens
         show(event)
         began = time.perf_counter()
+    if isinstance(generation, Stream):  # which goes on while nobody reads it
+        pace = generation.pace
+        timing.prompt_seconds, timing.later_seconds = pace.first - pace.began, pace.last - pace.first
     return timing
 
 
-def _stream(generation: Generation, prompt: Prompt | None) -> Timing:
+def _stream(generation: Generation | Stream, prompt: Prompt | None) -> Timing:
     """Prints texts as they come; of several at once, each when it has ended."""
     alone = generation.options.samples == 1 and (generation.options.beams or 1) == 1
     ended: dict[int, str] = {}
@@ -265,7 +289,7 @@ def _harmless(text: str) -> str:
     return "\t".join(printable(part) for part in text.split("\t"))
 
 
-def _print_json(generation: Generation, prompt: Prompt | None) -> Timing:
+def _print_json(generation: Generation | Stream, prompt: Prompt | None) -> Timing:
     """One line of JSON for a prompt."""
     timing = _timed(generation, lambda _: None)
     document = {

@@ -34,6 +34,10 @@ class Prompt:
     ids: list[int] | None = None
     messages: Sequence[Mapping[str, object]] | None = None
 
+    def wrong(self, error: ConfigError) -> ConfigError:
+        """What is wrong with the prompt, and where it stands if that is a line."""
+        return ConfigError(f"{self.where}: {error}") if "line" in self.where else error
+
     def shown(self) -> str | Sequence[object]:
         """The prompt as it was given."""
         return next(item for item in (self.text, self.ids, self.messages) if item is not None)
@@ -49,6 +53,11 @@ class Prompts:
     chat: bool = False
     none: bool = False
     """An encoder's arrays are given, and no prompt is needed."""
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one prompt, and no other can come."""
+        return self.file is None and len(self.texts) + len(self.ids) == 1
 
     def check(self) -> None:
         """Raises `ConfigError` for prompts that cannot be read; lines are read as they are needed."""

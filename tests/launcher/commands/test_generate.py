@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,50 @@ def test_standard_input_and_plain_output(place: Path) -> None:
     )
     texts = [json.loads(line)["completions"][0]["text"] for line in wanted.stdout.splitlines()]
     assert done.stdout == "".join(f"{text}\n" for text in texts) and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "options", [["--batch", 3], ["--batch", 1], ["--speculate", 2], ["--samples", 2, "--top-k", 1]], ids=str
+)
+def test_several_prompts_at_once(place: Path, plain: tiny.Plain, options: list[Any]) -> None:
+    """In the order that they were given in, the texts of each alone, and a wrong one after those before it."""
+    prompts = [[5, 6], [7] * 30, [9], [10, 11, 12], [13] * 20]
+    (place / "many.txt").write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in prompts))
+    common = ("model", "--ranks", 2, "--prompts", "many.txt", "--max-new-tokens", 7, "--ignore-eos", *options)
+    done = generate(place, *common, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and [line["prompt"] for line in lines] == prompts
+    for line in lines:
+        want = plain.greedy(line["prompt"], 7)
+        assert all(item["ids"] == want for item in line["completions"])
+        assert line["prompt_seconds"] > 0 and line["tokens_per_second"] > 0
+    count = 70 if "--samples" in options else 35
+    assert done.stderr.startswith(f"shardrun: 5 prompts, {count} tokens; prompt: 56 tokens")
+    with (place / "many.txt").open("a") as file:
+        file.write('{"ids": [304]}\n{"ids": [1]}\n')
+    wrong = generate(place, *common, "--json")
+    assert [line["prompt"] for line in map(json.loads, wrong.stdout.splitlines())] == prompts
+    assert wrong.returncode == 2 and "many.txt, line 6: the prompt holds the token 304" in wrong.stderr
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_an_answer_waits_for_no_other_prompt(place: Path) -> None:
+    """A program that asks, reads the answer, and asks again; and one that is interrupted meanwhile."""
+    command = [sys.executable, "-m", "launcher.cli", "generate", "model", "--max-new-tokens", "3", "--json"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place, text=True,
+        env=cli_tools.environment(SHARDRUN_CACHE=str(place / "cache")), start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        hang = threading.Timer(60, process.kill)
+        hang.start()
+        for prompt in ([5, 6], [7]):
+            process.stdin.write(json.dumps({"ids": prompt}) + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["prompt"] == prompt
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130 and process.stderr.read() == "shardrun: interrupted\n"
+        hang.cancel()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

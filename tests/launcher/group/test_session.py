@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher import Group, start
-from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher import Group, generate, start
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.generation.sample import Token
 from launcher.group.group import PredictError
 from ranks.state.rows import Batch
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import read_manifest
 from sharding.slices.mesh import parse_mesh
+from tests.end_to_end.processes import run_clean
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
 
+ROOT = Path(__file__).parents[3]
 COUNTS = (6, 1, 1, 1, 3, 1, 1)
 WAYS = {
     "buffered": ("buffered", 2, "local", None),
@@ -185,3 +189,36 @@ def test_a_copy_of_the_model_for_each_batch_keeps_no_state(tmp_path: Path) -> No
         with pytest.raises(ShardrunError, match="without a data axis"):
             group.session()
         assert isinstance(group, Group)
+
+
+def test_the_example_of_a_streaming_model(tmp_path: Path) -> None:
+    state_models.streaming(tmp_path / "model.onnx")
+    frames = np.stack(state_models.steps("streaming", [1] * 5))
+    np.save(tmp_path / "frames.npy", frames)
+    command = [sys.executable, str(ROOT / "examples" / "streaming.py"), "model.onnx", "frames.npy"]
+    done = run_clean(command, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT)}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    plain = Plain(tmp_path / "model.onnx")
+    found = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert np.allclose(found, [plain.step(frame).mean() for frame in frames], atol=1e-5)
+
+
+def test_a_group_generates(tmp_path: Path) -> None:
+    state_models.joined(tmp_path / "model.onnx")
+    with start(tmp_path / "model.onnx", ranks=2, launcher="local", threads=1) as group:
+        prompt, plain = [3, 17, 5], Plain(tmp_path / "model.onnx")
+        want = [int(plain.step(np.array([prompt]))[0, -1].argmax())]
+        while len(want) < 12:
+            want.append(int(plain.step(np.array([want[-1:]]))[0, -1].argmax()))
+        events = list(group.generate(prompt, max_new_tokens=12))
+        assert [event.id for event in events if isinstance(event, Token)] == want
+        assert generate(group, prompt, max_new_tokens=12).ids == want
+        for made in (group.generate, lambda text: generate(group, text)):
+            with pytest.raises(ConfigError, match="no tokenizer: give token ids"):
+                made("text")
+    with pytest.raises(LaunchError, match="This group is closed"):
+        group.generate(prompt)
+    state_models.streaming(tmp_path / "other.onnx")
+    other = start(tmp_path / "other.onnx", ranks=1, launcher="local", threads=1)
+    with other, pytest.raises(ConfigError, match="the model is no"):
+        other.generate(prompt)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
 from launcher.generation.folder import read_folder
 from launcher.generation.generate import Generation
 from launcher.generation.model import LanguageModel, assemble
 from launcher.generation.options import GENERATE, GenerateOptions
-from launcher.generation.resident import decoder_of
 from launcher.generation.sample import Event
 from launcher.generation.stateful import Program, program_of
 from launcher.group.group import Group
@@ -75,7 +75,9 @@ def generate(
     if isinstance(model, LanguageModel):
         return model.generate(prompt, options, inputs=inputs, **more)
     if isinstance(model, Group):
-        model = decoder_of(program_of(model))
+        if isinstance(prompt, str):
+            raise ConfigError("the prompt is text, but a group has no tokenizer: give token ids")
+        return model.generate(prompt, options, inputs=inputs, **more)
     if not isinstance(model, str | os.PathLike):
         return LanguageModel(model).generate(prompt, options, inputs=inputs, **more)
     own = {name: more.pop(name) for name in list(more) if name in GENERATE}
