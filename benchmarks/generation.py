@@ -155,8 +155,8 @@ def own(folder: Path, ranks: int, prompt: int, new: int, texts: int) -> Callable
     """This project's ranks: one thread each, on a core of its own."""
     import numpy as np
 
-    from launcher.generation.engine import Engine, EngineLimits
     from launcher import load_language_model
+    from launcher.generation.engine import Engine, EngineLimits
 
     model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", allow_replicated=True)
     group = model.decoder.later.group  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from launcher.generation.folder import ModelFolder
 from launcher.generation.generate import Generation, Manner, generate
 from launcher.generation.options import GenerateOptions
 from launcher.generation.resident import decoder_of
-from launcher.generation.stateful import Program, StatefulDecoder
+from launcher.generation.stateful import Program, Ranks, StatefulDecoder, program_of
 from launcher.generation.streams import EngineLimits
 from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer, available
@@ -95,6 +95,11 @@ class LanguageModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def of_ranks(ranks: Ranks) -> LanguageModel:
+    """What generates token ids by ranks that compute a decoder's graph. Raises `ConfigError`."""
+    return LanguageModel(decoder_of(program_of(ranks)))
 
 
 def assemble(

@@ -64,7 +64,7 @@ class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank; ``run_seconds`` is what rank 0 spent in running the model so far,
+    ``stats`` has one `RankStats` per rank; ``run_seconds``: what rank 0 spent in running the model so far, and
     ``communication_seconds`` what of it in collectives.
     """
 
@@ -141,12 +141,10 @@ class Group:
 
         Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
         """
-        from launcher.generation.model import LanguageModel
-        from launcher.generation.resident import decoder_of
-        from launcher.generation.stateful import program_of
+        from launcher.generation.model import of_ranks
 
         self._check_open()
-        return LanguageModel(decoder_of(program_of(self))).generate(prompt, options, **more)
+        return of_ranks(self).generate(prompt, options, **more)
 
     @property
     def session_host(self) -> RanksHost:
