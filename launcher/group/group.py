@@ -64,7 +64,7 @@ class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank; ``run_seconds``: what rank 0 spent in running the model so far, and
+    ``stats`` has one `RankStats` per rank; ``run_seconds``: what rank 0 spent in running the model so far,
     ``communication_seconds`` what of it in collectives.
     """
 
