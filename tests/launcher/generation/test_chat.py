@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.generation import render
+from launcher.generation.text import render
 from launcher.generation.text.chat import ChatTemplate, find_template
 
 MESSAGES = [{"role": "user", "content": "hello"}]
