@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launcher.generation.chat import ChatTemplate
 
 from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sampling import candidates
+from launcher.generation.text.chat import ChatTemplate
 from tests.launcher.generation import record
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
 
