@@ -119,7 +119,8 @@ class Sequences:
         try:
             self._open[new] = state.fork() if state is not None else None
         except MemoryError as error:
-            self._failed[new] = f"The sequence could not be copied: {str(error) or 'there is no memory left'}."
+            why = str(error) or "there is no memory left"
+            self._failed[new] = f"The sequence could not be copied: {why}."
             self._open[new] = None
 
     def rewind(self, number: int, length: int) -> None:
@@ -142,7 +143,8 @@ class Sequences:
         try:
             self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
         except MemoryError as error:
-            self._failed[number] = f"The batch could not be made: {str(error) or 'there is no memory left'}."
+            why = str(error) or "there is no memory left"
+            self._failed[number] = f"The batch could not be made: {why}."
             self._open[number] = None
 
     def nbytes(self, number: int) -> int:
