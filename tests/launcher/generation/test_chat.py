@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launcher.generation.chat import ChatTemplate, find_template
 
 from launcher.errors import ConfigError
-from launcher.generation.text import render
-from launcher.generation.text.chat import ChatTemplate, find_template
+from launcher.generation import render
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 HARMFUL = {
