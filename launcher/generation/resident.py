@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from launcher.errors import ConfigError, ShardrunError
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 Member = tuple[int, int, int]
+ALIKE = 0.02
+"""By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
+rounded activations come to less, a wrong position to more."""
 
 
 def decoder_of(
@@ -49,11 +52,12 @@ class ResidentDecoder(StatefulDecoder):
         """Whoever moves sequences into the batch, or out of it, holds this."""
         self._batch: Batch | None = None
         self._rows: list[ResidentSequence] = []
+        self._proved = self._apart = False
 
     @property
     def batches(self) -> bool:
-        """Whether sequences of different lengths can be read on in one batch."""
-        return self.encoder is None and Batch.possible(self.host.known)
+        """Whether sequences of different lengths can be read on in one batch, as far as is known."""
+        return not self._apart and self.encoder is None and Batch.possible(self.host.known)
 
     def sequence(self, inputs: Arrays | None = None) -> Sequence:
         """A new sequence; the encoder runs here."""
@@ -66,11 +70,43 @@ class ResidentDecoder(StatefulDecoder):
         if len(mine) < len(sequences) or len(mine) < 2:
             return step_each(sequences, ids)
         with self.turn:
+            if not self._proved and len({one.length for one in mine}) > 1:
+                return self._prove(mine, ids)
             batch = self._gather(mine)
             logits = self.checked(batch.step(np.asarray(ids))[self.logits])
             for one, token in zip(mine, ids.tolist(), strict=True):
                 one.note(token)
         return list(logits.reshape(len(mine), 1, -1))
+
+    def _prove(self, mine: list[ResidentSequence], ids: Ids) -> list[Logits]:
+        """The first step of sequences of different lengths in one batch: are they what each is alone?
+
+        A graph may work out positions in a way that holds for sequences of one length only. Then, or where
+        it takes no such batch at all, this decoder makes no batch from here on.
+        """
+        twins = [one.fork() for one in mine]
+        alone = step_each(twins, ids)
+        try:
+            batch = self._gather(mine)
+            found = self.checked(batch.step(np.asarray(ids))[self.logits])
+            want = np.concatenate(alone)
+            alike = bool(np.abs(found - want).max() <= ALIKE * np.abs(want).max())
+        except (RankFailedError, LaunchError):
+            raise
+        except ShardrunError:
+            alike = False
+        if alike:
+            self._proved = True
+            for one, token in zip(mine, ids.tolist(), strict=True):
+                one.note(token)
+        else:
+            self._apart = True
+            for one, twin in zip(mine, twins, strict=True):
+                one.become(twin)
+        for twin in twins:
+            twin.close()
+        self.forget()
+        return alone
 
     def checked(self, logits: Array) -> Logits:
         """Logits (positions, vocabulary) of a step's. Raises `ShardrunError` for another vocabulary's."""
@@ -200,6 +236,14 @@ class ResidentSequence(StatefulSequence):
             self._session = self._batch.session(self._row)
             self._batch = None
             self._decoder.forget()
+
+    def become(self, twin: ResidentSequence) -> None:
+        """Takes what a copy has read; the copy is of no use then."""
+        if self._session is not None:
+            self._session.close()
+        twin.leave()
+        self._session, self._ids, self._batch = twin._session, twin._ids, None
+        twin._session = None
 
     def note(self, token: int) -> None:
         """A token was read in the batch."""

@@ -64,6 +64,8 @@ FILLED: Mapping[str, _Make] = {
     "use_cache_branch": _has_past,
     "num_logits_to_keep": _every,
 }
+ONE_LENGTH = frozenset({"past_sequence_length", "past_seq_len"})
+"""Inputs that say one number of positions for all rows of a batch."""
 
 
 def filled(specs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -132,7 +132,11 @@ class Batch:
             if spec.name.endswith("attention_mask") and spec.name in known.filled:
                 feeds[spec.name] = mask.astype(spec.dtype)
             elif spec.name.endswith("position_ids") and spec.name in known.filled:
-                feeds[spec.name] = lengths.reshape(rows, 1).astype(spec.dtype)
+                # Of several axes (time, height, width) each counts alike in text.
+                lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
+                feeds[spec.name] = np.broadcast_to(
+                    lengths.reshape(rows, 1).astype(spec.dtype), (*lead, rows, 1)
+                )
         results = self._host.step(self._number, feeds)
         self.lengths = [length + 1 for length in self.lengths]
         return results

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ShardrunError
-from ranks.state.feeds import TOKENS, size
+from ranks.state.feeds import ONE_LENGTH, TOKENS, size
 from sharding.slices.state import StatePair
 
 if TYPE_CHECKING:
@@ -47,28 +47,32 @@ class Known:
         has been read, which are filled in where a step leaves them out."""
         self.states = {pair.input: pair for pair in pairs}
         self.filled = frozenset(filled)
-        self.batches = _batches(pairs, self.filled)
-        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"),
-        each at the end, behind padding ("pad"), or not at all ("")."""
         self.replaced = [pair.input for pair in pairs if pair.kind == "replace"]
         wanted = [spec for spec in inputs if spec.name not in self.states]
         self.required = [spec for spec in wanted if spec.name not in filled]
         self.tokens = next((spec for spec in self.required if spec.name in TOKENS), inputs[0])
         """What has a step's new positions along axis 1."""
+        self.batches = _batches(pairs, [spec for spec in wanted if spec.name in filled])
+        """How sequences of different lengths lie in one batch: each from the front of a buffer ("buffer"),
+        each at the end, behind padding ("pad"), or not at all ("")."""
+        if self.required != [self.tokens]:  # such as types of tokens, which a batch is not given
+            self.batches = ""
         self.others = [spec for spec in (*inputs, *optional) if spec not in self.required]
         self.numbers: Iterator[int] = itertools.count(1)
         self.forgotten: list[int] = []
         """Sessions that nobody closed and nobody has any more; the next step frees them."""
 
 
-def _batches(pairs: Sequence[StatePair], filled: frozenset[str]) -> str:
+def _batches(pairs: Sequence[StatePair], filled: Sequence[TensorSpec]) -> str:
     growing = [pair for pair in pairs if pair.kind == "append"]
-    masked = any(name.endswith("attention_mask") for name in filled)
-    if not growing or not masked:
+    masked = any(spec.name.endswith("attention_mask") for spec in filled)
+    if not growing or not masked or any(spec.name in ONE_LENGTH for spec in filled):
+        return ""
+    placed = [spec for spec in filled if spec.name.endswith("position_ids")]
+    if any(len(spec.shape) < 2 for spec in placed):  # the same for each row
         return ""
     if all(pair.buffer for pair in growing):
         return "buffer"
-    placed = any(name.endswith("position_ids") for name in filled)
     return "pad" if placed and not any(pair.buffer for pair in growing) else ""
 
 

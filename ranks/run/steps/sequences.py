@@ -118,10 +118,13 @@ class Sequences:
     def fork(self, number: int, new: int) -> None:
         """Makes ``new`` a copy of a sequence."""
         state = self._open[number]
+        if number in self._failed:
+            self._failed[new] = self._failed[number]
         try:
             self._open[new] = state.fork() if state is not None else None
         except MemoryError as error:
-            self._failed[new] = f"The sequence could not be copied: {error or 'there is no memory left'}."
+            why = str(error) or "there is no memory left"
+            self._failed[new] = f"The sequence could not be copied: {why}."
             self._open[new] = None
 
     def rewind(self, number: int, length: int) -> None:
@@ -135,13 +138,17 @@ class Sequences:
         rows = []
         for source, row, length in members:
             state = self._open[source]
+            if source in self._failed:
+                self._failed[number], self._open[number] = self._failed[source], None
+                return
             if state is None:
                 raise ShardrunError("A session joins a batch after its first step.")
             rows.append(Row(state, row, length))
         try:
             self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
         except MemoryError as error:
-            self._failed[number] = f"The batch could not be made: {error or 'there is no memory left'}."
+            why = str(error) or "there is no memory left"
+            self._failed[number] = f"The batch could not be made: {why}."
             self._open[number] = None
 
     def nbytes(self, number: int) -> int:

@@ -21,6 +21,7 @@ from launcher.generation.resident import ResidentDecoder, decoder_of
 from launcher.generation.sample import Done, Token
 from launcher.generation.stateful import program_of
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
+from ranks.common.tensors import TensorSpec
 from tests.launcher.generation import tiny
 from tests.launcher.generation.table import VOCABULARY, TableDecoder, TableSequence
 from tests.ranks.state_models import FORMS
@@ -403,3 +404,42 @@ def test_a_group_that_closes_ends_the_engine(folder: Path, monkeypatch: pytest.M
     with pytest.raises(ShardrunError, match=r"closed|ended"):
         stream.finish()
     engine.close()
+
+
+class Encoded(TableDecoder):
+    """A table whose tokens move by what an encoder was given."""
+
+    encoder_inputs = (TensorSpec("features", np.dtype(np.int64), (1,)),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder_inputs = type(self).encoder_inputs
+
+    def sequence(self, inputs: Any = None) -> TableSequence:
+        return _Moved(self, int(inputs["features"][0]))
+
+
+class _Moved(TableSequence):
+    def __init__(self, decoder: TableDecoder, by: int, ids: Any = ()) -> None:
+        super().__init__(decoder, ids)
+        self.by = by
+
+    def step(self, ids: Any, *, every: bool = False) -> Any:
+        return np.roll(super().step(ids, every=every), self.by, axis=-1)
+
+    def fork(self) -> TableSequence:
+        return _Moved(self.decoder, self.by, self.ids)
+
+
+def test_sequences_of_an_encoder_share_no_beginning() -> None:
+    decoder = Encoded()
+    prompt = RANDOM.integers(0, VOCABULARY, SHORTEST_PREFIX + 8).tolist()
+    with Engine(decoder) as engine:
+        given = [{"features": np.array([by])} for by in (1, 5, 1)]
+        streams = [engine.submit(prompt, max_new_tokens=9, inputs=inputs) for inputs in given]
+        found = [stream.finish()[0].ids for stream in streams]
+        with pytest.raises(ConfigError, match="takes the array 'features'"):
+            engine.submit(prompt, max_new_tokens=9)
+    for inputs, ids in zip(given, found, strict=True):
+        assert ids == LanguageModel(Encoded()).generate(prompt, max_new_tokens=9, inputs=inputs).ids
+    assert found[0] == found[2] != found[1] and engine.reused == 0 and decoder.open == 0

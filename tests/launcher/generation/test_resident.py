@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from launcher import Group, start
 from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder, program_of
-from tests.ranks.state_models import FORMS, VOCABULARY, Plain
+from tests.ranks.state_models import FORMS, HIDDEN, VOCABULARY, Plain
 
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCABULARY, count) for count in (5, 9, 2, 7)]
@@ -234,3 +235,42 @@ def test_what_keeps_no_state_is_no_resident_decoder(group: Group) -> None:
     found = [decoder.sequence().step(ids) for decoder in (plain, resident)]
     assert np.abs(found[0] - found[1]).max() <= 1e-5 * np.abs(found[0]).max()
     assert isinstance(resident.sequence(), ResidentSequence)
+
+
+def test_a_graph_that_places_all_rows_alike_makes_no_batch(tmp_path: Path) -> None:
+    """Positions by the length of the mask: right for one sequence, wrong for a shorter one beside it."""
+    path = tmp_path / "model.onnx"
+    FORMS["buffered"](path)
+    model = onnx.load(path)
+    graph = model.graph
+    embedding = next(node for node in graph.node if "input_ids" in node.input)
+    after, embedding.output[0] = embedding.output[0], "embedded"
+    table = np.random.default_rng(8).standard_normal((256, HIDDEN)).astype(np.float32)
+    for name, array in {"table": table, "zero": np.int64(0), "one": np.int64(1), "axis": np.int64(1)}.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    made = [
+        onnx.helper.make_node("Shape", ["attention_mask"], ["mask_shape"]),
+        onnx.helper.make_node("Gather", ["mask_shape", "axis"], ["reach"]),
+        onnx.helper.make_node("Shape", ["input_ids"], ["ids_shape"]),
+        onnx.helper.make_node("Gather", ["ids_shape", "axis"], ["count"]),
+        onnx.helper.make_node("Sub", ["reach", "count"], ["begin"]),
+        onnx.helper.make_node("Range", ["begin", "reach", "one"], ["places"]),
+        onnx.helper.make_node("Gather", ["table", "places"], ["placed"]),
+        onnx.helper.make_node("Add", ["embedded", "placed"], [after]),
+    ]
+    where = list(graph.node).index(embedding) + 1
+    nodes = [*graph.node[:where], *made, *graph.node[where:]]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.save(model, path)
+    with start(path, ranks=2, launcher="local", threads=1) as group:
+        decoder = decoder_of(program_of(group))
+        assert isinstance(decoder, ResidentDecoder) and decoder.batches
+        same = [Pair(decoder, path, ids[:2]) for ids in PROMPTS[:2]]
+        together(decoder, same)
+        pairs = [*same, *(Pair(decoder, path, ids) for ids in PROMPTS[:2])]
+        for _ in range(3):
+            together(decoder, pairs)
+        assert not decoder.batches
+        pairs[0].rewind(2)
+        together(decoder, pairs[:2])

@@ -13,6 +13,7 @@ from ranks import Model, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.run import executor
 from ranks.run.rank_model import RankModel
+from ranks.run.steps import sequences
 from ranks.state.rows import Batch
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
@@ -233,3 +234,28 @@ def test_sequences_of_different_lengths_in_one_batch(model: RankModel, path: Pat
     assert close(alone.predict({"input_ids": ids[:, :1]}), plains[1].step(ids[:, :1]))
     batch.close()
     assert batch.lengths == []
+
+
+@pytest.mark.parametrize("form", ["buffered", "joined"], scope="module")
+def test_a_batch_that_memory_cannot_hold_is_told_by_its_steps(
+    model: RankModel, path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by those of its copies; the sessions that it was made of go on."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    plain, session, ids = Plain(path), model.session(), np.array([[3, 4]])
+    assert close(session.predict({"input_ids": ids}), plain.step(ids))
+    with monkeypatch.context() as patch:
+        patch.setattr(sequences, "merged", full)
+        batch = Batch(model.session_host, [session])
+    copy = batch.session(0)
+    lost = "The batch could not be made: there is no memory left"
+    with pytest.raises(ShardrunError, match=lost):
+        batch.step(np.array([1]))
+    for one in (copy, copy.fork()):
+        with pytest.raises(ShardrunError, match=lost):
+            one.predict({"input_ids": ids})
+    batch.close()
+    assert close(session.predict({"input_ids": ids}), plain.step(ids))
