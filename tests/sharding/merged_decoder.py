@@ -87,7 +87,9 @@ def _branch(name: str, outputs: list[str], *, past: bool, tied: bool) -> str:
 
 def outputs() -> list[str]:
     """The names of the outputs."""
-    return ["logits"] + [f"new_{layer}_{kind}" for layer in range(LAYERS) for kind in ("k", "v", "ck", "cv")]
+    return ["logits"] + [
+        f"present_{layer}_{kind}" for layer in range(LAYERS) for kind in ("k", "v", "ck", "cv")
+    ]
 
 
 def build(path: Path, *, copies: bool = False, tied: bool = False) -> Path:

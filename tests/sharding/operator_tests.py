@@ -188,7 +188,7 @@ def _plan(source: Source, world: int, choices: list[int] | None = None) -> Plan:
     planner = Planner(source, SliceOptions(allow_replicated=True))
     if choices is None:
         return planner.plan(Mesh.of(tensor=world))
-    with mock.patch.object(sharding.planning.plan, "solve", lambda *_: choices):
+    with mock.patch.object(sharding.planning.plan, "solve_with_state", lambda *_: choices):
         return planner.plan(Mesh.of(tensor=world))
 
 

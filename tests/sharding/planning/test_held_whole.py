@@ -167,7 +167,7 @@ def test_nothing_is_tried_that_cannot_save_an_exchange(tmp_path: Path) -> None:
     }
     """
     path = graphs.save(tmp_path / "model.onnx", text, {"up": up, "down": down, **others})
-    with mock.patch.object(held_whole, "solve", wraps=held_whole.solve) as tried:
+    with mock.patch.object(held_whole, "solve_with_state", wraps=held_whole.solve_with_state) as tried:
         sharding.slice_model(path, 2, tmp_path / "slices")
     assert tried.call_count == 0
     assert lockstep.collectives(tmp_path / "slices") == ["AllReduce", "AllReduce"]

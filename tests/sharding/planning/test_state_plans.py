@@ -265,7 +265,9 @@ def test_meshes(tmp_path: Path, mesh: str) -> None:
     for stage in range(asked.length("pipeline")):
         name = f"rank_{asked.rank(data=0, pipeline=stage, tensor=tensor - 1)}.onnx"
         graph = onnx.load(tmp_path / "slices" / name, load_external_data=False).graph
-        layers.append({item.name.rpartition("_")[2] for item in graph.input if item.name.startswith("past")})
+        layers.append(
+            {item.name.rpartition("_")[2] for item in graph.output if item.name.startswith("present")}
+        )
     assert all(layers) or tensor == 1
     assert sorted(layer for held in layers for layer in held) == ["0", "1", "2"]
 

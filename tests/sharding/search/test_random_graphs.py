@@ -56,7 +56,7 @@ def test_any_placement_is_exact(
 
     with pytest.MonkeyPatch.context() as patch:
         if not solved:
-            patch.setattr(sharding.planning.plan, "solve", choose)
+            patch.setattr(sharding.planning.plan, "solve_with_state", choose)
         plan = planner.plan(Mesh.of(tensor=world))
     write_slices(plan, folder / "slices")
     for rank, outputs in enumerate(lockstep.run_slices(folder / "slices", graph.feeds)):

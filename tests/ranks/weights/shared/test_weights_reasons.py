@@ -48,7 +48,8 @@ def test_a_damaged_lock(cache: Path, shared_model: Path) -> None:
     assert store is not None
     for number in range(256):
         (cache / "weights" / "locks" / f"{number:02x}").mkdir()
-    assert f"(Is a directory: {cache}/weights/locks/" in refusal(shared_model)
+    with ranks.share_weights(str(shared_model)) as shared:  # they are moved aside
+        assert shared.handle
 
 
 def test_a_full_disk(cache: Path, tmp_path: Path) -> None:
