@@ -125,8 +125,8 @@ def test_another_model_with_that_weight(store: Store, tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_locks_and_work(store: Store, tmp_path: Path, kind: str) -> None:
-    """What lies in a lock's place is moved aside, and kept where it is not ours; a folder that was left to work
-    in goes."""
+    """What lies in a lock's place is moved aside, and kept where it is not ours. A folder that was left to
+    work in goes."""
     model = save(mlp(), tmp_path / "m.onnx")
     put(kind, store.folder / "work" / "tmp_left_89")
     if kind in {"pipe", "folder", "socket"}:
