@@ -91,6 +91,7 @@ def run():
 VLLM = """
 import os, sys, time
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(int(sys.argv[2])))))
 import torch
 from vllm import LLM, SamplingParams
 folder, ranks, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])

