@@ -92,6 +92,8 @@ class Steps:
         shapes = [feeds[name].shape for name in self._fresh if name not in known_feeds.FILLED]
         key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in list(self._inputs)[:1]))
         plan, used = self._plan(key, state.length)
+        if plan is not None and not self._fits(plan, feeds):
+            plan = None
         values: Values = {}
         for name in self._fresh:
             values[name] = self._given(name, feeds[name], plan)
@@ -115,12 +117,20 @@ class Steps:
             self._keep(output, pair, values, state, plan)
         return {name: self._result(values[name], name) for name in self.results}
 
+    def _fits(self, plan: Plan, feeds: Mapping[str, Array]) -> bool:
+        """Whether what the plan keeps a buffer for has that buffer's shape: the key leaves out masks, which
+        grow, but a caller may give any."""
+        kept, place = plan.values, self._parts.place
+        return all(
+            tuple(place(name).shape(kept[name])) == feeds[name].shape for name in self._fresh if name in kept
+        )
+
     def _given(self, name: str, array: Array, plan: Plan | None) -> Buffer:
         element, memory = self._parts.elements[name], self._parts.place(name)
         if element is None:
             return np.asarray(array, dtype=object)
         buffer = plan.values.get(name) if plan is not None else None
-        if buffer is None or memory.shape(buffer) != tuple(array.shape):
+        if buffer is None:
             buffer = memory.allocate(array.shape, element)
         memory.load(buffer, array)
         return buffer

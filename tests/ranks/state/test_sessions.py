@@ -259,3 +259,28 @@ def test_a_batch_that_memory_cannot_hold_is_told_by_its_steps(
             one.predict({"input_ids": ids})
     batch.close()
     assert close(session.predict({"input_ids": ids}), plain.step(ids))
+
+
+def test_a_mask_that_keeps_its_width_and_then_changes_it(tmp_path: Path) -> None:
+    """What was learned of shapes does not hold for a step that is given others."""
+    import onnx
+
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (int64[b, n] input_ids, int64[b, m] attention_mask, float[b, 1] state)
+      => (float[b, 1] y, float[b, 1] stateN) <int64[1] last = {1}> {
+      a = ReduceSum(input_ids, last)
+      c = ReduceSum(attention_mask, last)
+      d = Add(a, c)
+      e = Cast<to = 1>(d)
+      stateN = Add(state, e)
+      y = Identity(stateN)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    session = executor.load(tmp_path / "model.onnx", threads=1).session()
+    total = 0
+    for width in (4, 4, 4, 4, 6, 6, 4, 3):
+        mask = np.full((1, width), 2)
+        total += 5 + 2 * width
+        found = session.predict({"input_ids": np.array([[5]]), "attention_mask": mask})["y"]
+        assert found.tolist() == [[total]]
