@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 from launcher.job.job import Job
 from launcher.job.model import Check, Loadable, check_declared, opened, world_size
-from launcher.tasks.loading import join_group, start_group
+from launcher.tasks.loading import lead, start_group
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
     from ranks.common.tensors import TensorSpec
     from ranks.evaluation.evaluate import Options, Report, Run
     from ranks.identity.place import Identity
-    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -74,42 +73,15 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
         _check_data(task)
     check = (lambda found: _check_model(job, task, found)) if identity.rank == 0 else None
     with _opened(job, identity.world_size, identity.rank, check) as model:
-        report = _eval_joined(job, task, identity, model)
+        report = lead(
+            job,
+            model,
+            identity,
+            lambda own, run: _evaluate(task, run, own.inputs, own.outputs, own.optional_inputs),
+            "evaluate",
+        )
     if report is not None:
         finish(task, report, identity.world_size)
-
-
-def _eval_joined(job: Job, task: Task, identity: Identity, made: Loadable) -> Report | None:
-    """Joins the group and evaluates; the report is on rank 0 only."""
-    from ranks.collectives.broadcast import Spreader
-    from ranks.run import group
-    from ranks.talk.wire import Kind, Message
-
-    communicator, model = join_group(job, made, identity)
-    spreader = Spreader(communicator)
-    names = [spec.name for spec in model.outputs]
-
-    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
-        return dict(zip(names, model.run(given), strict=True))
-
-    report = None
-    if identity.rank == 0:
-        try:
-            report = _evaluate(task, run, model.inputs, model.outputs, model.optional_inputs)
-        except ConfigError:
-            # The others wait for the next batch: they end like this rank, which says why.
-            spreader.spread(Message(Kind.STOP, {"failed": True}))
-            raise
-        spreader.spread(Message(Kind.STOP, {}))
-    else:
-        while (message := spreader.spread(None)).kind is not Kind.STOP:
-            model.run(message.tensors)
-        if message.fields.get("failed"):
-            raise ConfigError("rank 0 cannot evaluate (it says why)")
-    model.close()
-    group.leave()
-    return report
 
 
 def _check_data(task: Task) -> None:

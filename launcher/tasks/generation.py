@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +22,17 @@ from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Token
 from launcher.generation.stateful import Program, graph_inputs, program_of
 from launcher.generation.streams import Stream
-from launcher.job.model import Opened, opened, world_size
-from launcher.tasks.loading import join_group, start_group
+from launcher.job.model import opened, world_size
+from launcher.tasks.loading import lead, start_group
 from launcher.tasks.many import Feeder, batch_of, timed
 from launcher.tasks.prompts import Prompt, Prompts
 from sharding.common.text import counted, printable
 
 if TYPE_CHECKING:
     from launcher.job.job import Job
+    from launcher.tasks.loading import Run
     from ranks.identity.place import Identity
+    from ranks.run.rank_model import RankModel
     from sharding.common.arrays import Array
 
 
@@ -127,39 +129,13 @@ def generate_rank(job: Job, task: Task, identity: Identity) -> None:
         )
     own = replace(job, model=folder.decoder)
     with opened(own, identity.world_size, identity.rank) as made:
-        _joined(own, folder, task, identity, made)
+        lead(own, made, identity, functools.partial(_answer_as_rank_0, folder, task), "generate")
 
 
-def _joined(job: Job, folder: ModelFolder, task: Task, identity: Identity, made: Opened) -> None:
-    from ranks.collectives.broadcast import Spreader
-    from ranks.run import group
-    from ranks.talk.wire import Kind, Message
-
-    communicator, model = join_group(job, made, identity)
-    spreader = Spreader(communicator)
-    names = [spec.name for spec in model.outputs]
-
-    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
-        return dict(zip(names, model.run(given), strict=True))
-
-    if identity.rank == 0:
-        program = Program(run, graph_inputs(model.inputs, model.optional_inputs), model.outputs)
-        try:
-            with assemble(folder, lambda _: contextlib.nullcontext(program)) as language:
-                answer_all(language, task)
-        except ConfigError:
-            # The others wait for the next step: they end like this rank, which says why.
-            spreader.spread(Message(Kind.STOP, {"failed": True}))
-            raise
-        spreader.spread(Message(Kind.STOP, {}))
-    else:
-        while (message := spreader.spread(None)).kind is not Kind.STOP:
-            model.run(message.tensors)
-        if message.fields.get("failed"):
-            raise ConfigError("rank 0 cannot generate (it says why)")
-    model.close()
-    group.leave()
+def _answer_as_rank_0(folder: ModelFolder, task: Task, model: RankModel, run: Run) -> None:
+    program = Program(run, graph_inputs(model.inputs, model.optional_inputs), model.outputs)
+    with assemble(folder, lambda _: contextlib.nullcontext(program)) as language:
+        answer_all(language, task)
 
 
 def answer_all(model: LanguageModel, task: Task) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
+from launcher.errors import ConfigError
 from launcher.job import precision
 from ranks.common import settings
 
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from ranks.common.progress import Progress
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
+    from sharding.common.arrays import Array
+
+    Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+T = TypeVar("T")
 
 
 def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> Group:
@@ -58,3 +65,43 @@ def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communica
     )
     model.loaded()
     return loaded
+
+
+def lead(
+    job: Job, made: Loadable, identity: Identity, work: Callable[[RankModel, Run], T], verb: str
+) -> T | None:
+    """Joins the group of this process, where rank 0 does the ``work`` and has all ranks run the model for it.
+
+    ``work`` is given the model and what runs it on every rank, by names. Returns its result on rank 0, None
+    elsewhere. Where it raises `ConfigError`, the other ranks end with one that says that rank 0 cannot
+    ``verb``.
+    """
+    from ranks.collectives.broadcast import Spreader
+    from ranks.run import group
+    from ranks.talk.wire import Kind, Message
+
+    communicator, model = join_group(job, made, identity)
+    spreader = Spreader(communicator)
+    names = [spec.name for spec in model.outputs]
+
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
+        return dict(zip(names, model.run(given), strict=True))
+
+    result = None
+    if identity.rank == 0:
+        try:
+            result = work(model, run)
+        except ConfigError:
+            # The others wait for the next inputs: they end like this rank, which says why.
+            spreader.spread(Message(Kind.STOP, {"failed": True}))
+            raise
+        spreader.spread(Message(Kind.STOP, {}))
+    else:
+        while (message := spreader.spread(None)).kind is not Kind.STOP:
+            model.run(message.tensors)
+        if message.fields.get("failed"):
+            raise ConfigError(f"rank 0 cannot {verb} (it says why)")
+    model.close()
+    group.leave()
+    return result
