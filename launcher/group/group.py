@@ -152,8 +152,8 @@ class Group:
         from launcher.group.session import RanksHost
 
         self._check_open()
-        if self._host is None:
-            with self._lock:
+        with self._lock:  # two hosts would give two sessions one number
+            if self._host is None:
                 asked = {"change": "describe"}
                 self._host = RanksHost(
                     self, cast("StateReport", self._ask(wire.Kind.SESSION, asked, {}).fields)

@@ -117,9 +117,11 @@ class RankModel:
     @property
     def sequences(self) -> Sequences:
         """The sequences of a model with state. Raises `ShardrunError` for a model without."""
-        if self._sequences is None:
-            from ranks.run.steps.sequences import Sequences
+        from ranks.run.steps.sequences import Sequences
 
+        with self._lock:
+            if self._sequences is not None:
+                return self._sequences
             made = self._stateful() if self._stateful is not None else None
             if made is None:
                 raise ShardrunError(
@@ -127,7 +129,7 @@ class RankModel:
                     "none of its inputs is named and shaped like one of its outputs. Say it: --state IN=OUT."
                 )
             self._sequences = Sequences(made)
-        return self._sequences
+            return self._sequences
 
     def session(self) -> Session:
         """A sequence whose state this object keeps from one step to the next; in a group every rank makes the
@@ -139,7 +141,9 @@ class RankModel:
     @property
     def session_host(self) -> Host:
         """What sessions and batches of the model run on."""
-        return self.sequences.serve(self.inputs, self.optional_inputs, self.step)
+        sequences = self.sequences
+        with self._lock:  # two hosts would give two sessions one number
+            return sequences.serve(self.inputs, self.optional_inputs, self.step)
 
     def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.

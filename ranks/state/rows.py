@@ -16,7 +16,7 @@ import numpy as np
 from ranks.collectives.buffers import Memory, nbytes
 from ranks.errors import ShardrunError
 from ranks.state.sequence import SequenceState
-from ranks.state.session import Host, Known, Session
+from ranks.state.session import INTERRUPTED, Host, Known, Session
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array
@@ -106,7 +106,8 @@ class Batch:
 
     def member(self, row: int) -> tuple[int, int, int]:
         """Where a row lies: the batch's number, the row, its length."""
-        assert self._number is not None
+        if self._number is None:
+            raise ShardrunError(INTERRUPTED)
         return self._number, row, self.lengths[row]
 
     def session(self, row: int) -> Session:
@@ -137,7 +138,13 @@ class Batch:
                 feeds[spec.name] = np.broadcast_to(
                     lengths.reshape(rows, 1).astype(spec.dtype), (*lead, rows, 1)
                 )
-        results = self._host.step(self._number, feeds)
+        try:
+            results = self._host.step(self._number, feeds)
+        except ShardrunError:
+            raise
+        except BaseException:
+            self.close()
+            raise
         self.lengths = [length + 1 for length in self.lengths]
         return results
 

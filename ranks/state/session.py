@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+INTERRUPTED = (
+    "A step was interrupted, so that nobody knows how far its state is: open another session, and fork "
+    "before what may be interrupted."
+)
+
+
 class Host(Protocol):
     """What runs the steps of sessions: a model in this process, or the ranks of a group."""
 
@@ -90,6 +96,7 @@ class Session:
         self._number = next(self._known.numbers)
         self.length: int = 0 if parent is None else parent.length
         self._begun: bool = parent is not None and parent._begun
+        self._interrupted = False
         if member is not None:
             host.change("merge", self._number, members=[list(member)])
             self.length, self._begun = member[2], True
@@ -123,7 +130,14 @@ class Session:
         specs = [*known.required, *(spec for spec in known.others if spec.name in feeds)]
         arrays = order_feeds(specs, feeds)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-        results = self._host.step(self._number, tensors)
+        try:
+            results = self._host.step(self._number, tensors)
+        except ShardrunError:
+            raise
+        except BaseException:  # Ctrl-C: the ranks may finish the step, and nobody knows how far the state is
+            self._interrupted = True
+            self.close()
+            raise
         self._begun = True
         found = size(tensors)
         self.length += found[1] if found is not None else 0
@@ -168,6 +182,8 @@ class Session:
             self._host.change("close", self._number)
 
     def _check_open(self) -> None:
+        if self._interrupted:
+            raise ShardrunError(INTERRUPTED)
         if not self._closer.alive:
             raise ShardrunError("This session is closed: open another one.")
 

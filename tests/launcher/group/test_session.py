@@ -222,3 +222,22 @@ def test_a_group_generates(tmp_path: Path) -> None:
     other = start(tmp_path / "other.onnx", ranks=1, launcher="local", threads=1)
     with other, pytest.raises(ConfigError, match="the model is no"):
         other.generate(prompt)
+
+
+def test_sessions_that_are_opened_at_once_are_others(tmp_path: Path) -> None:
+    """The first one asks the ranks what their state is: meanwhile others must not ask again."""
+    state_models.streaming(tmp_path / "model.onnx")
+    numbers: list[int] = []
+    with start(tmp_path / "model.onnx", ranks=1, launcher="local", threads=1) as group:
+        barrier = threading.Barrier(8)
+
+        def work() -> None:
+            barrier.wait()
+            numbers.append(group.session().number)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(numbers) == list(range(1, 9))

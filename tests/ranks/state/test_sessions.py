@@ -284,3 +284,38 @@ def test_a_mask_that_keeps_its_width_and_then_changes_it(tmp_path: Path) -> None
         total += 5 + 2 * width
         found = session.predict({"input_ids": np.array([[5]]), "attention_mask": mask})["y"]
         assert found.tolist() == [[total]]
+
+
+def test_an_interrupted_step_ends_its_session_alone(
+    model: RankModel, path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the ranks finished it nobody knows: to go on would be to guess how far the state is."""
+    plain, arrays = Plain(path), state_models.steps(form, COUNTS)
+    session, other = model.session(), model.session()
+    for one in (session, other):
+        one.predict({first(form): arrays[0]})
+    plain.step(arrays[0])
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.session_host, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.predict({first(form): arrays[1]})
+    for use in (lambda: session.predict({first(form): arrays[1]}), session.fork, lambda: session.rewind(0)):
+        with pytest.raises(ShardrunError, match="A step was interrupted"):
+            use()
+    assert close(other.predict({first(form): arrays[1]}), plain.step(arrays[1]))
+    if form == "streaming":
+        return
+    batch = Batch(model.session_host, [other])
+    with monkeypatch.context() as patch:
+        patch.setattr(model.session_host, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batch.step(np.array([3]))
+    with pytest.raises(ShardrunError, match="A step was interrupted"):
+        batch.session(0)
+    batch.join([other])
+    ids = np.array([4])
+    assert close(batch.step(ids), plain.step(ids.reshape(1, 1)))
