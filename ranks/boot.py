@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ranks.common import settings
-from ranks.errors import ShardrunError
+from ranks.errors import PeerLostError, ShardrunError
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _fail(control: Control | None, rank: int | None, error: BaseException, spare
 
     if control is not None:
         control.report(error, format_error(error))
+        if isinstance(error, PeerLostError):
+            control.wait_for_the_end()
     elif isinstance(error, ShardrunError):
         where = "" if rank is None else f"rank {rank} on host {os.uname().nodename}: "
         print(f"error: {where}{error}", file=sys.stderr)

@@ -25,7 +25,7 @@ from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
-from ranks.talk import wire
+from ranks.talk import unix, wire
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
@@ -225,8 +225,8 @@ class Job:
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
-        if trouble is not None and not trouble.told and self._some_rank is not None:
-            trouble.ended = self._some_rank
+        if trouble is not None and not trouble.told:
+            trouble.ended = self._seen_by_kernel(trouble.rank) or self._some_rank
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):
@@ -237,6 +237,13 @@ class Job:
             short = self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
+
+    def _seen_by_kernel(self, rank: int) -> Ended | None:
+        """How a rank of this host ended. A busy mpirun may find several ranks ended, and name another."""
+        peer = self._peers.get(rank)
+        if peer is None or peer.process is None or (code := unix.exit_code(peer.process)) is None:
+            return None
+        return Ended(rank, code)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""

@@ -135,8 +135,8 @@ def launcher_error(
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
-    if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:
-        # What mpirun ends with is the code of the rank that failed first; its own failures end with 1.
+    if started and lost is not None and not lost.told and not short and code is not None and code > 1:
+        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1.
         return error_of(replace(lost, ended=Ended(lost.rank, code)), ())
     message += short
     if lost is not None and not short and not aborted:

@@ -28,6 +28,7 @@ SCRATCH_PREFIX = "shardrun-"
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30
 _STOP_SECONDS = 4
+_LINGER_SECONDS = 2  # longer than the launcher looks for the first cause
 _MAX_TEXT = 64 << 10
 _PR_SET_PDEATHSIG = 1
 
@@ -97,6 +98,7 @@ class Control:
         self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._stopping = False
+        self._closed = threading.Event()
         # A forked child that kept the socket open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
 
@@ -144,6 +146,12 @@ class Control:
             },
         )
 
+    def wait_for_the_end(self) -> None:
+        """Stays, after a report that another rank was the cause, until the launcher has found out how that
+        one ended and closes the connection: a busy mpirun that finds both ended may name the wrong one."""
+        self._stopping = True
+        self._closed.wait(_LINGER_SECONDS)
+
     def bye(self, code: int = 0) -> None:
         """Tells the launcher that this rank ends because it is done, and with which exit code."""
         self._stopping = True
@@ -164,6 +172,8 @@ class Control:
                 if shortage(error):  # the launcher is still there
                     self.report(error, "")
                 self._end()
+        finally:
+            self._closed.set()
 
     def _end(self) -> None:
         """Ends the process from whichever thread notices; nobody is left to tell."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
@@ -23,6 +24,9 @@ _SENDER = (socket.SOL_SOCKET, getattr(socket, "SCM_CREDENTIALS", 2))
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
+_PIDFD_INFO = struct.Struct("Q52xi")  # struct pidfd_info: what is asked for and known, ..., exit_code
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 0xC000FF0B | _PIDFD_INFO.size << 16
 _DESCRIPTOR_BYTES = array("i").itemsize
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 
@@ -95,6 +99,21 @@ def readable(what: socket.socket | int, seconds: float) -> bool:
 def has_ended(process: int, seconds: float = 0.0) -> bool:
     """Whether the process of a pidfd has ended, or does within so many seconds."""
     return readable(process, seconds)
+
+
+def exit_code(process: int) -> int | None:
+    """How the process of a pidfd ended, as `subprocess.Popen.returncode` says it, whoever its parent is.
+
+    None while its parent has not waited for it, and where the kernel (before 6.15) does not tell: ioctl(2),
+    ``PIDFD_GET_INFO`` of linux/pidfd.h.
+    """
+    record = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(process, _PIDFD_GET_INFO, record)
+    except OSError:
+        return None
+    known, status = _PIDFD_INFO.unpack(record)
+    return os.waitstatus_to_exitcode(status) if known & _PIDFD_INFO_EXIT else None
 
 
 def send(peer: socket.socket, data: Mapping[str, object], descriptors: Sequence[int] = ()) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,20 @@ def test_killed_rank(run_script: Runner, two_slices: Path, launcher: str, rank: 
     script = run_script(SERVE, str(two_slices), launcher, mode)
     os.kill(script.message()["pids"][rank], signal.SIGKILL)
     found = first_cause(script)
-    assert found.startswith(f"error: RankFailedError: rank {rank} on host {HOST} was killed by SIGKILL.")
+    ended = f"error: RankFailedError: rank {rank} on host {HOST} was killed by SIGKILL."
+    assert found.startswith(ended), found
+
+
+def test_killed_rank_under_a_busy_mpirun(run_script: Runner, two_slices: Path) -> None:
+    """mpirun comes to its ranks late, when the other one has noticed the end of the killed one."""
+    script = run_script(SERVE, str(two_slices), "mpirun", "busy")
+    message = script.message()
+    os.kill(message["mpirun"], signal.SIGSTOP)
+    os.kill(message["pids"][0], signal.SIGKILL)
+    time.sleep(0.3)
+    os.kill(message["mpirun"], signal.SIGCONT)
+    found = first_cause(script)
+    assert found.startswith(f"error: RankFailedError: rank 0 on host {HOST} was killed by SIGKILL."), found
 
 
 def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,23 @@ def test_a_stream_with_a_descriptor() -> None:
         with pytest.raises(OSError, match="open files"):
             unix.receive_into(theirs, buffer)
         assert open_descriptors() - before <= 2  # as many as the room for one holds
+
+
+def test_how_a_process_of_another_ended() -> None:
+    """The kernel tells it once the parent knows; an older kernel, which cannot, tells nothing and no more."""
+    tells = tuple(int(part) for part in os.uname().release.split(".")[:2] if part.isdecimal()) >= (6, 15)
+    for end, code in (("kill -9 $$", -9), ("exit 7", 7), ("exit 0", 0)):
+        shell = f'sh -c "read line; {end}" <&3 & echo $!; wait $!; echo waited; read line'
+        ours, theirs = os.pipe()
+        parent = subprocess.Popen(
+            ["bash", "-c", f"exec 3<&{ours}; {shell.replace('$$', chr(92) + '$$')}"],
+            pass_fds=[ours], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert parent.stdout is not None
+        process = os.pidfd_open(int(parent.stdout.readline()))
+        assert unix.exit_code(process) is None
+        os.write(theirs, b"\n")
+        assert parent.stdout.readline() == "waited\n"
+        assert unix.exit_code(process) == (code if tells else None)
+        parent.communicate("\n", timeout=30)
+        close_all([process, ours, theirs])
