@@ -239,5 +239,5 @@ def test_our_own_names_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     names = registry.Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
     found = {"shm": "x", "auto": "y", "ring": "z"}
     monkeypatch.setattr(registry, "entry_points", lambda: {"shardrun.collectives": found})
-    assert list(names) == ["auto", "gloo", "hccl", "mpi", "nccl", "shm", "ring"]
+    assert list(names) == ["auto", "gloo", "hccl", "hierarchical", "mpi", "nccl", "shm", "ring"]
     assert names.others == {"ring": "z"} and "ring" in names and "tree" not in names

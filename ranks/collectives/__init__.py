@@ -6,6 +6,8 @@ A backend is one module in `ranks.collectives.backends`, or an entry point of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ranks.collectives.backend import TARGETS, Backend
 from ranks.collectives.base import Communicator
 from ranks.common.settings import COLLECTIVES, default_timeout
@@ -49,13 +51,14 @@ def connect(
     return backend.connect(identity, seconds)
 
 
-def choose(identity: Identity, device: str = "cpu") -> str:
-    """The backend for a group: every rank of it comes to the same one.
+def choose(identity: Identity, device: str = "cpu", *, besides: Sequence[str] = ()) -> str:
+    """The backend for a group, none of ``besides``: every rank of it comes to the same one.
 
-    NCCL or HCCL for buffers on devices; shared memory where all ranks are on one host; MPI under an MPI
-    launcher; else Gloo.
+    NCCL or HCCL for buffers on devices; shared memory where all ranks are on one host; else shared memory
+    within hosts and MPI, under an MPI launcher, or Gloo between them.
     """
-    fitting = {name: item for name, item in BACKENDS.own().items() if item.device == device}
+    own = BACKENDS.own().items()
+    fitting = {name: item for name, item in own if item.device == device and name not in besides}
     return next(
         name for name, item in sorted(fitting.items(), key=lambda pair: pair[1].order) if item.suits(identity)
     )

@@ -27,6 +27,8 @@ class Backend:
     """Where buffers lie: a key of `TARGETS`."""
     spans_hosts: bool = True
     """Whether it joins ranks of several hosts."""
+    nested: bool = False
+    """Whether it joins ranks of several hosts by another backend."""
     suits: Callable[[Identity], bool] = never
     """Whether ``auto`` may take it for this group; every rank must come to the same."""
     order: int = 0

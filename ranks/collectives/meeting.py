@@ -1,6 +1,6 @@
 """How the ranks of one host find each other without MPI: an abstract Unix socket named after the job.
 
-Rank 0 listens, the others connect; each side checks the user of the other as the kernel reports it
+The first rank listens, the others connect; each side checks the user of the other as the kernel reports it
 (SO_PEERCRED). Abstract names leave nothing on disk.
 """
 
@@ -28,25 +28,33 @@ _MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they ar
 _NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
 
 
-def meet(identity: Identity, timeout: float) -> Rendezvous:
+def meet(identity: Identity, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
     """Connects this rank with all others of its job, which must be on this host.
 
-    Waits for late ranks up to ``timeout`` seconds. Raises `CollectiveTimeoutError` that names who is missing,
+    ``ranks``: those of the job that are on this host, in ascending order, where they are not all. Waits for
+    late ranks up to ``timeout`` seconds. Raises `CollectiveTimeoutError` that names who is missing,
     `PeerLostError` where a rank ended meanwhile, and `CollectiveError` where the ranks contradict each other
     (another world size, the same rank twice, a second job of the same name).
     """
     if sys.platform != "linux":
         raise CollectiveError(f"Ranks can meet without MPI on Linux only, but this is {sys.platform}.")
+    ranks = tuple(range(identity.world_size)) if ranks is None else tuple(ranks)
+    first = ranks[0]
     reading, writing = os.pipe()
     try:
-        peers = _listen(identity, timeout) if identity.rank == 0 else {0: _connect(identity, timeout)}
-        rendezvous = Rendezvous(identity, peers, writing)
+        if identity.rank == first:
+            peers = _listen(identity, ranks, timeout)
+        else:
+            peers = {first: _connect(identity, first, timeout)}
+        rendezvous = Rendezvous(identity, ranks, peers, writing)
     except BaseException:
         close_all([reading, writing])
         raise
     try:
         items = rendezvous.exchange({"pid": os.getpid()}, [reading], timeout)
-        others = {rank: item.descriptors for rank, item in enumerate(items) if rank != identity.rank}
+        others = {
+            rank: item.descriptors for rank, item in zip(ranks, items, strict=True) if rank != identity.rank
+        }
         rendezvous.life = {rank: found[0] for rank, found in others.items() if found}
         for rank, found in others.items():
             close_all(found[1:])
@@ -60,9 +68,10 @@ def meet(identity: Identity, timeout: float) -> Rendezvous:
     return rendezvous
 
 
-def _name(identity: Identity) -> bytes:
-    """The job's abstract socket name. It holds no secret: every user of the host can list the names."""
-    key = f"{_PROTOCOL}:{os.getuid()}:{identity.key or 'job'}"
+def _name(identity: Identity, first: int = 0) -> bytes:
+    """The abstract socket name of the job's ranks that meet at ``first``. It holds no secret: every user of
+    the host can list the names."""
+    key = f"{_PROTOCOL}:{os.getuid()}:{identity.key or 'job'}{f':{first}' if first else ''}"
     return b"\0shardrun-" + hashlib.sha256(key.encode()).hexdigest()[:32].encode()
 
 
@@ -74,12 +83,12 @@ class _Guest:
         self.pid, self.uid = credentials(connection)
 
 
-def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
-    """Rank 0: waits until every other rank has said hello."""
+def _listen(identity: Identity, ranks: Sequence[int], timeout: float) -> dict[int, socket.socket]:
+    """The first rank: waits until every other one has said hello."""
     deadline = time.monotonic() + timeout
-    size = identity.world_size
+    size = len(ranks)
     peers: dict[int, socket.socket] = {}
-    pids: dict[int, int] = {0: os.getpid()}
+    pids: dict[int, int] = {identity.rank: os.getpid()}
     guests: dict[int, _Guest] = {}
     listener = _bind(identity, deadline)
     try:
@@ -88,7 +97,7 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
         while len(peers) < size - 1:
             left = deadline - time.monotonic()
             if left <= 0:
-                missing = [rank for rank in range(1, size) if rank not in peers]
+                missing = [rank for rank in ranks[1:] if rank not in peers]
                 raise CollectiveTimeoutError(
                     f"{_ranks(missing)} of {size} did not join within {timeout:g} s: start all ranks of "
                     f"the job, with "
@@ -107,7 +116,7 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
                 elif descriptor in guests:
                     guest = guests.pop(descriptor)
                     poll.unregister(descriptor)
-                    rank = _admit(guest, identity, pids)
+                    rank = _admit(guest, identity, ranks, pids)
                     if rank is not None:
                         peers[rank] = guest.socket
                         pids[rank] = guest.pid
@@ -141,20 +150,21 @@ def _listen(identity: Identity, timeout: float) -> dict[int, socket.socket]:
 
 
 def _bind(identity: Identity, deadline: float) -> socket.socket:
+    name = _name(identity, identity.rank)
     patience = min(deadline, time.monotonic() + _NAME_TAKEN_PATIENCE)
     while True:
         try:
-            listener = unix.listen(_name(identity), min(identity.world_size + 16, 4096))
+            listener = unix.listen(name, min(identity.world_size + 16, 4096))
             listener.setblocking(False)
             return listener
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             if time.monotonic() > patience:
-                holder = unix.holder(_name(identity))
+                holder = unix.holder(name)
                 told = f" (process {holder[0]} of user {holder[1]})" if holder else ""
                 raise CollectiveError(
-                    f"Rank 0 of this job is there already{told}: the job was started twice, "
+                    f"Rank {identity.rank} of this job is there already{told}: the job was started twice, "
                     f"or two jobs "
                     "have the same identity. Wait for the other one, or give each its own SHARDRUN_JOB "
                     f"(32 hexadecimal digits). ({error.strerror})"
@@ -175,7 +185,7 @@ def _accept(listener: socket.socket) -> _Guest | None:
     return guest
 
 
-def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | None:
+def _admit(guest: _Guest, identity: Identity, ranks: Sequence[int], pids: dict[int, int]) -> int | None:
     """The rank that a guest says it is, or None for a stranger; raises where the job contradicts itself."""
     item = unix.receive(guest.socket, LARGEST_PACKET)
     if item is None:
@@ -189,11 +199,13 @@ def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | Non
     wrong = None
     if size != identity.world_size:
         wrong = (
-            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank 0 (pid {os.getpid()}) for "
-            f"{identity.world_size}: start every rank with the same world size."
+            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank "
+            f"{identity.rank} (pid {os.getpid()}) for {identity.world_size}: start every rank with the same "
+            "world size."
         )
-    elif type(rank) is not int or not 0 <= rank < identity.world_size:
-        wrong = f"Process {guest.pid} says it is rank {rank!r} of {size}, which does not exist."
+    elif type(rank) is not int or rank not in ranks:
+        where = "does not exist" if len(ranks) == size else "is on another host"
+        wrong = f"Process {guest.pid} says it is rank {rank!r} of {size}, which {where}."
     elif rank in pids:
         wrong = f"Rank {rank} was started twice: processes {pids[rank]} and {guest.pid}."
     if wrong:
@@ -205,23 +217,23 @@ def _admit(guest: _Guest, identity: Identity, pids: dict[int, int]) -> int | Non
     return rank
 
 
-def _connect(identity: Identity, timeout: float) -> socket.socket:
-    """Another rank: connects to rank 0 and waits for its welcome."""
+def _connect(identity: Identity, first: int, timeout: float) -> socket.socket:
+    """Another rank: connects to the first one and waits for its welcome."""
     deadline = time.monotonic() + timeout
     pause = 0.002
     while True:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             peer.settimeout(max(0.001, deadline - time.monotonic()))
-            peer.connect(_name(identity))
+            peer.connect(_name(identity, first))
             break
         except OSError:  # not there yet (ECONNREFUSED), or its queue is full
             peer.close()
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
-                f"Rank {identity.rank} waited {timeout:g} s for rank 0, which did not appear on this host: "
-                f"start all "
-                f"ranks of the job, with the same job, rank table and world size ({identity.world_size})."
+                f"Rank {identity.rank} waited {timeout:g} s for rank {first}, which did not appear on this "
+                "host: start all ranks of the job, with the same job, rank table and world size "
+                f"({identity.world_size})."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.05)
@@ -239,18 +251,17 @@ def _connect(identity: Identity, timeout: float) -> socket.socket:
             # ours.
             if not unix.readable(peer, deadline - time.monotonic() + 1.0):
                 raise CollectiveTimeoutError(
-                    f"Rank {identity.rank} reached rank 0, but not all {identity.world_size} ranks joined "
-                    f"within "
-                    f"{timeout:g} s: start the missing ones."
+                    f"Rank {identity.rank} reached rank {first}, but not all {identity.world_size} ranks "
+                    f"joined within {timeout:g} s: start the missing ones."
                 )
             item = unix.receive(peer, LARGEST_PACKET)
         if item is None:
-            raise PeerLostError("Rank 0 ended before all ranks had joined.", 0)
+            raise PeerLostError(f"Rank {first} ended before all ranks had joined.", first)
         answer = item.data or {}
         if "refused" in answer:
             raise CollectiveError(str(answer["refused"]))
         if "welcome" not in answer:
-            raise CollectiveError(f"Rank 0 answered {str(item.data)[:80]!r} instead of a welcome.")
+            raise CollectiveError(f"Rank {first} answered {str(item.data)[:80]!r} instead of a welcome.")
         peer.setblocking(True)
         return peer
     except BaseException:

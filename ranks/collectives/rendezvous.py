@@ -38,13 +38,18 @@ class Item(NamedTuple):
 
 
 class Rendezvous:
-    """The ranks of one job on one host, connected. Made by `ranks.collectives.meeting.meet`."""
+    """The ranks of one job on one host, connected. Made by `ranks.collectives.meeting.meet`.
 
-    def __init__(self, identity: Identity, peers: dict[int, socket.socket], own_life: int) -> None:
+    ``ranks`` are all of them, as the job numbers them; the first one stands between the others.
+    """
+
+    def __init__(
+        self, identity: Identity, ranks: Sequence[int], peers: dict[int, socket.socket], own_life: int
+    ) -> None:
         self.rank = identity.rank
-        self.size = identity.world_size
+        self.ranks = tuple(ranks)
         self.life: dict[int, int] = {}
-        self._peers = peers  # rank 0: one socket for each other rank; others: rank 0's
+        self._peers = peers  # the first rank: one socket for each other rank; others: the first one's
         self._own_life = own_life
         self._reason = 1  # bytes to write when leaving
         # A forked child that kept the pipe open would hide this rank's death.
@@ -57,11 +62,11 @@ class Rendezvous:
         """
         deadline = time.monotonic() + timeout
         items: dict[int, Item] = {self.rank: Item(data, list(descriptors))}
-        if self.rank == 0:
+        if self.rank == self.ranks[0]:
             self._collect_and_share(items, deadline)
         else:
             self._give_and_take(items, deadline)
-        return [items[rank] for rank in range(self.size)]
+        return [items[rank] for rank in self.ranks]
 
     def _collect_and_share(self, items: dict[int, Item], deadline: float) -> None:
         try:
@@ -82,7 +87,7 @@ class Rendezvous:
                         self._send(peer, to, {"rank": rank, "data": item.data}, item.descriptors)
         except CollectiveError as error:
             for rank, item in items.items():
-                if rank != 0:
+                if rank != self.rank:
                     close_all(item.descriptors)
             for to, peer in self._peers.items():
                 with contextlib.suppress(CollectiveError):
@@ -90,23 +95,24 @@ class Rendezvous:
             raise
 
     def _give_and_take(self, items: dict[int, Item], deadline: float) -> None:
-        zero = self._peers[0]
+        first = self.ranks[0]
+        peer = self._peers[first]
         with contextlib.suppress(
             PeerLostError
-        ):  # where rank 0 has given up, what it said is there to be read
-            self._send(zero, 0, {"data": items[self.rank].data}, items[self.rank].descriptors)
+        ):  # where the first rank has given up, what it said is there to be read
+            self._send(peer, first, {"data": items[self.rank].data}, items[self.rank].descriptors)
         try:
-            while len(items) < self.size:
-                message = self._receive(zero, 0, deadline)
+            while len(items) < len(self.ranks):
+                message = self._receive(peer, first, deadline)
                 data = message.data or {}
                 rank = data.get("rank")
-                if type(rank) is int and 0 <= rank < self.size and rank not in items:
+                if type(rank) is int and rank in self.ranks and rank not in items:
                     items[rank] = Item(data.get("data"), message.descriptors)
                     continue
                 close_all(message.descriptors)
                 if "failed" in data:
                     raise CollectiveError(str(data["failed"]))
-                raise CollectiveError(f"Rank 0 sent an unexpected message: {str(message.data)[:80]!r}.")
+                raise CollectiveError(f"Rank {first} sent an unexpected message: {str(message.data)[:80]!r}.")
         except CollectiveError:
             for rank, item in items.items():
                 if rank != self.rank:
@@ -125,14 +131,21 @@ class Rendezvous:
         """The error that ``peer`` is gone, without what it was needed for.
 
         Where it left because it had itself lost another rank, that one is named. This rank in turn will say
-        so.
+        so. That one may be a rank of another host, of which nothing more is known here.
         """
         seen = {self.rank}
-        while (said := self._last_words(peer)) > 1 and said - 2 in self.life and peer not in seen:
+        while peer in self.life and peer not in seen and (said := self._last_words(peer)) > 1:
+            if said - 2 == self.rank:
+                break
             seen.add(peer)
             peer = said - 2
+        self.blame(peer)
+        left = peer in self.life and self._last_words(peer)
+        return PeerLostError(f"Rank {peer} {'left the group' if left else 'ended'}", peer)
+
+    def blame(self, peer: int) -> None:
+        """From now on this rank says, when it leaves, that it has lost ``peer``."""
         self._reason = peer + 2
-        return PeerLostError(f"Rank {peer} {'left the group' if self._last_words(peer) else 'ended'}", peer)
 
     def close(self) -> None:
         """Leaves; the other ranks see this rank's pipe hang up. Safe to call twice."""

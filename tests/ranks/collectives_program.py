@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from ranks.collectives.base import Communicator
+from ranks.collectives.hierarchical import HierarchicalCommunicator
 from ranks.collectives.shm import phases, sync
 from ranks.collectives.shm.communicator import ShmCommunicator
 from ranks.errors import CollectiveError, PeerLostError, ShardrunError
@@ -304,6 +306,10 @@ def shorten(world: Communicator, seconds: float) -> None:
     world.timeout = seconds
     if isinstance(world, ShmCommunicator):
         world._phases.timeout = seconds
+    elif isinstance(world, HierarchicalCommunicator):
+        for group_of, more in ((world._near, 0), (world._flat, 2), (world._far, 2)):
+            if group_of is not None:
+                shorten(group_of, seconds + more)
     elif world.name == "gloo":
         from torch.distributed import distributed_c10d
 
@@ -666,11 +672,14 @@ def described(error: ShardrunError) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, scenario, options = sys.argv[1:]
+    folder, scenario, text = sys.argv[1:]
+    options = json.loads(text)
+    hosts = options.pop("hosts", None)  # each rank's, as if they were several
     # Before others give a rank up that does not join, it says where it stands.
     faulthandler.dump_traceback_later(0.75 * float(os.environ["SHARDRUN_TIMEOUT"]))
     try:
-        world = group.join()
+        who = identify()
+        world = group.join(replace(who, host=f"host{hosts[who.rank]}") if hosts else who)
         faulthandler.cancel_dump_traceback_later()
     except ShardrunError as error:
         rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
@@ -680,7 +689,7 @@ def main() -> None:
     first = {"name": world.name, "rank": world.rank, "size": world.size, "files": "/dev/shm" in maps}
     with Path(folder, f"report{world.rank}.jsonl").open("w") as report:
         print(json.dumps(first), file=report, flush=True)
-        result = globals()[scenario](world, **json.loads(options))
+        result = globals()[scenario](world, **options)
         print(json.dumps({**result, "finished": True}), file=report, flush=True)
 
 

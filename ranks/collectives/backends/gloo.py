@@ -13,4 +13,4 @@ def _connect(identity: Identity, timeout: float) -> Communicator:
     return connect(identity, timeout, "gloo")
 
 
-BACKEND = Backend(_connect, suits=lambda identity: True, order=3)
+BACKEND = Backend(_connect, suits=lambda identity: True, order=4)

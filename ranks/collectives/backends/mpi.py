@@ -14,4 +14,4 @@ def _connect(identity: Identity, timeout: float) -> Communicator:
     return connect(identity, timeout)
 
 
-BACKEND = Backend(_connect, suits=sources.by_mpi, order=2, by_mpi=True)
+BACKEND = Backend(_connect, suits=sources.by_mpi, order=3, by_mpi=True)

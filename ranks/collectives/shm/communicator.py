@@ -53,7 +53,7 @@ class ShmCommunicator(Communicator):
         whole: ShmCommunicator | None = None,
         members: tuple[int, ...] | None = None,
     ) -> None:
-        """``members``: the ranks of ``area`` as ``rendezvous`` numbers them, where it is that of a part."""
+        """``members``: the ranks of ``area`` as ``rendezvous`` numbers them, where they are not 0, 1, ..."""
         self.rank = area.rank
         self.size = area.size
         self.members = tuple(range(area.size)) if members is None else members
@@ -138,6 +138,11 @@ class ShmCommunicator(Communicator):
     def recv(self, buffer: Array, peer: int) -> None:
         self._mailbox.recv(buffer, peer)
 
+    def blame(self, rank: int) -> None:
+        """Before `close`: ranks that wait for this one are to learn that it lost ``rank``, a number as in
+        ``members``, of another host."""
+        self._rendezvous.blame(rank)
+
     def barrier(self) -> None:
         self._phases.meet(self._phases.begin(signature("barrier")), lambda: "barrier")
 
@@ -182,9 +187,14 @@ def _break_together(part: Phases, whole: Phases) -> None:
     whole.when_broken.append(lambda: part.stop(whole.broken))
 
 
-def connect(identity: Identity, timeout: float) -> ShmCommunicator:
-    """Meets the other ranks, which must be on this host, and maps the memory they share."""
-    rendezvous = meet(identity, timeout)
+def connect(identity: Identity, timeout: float, ranks: tuple[int, ...] | None = None) -> ShmCommunicator:
+    """Meets the other ranks, which must be on this host, and maps the memory they share.
+
+    ``ranks``: those of the job that are on this host, in ascending order, where they are not all.
+    """
+    rendezvous = meet(identity, timeout, ranks)
+    ranks = rendezvous.ranks
+    first = identity.rank == ranks[0]
     descriptors: list[int] = []
     try:
         told = {
@@ -197,18 +207,19 @@ def connect(identity: Identity, timeout: float) -> ShmCommunicator:
         if all(item.data["quota"] < len(item.data["cpus"]) for item in items):  # one, of all of them
             together = min(together, *(item.data["quota"] for item in items))
         rooms = [item.data["room"] for item in items if item.data["room"] is not None]
-        if identity.rank == 0:
-            arena = arena_bytes(identity.world_size, min(rooms, default=None))
-            descriptors.append(create(identity.world_size, arena))
+        if first:
+            arena = arena_bytes(len(ranks), min(rooms, default=None))
+            descriptors.append(create(len(ranks), arena))
         items = rendezvous.exchange({}, descriptors, timeout)
-        if identity.rank != 0:
+        if not first:
             descriptors += [descriptor for item in items for descriptor in item.descriptors]
         if len(descriptors) != 1:
             raise CollectiveError(
-                f"Rank 0 sent {len(descriptors)} file descriptors instead of its shared memory."
+                f"Rank {ranks[0]} sent {len(descriptors)} file descriptors instead of its shared memory."
             )
-        area = Area(descriptors[0], identity.rank, identity.world_size)
-        return ShmCommunicator(rendezvous, area, timeout, crowded=identity.world_size > together)
+        area = Area(descriptors[0], ranks.index(identity.rank), len(ranks))
+        crowded = len(ranks) > together
+        return ShmCommunicator(rendezvous, area, timeout, crowded=crowded, members=ranks)
     except BaseException:
         rendezvous.close()
         raise

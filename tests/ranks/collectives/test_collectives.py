@@ -81,7 +81,7 @@ def test_device_tensors() -> None:
 
 def test_slurm_with_pmix_uses_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_RANK", "0")
-    assert choose(identity(2, "SLURM_PROCID and SLURM_NTASKS")) == "mpi"
+    assert choose(identity(2, "SLURM_PROCID and SLURM_NTASKS"), besides=["hierarchical"]) == "mpi"
 
 
 def test_mpirun_alone_needs_no_mpi_on_one_host() -> None:
@@ -98,28 +98,32 @@ def identity(local_size: int | None, source: str) -> Identity:
 
 
 @pytest.mark.parametrize(
-    ("who", "device", "chosen"),
+    ("who", "device", "chosen", "flat"),
     [
-        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "shm"),
-        (identity(4, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "shm"),
-        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "mpi"),
-        (identity(2, "PMI_RANK and PMI_SIZE"), "cpu", "mpi"),
-        (identity(2, "SLURM_PROCID and SLURM_NTASKS"), "cpu", "gloo"),  # srun --mpi=none
-        (identity(2, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "gloo"),
-        (identity(None, "RANK_ID and RANK_SIZE"), "cpu", "gloo"),
-        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cuda", "nccl"),
-        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cuda", "nccl"),
-        (identity(4, "rank table"), "npu", "hccl"),
+        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "shm", "shm"),
+        (identity(4, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "shm", "shm"),
+        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cpu", "hierarchical", "mpi"),
+        (identity(2, "PMI_RANK and PMI_SIZE"), "cpu", "hierarchical", "mpi"),
+        (identity(2, "SLURM_PROCID and SLURM_NTASKS"), "cpu", "hierarchical", "gloo"),  # srun --mpi=none
+        (identity(2, "RANK, WORLD_SIZE and LOCAL_RANK"), "cpu", "hierarchical", "gloo"),
+        (identity(None, "RANK_ID and RANK_SIZE"), "cpu", "hierarchical", "gloo"),
+        (identity(4, "RANK, WORLD_SIZE and LOCAL_RANK"), "cuda", "nccl", "nccl"),
+        (identity(2, "OMPI_COMM_WORLD_RANK and _SIZE"), "cuda", "nccl", "nccl"),
+        (identity(4, "rank table"), "npu", "hccl", "hccl"),
     ],
 )
-def test_automatic_choice(who: Identity, device: str, chosen: str) -> None:
+def test_automatic_choice(who: Identity, device: str, chosen: str, flat: str) -> None:
     assert choose(who, device) == chosen
+    assert choose(who, device, besides=["hierarchical"]) == flat, "what joins hosts, or all where none share"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "rdma"}, "no collectives named 'rdma'; the names are auto, gloo, hccl, mpi, nccl, shm"),
+        (
+            {"name": "rdma"},
+            "no collectives named 'rdma'; the names are auto, gloo, hccl, hierarchical, mpi, nccl, shm",
+        ),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"name": "shm", "device": "cuda"}, "shm collectives work on buffers of device cpu"),
         ({"name": "nccl"}, "nccl collectives work on buffers of device cuda"),

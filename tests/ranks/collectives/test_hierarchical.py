@@ -1,0 +1,72 @@
+"""Ranks of several hosts: shared memory within each, one exchange between them.
+
+The hosts are told apart by the names that ranks give them, all on this one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import worlds
+from tests.ranks.collectives.test_collectives import launcher, need
+
+FLAT = ["gloo", "mpi"]
+PLACES = [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]]
+
+
+def run(flat: str, hosts: list[int], scenario: str, **options: object) -> worlds.World:
+    need(flat)
+    copied = flat == "gloo"
+    return worlds.run(
+        "hierarchical", len(hosts), scenario, launcher=launcher(flat), copied=copied, hosts=hosts, **options
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("flat", FLAT)
+def test_suite(flat: str, hosts: list[int]) -> None:
+    world = run(flat, hosts, "suite", light=True, largest=1 << 20)
+    assert world.status in {None, 0}, str(world)
+    for ended in world.ranks:
+        assert ended.status in {None, 0} and ended.reports.get("finished"), str(world)
+        assert ended.reports["name"] == f"shm+{flat}"
+        assert all(
+            ended.reports[operation] > 20 for operation in ("sum", "gather", "exchange", "spread", "pass_on")
+        ), ended.reports
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 2, 3], [1]]])
+@pytest.mark.parametrize("hosts", PLACES)
+def test_suite_in_parts(hosts: list[int], groups: list[list[int]]) -> None:
+    world = run("gloo", hosts, "parts", groups=groups, largest=1 << 18)
+    for rank, ended in enumerate(world.ranks):
+        assert ended.status == 0 and ended.reports.get("finished"), str(world)
+        assert ended.reports["part"] == next(group for group in groups if rank in group)
+        assert ended.reports["gather"] > 20
+
+
+def test_ranks_that_share_no_host_are_a_flat_group() -> None:
+    world = run("gloo", [0, 1], "sending_first")
+    assert [ended.reports["name"] for ended in world.ranks] == ["gloo"] * 2
+    assert all(ended.reports.get("finished") for ended in world.ranks), str(world)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "recv", "large"])
+def test_every_rank_learns_of_a_death(operation: str) -> None:
+    world = run(
+        "gloo", [0, 0, 1, 1], "killed", timeout=60, who=3, operation=operation,
+        after=0.3 if operation == "large" else 0.0,
+    )  # fmt: skip
+    assert world.ranks[3].status == -9
+    for ended in world.ranks[:3]:
+        assert ended.status == 0 and ended.reports.get("finished"), ended.errors
+        assert ended.reports["seconds"] < 30, "learnt by time-out"
+        assert "cannot be used any more" in ended.reports["afterwards"]
+    assert ended.reports["error"] == "PeerLostError" and ended.reports["peer"] == 3, str(world)
+
+
+def test_a_late_rank_is_named() -> None:
+    world = run("gloo", [0, 0, 1, 1], "late", seconds=1.5, who=[3], operation="all_reduce")
+    report = world.ranks[2].reports
+    assert report["error"] == "CollectiveTimeoutError", world.ranks[2].errors
+    assert "Rank 3 did not come to all_reduce of float32[100] within" in report["message"]
