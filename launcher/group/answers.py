@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,13 @@ class Answers:
     """Whether nobody waits for them any more."""
     result: wire.Message | None = None
     failed: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    tokens: deque[int] = field(default_factory=deque)
+    """Of a run, as far as it has come; each request has its own."""
 
     def begin(self, request: int) -> None:
         """A new request: nothing is answered yet."""
         self.request, self.result, self.failed, self.dropped = request, None, {}, False
+        self.tokens = deque()
 
     @property
     def came(self) -> bool:
@@ -41,5 +45,7 @@ class Answers:
             return
         if message.kind is wire.Kind.RESULT and rank == 0:
             self.result = message
+        elif message.kind is wire.Kind.TOKEN and isinstance(token := message.fields.get("token"), int):
+            self.tokens.append(token)
         elif message.kind is wire.Kind.FAILED:
             self.failed[rank] = message.fields

@@ -96,6 +96,7 @@ class Control:
         self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._stream = Stream(sock)
         self._sending = threading.Lock()
+        self._halted: object = None
         self._stopping = False
         # A forked child that kept the socket open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
@@ -124,6 +125,10 @@ class Control:
                 self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
         except OSError:
             self._end()
+
+    def is_halted(self, request: object) -> bool:
+        """Whether the launcher wants no more steps of this request."""
+        return self._halted == request
 
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
@@ -158,7 +163,10 @@ class Control:
                     timer = threading.Timer(_STOP_SECONDS, self._end)
                     timer.daemon = True
                     timer.start()
-                self.requests.put(message)
+                if message.kind is wire.Kind.HALT:
+                    self._halted = message.fields.get("request")
+                else:
+                    self.requests.put(message)
         except (OSError, wire.WireError) as error:
             if not self._stopping:
                 if shortage(error):  # the launcher is still there

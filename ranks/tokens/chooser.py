@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ranks.talk.reports import TextReport
 from ranks.tokens import sampling
-from ranks.tokens.options import SamplingOptions, TextReport
+from ranks.tokens.options import SamplingOptions
 from ranks.tokens.penalties import Penalties, Row
 
 

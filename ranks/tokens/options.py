@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,3 @@ class SamplingOptions:
         given = dict(values)
         bias: list[tuple[int, float]] = given.pop("logit_bias", [])  # type: ignore[assignment]
         return cls(**given, logit_bias=dict(bias))  # type: ignore[arg-type]
-
-
-class TextReport(TypedDict):
-    """A text so far, and how it goes on: `ranks.tokens.chooser.Chooser`."""
-
-    options: dict[str, object]
-    number: int
-    ends: list[int]
-    prompt: list[int]
-    ids: list[int]
