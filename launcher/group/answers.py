@@ -45,7 +45,8 @@ class Answers:
             return
         if message.kind is wire.Kind.RESULT and rank == 0:
             self.result = message
-        elif message.kind is wire.Kind.TOKEN and isinstance(token := message.fields.get("token"), int):
-            self.tokens.append(token)
+        elif message.kind is wire.Kind.TOKENS:
+            tokens = message.fields.get("tokens")
+            self.tokens.extend(tokens if isinstance(tokens, list) else ())
         elif message.kind is wire.Kind.FAILED:
             self.failed[rank] = message.fields

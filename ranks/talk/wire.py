@@ -89,7 +89,7 @@ class Kind(IntEnum):
     STOP = 7
     BYE = 8
     SESSION = 9
-    TOKEN = 10
+    TOKENS = 10
     HALT = 11
 
 

@@ -3,6 +3,7 @@ the next one. The launcher is told, and waits for nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+TOLD_SECONDS = 0.01
+"""Between two messages of tokens: nobody reads faster."""
+
+
 class Lead:
     """What rank 0 does between two steps: it chooses, says whether there is another step, and tells."""
 
@@ -26,6 +31,8 @@ class Lead:
         self._run, self._request, self._control = run, request, control
         self._chooser = Chooser.of(run["text"], run["vocabulary"])
         self._left = run["most"]
+        self._untold: list[int] = []
+        self._told = 0.0
         self.error: str | None = None
         """Why no token could be chosen."""
 
@@ -47,10 +54,15 @@ class Lead:
         ended = token in self._chooser.ends or not self._left or self._control.is_halted(self._request)
         return token, not ended
 
-    def tell(self, token: int) -> None:
-        """Sends a token to the launcher."""
+    def tell(self, token: int, *, last: bool) -> None:
+        """Sends a token to the launcher, together with those before it that came too soon for a message of
+        their own: each one wakes a thread there, which takes a processor from a rank."""
         if token >= 0:
-            self._control.send(Kind.TOKEN, {"request": self._request, "token": token})
+            self._untold.append(token)
+        now = time.perf_counter()
+        if self._untold and (last or now - self._told >= TOLD_SECONDS):
+            self._control.send(Kind.TOKENS, {"request": self._request, "tokens": self._untold})
+            self._untold, self._told = [], now
 
 
 def follow(
@@ -74,7 +86,7 @@ def follow(
         spreader.broadcast(word)
         token, more = word.tolist()
         if lead is not None:
-            lead.tell(token)
+            lead.tell(token, last=not more)
         if not more:
             return lead.error if lead is not None else None
         feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}
