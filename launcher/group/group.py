@@ -116,6 +116,11 @@ class Group:
         """What of it was in collectives."""
         return self._requests.communication_seconds
 
+    @property
+    def segment_seconds(self) -> float:
+        """What of it ONNX Runtime took, as far as it was for sessions."""
+        return self._requests.segment_seconds
+
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
         if self._noted or not log.isEnabledFor(logging.INFO):

@@ -28,7 +28,8 @@ class PredictError(ShardrunError):
 class Requests:
     """The requests to the ranks of a job. Calls from several threads take turns.
 
-    ``run_seconds`` and ``communication_seconds``: as `launcher.group.group.Group` has them.
+    ``run_seconds``, ``communication_seconds`` and ``segment_seconds``: as `launcher.group.group.Group` has
+    them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -36,7 +37,7 @@ class Requests:
         self._lock = threading.Lock()
         self._request = 0
         self._run: Run | None = None
-        self.communication_seconds = self.run_seconds = 0.0
+        self.communication_seconds = self.segment_seconds = self.run_seconds = 0.0
 
     def predict(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
         """The outputs, by name. Raises as `Group.predict` does."""
@@ -74,6 +75,7 @@ class Requests:
     def _count(self, result: wire.Message) -> None:
         stats = cast("StatsReport", result.fields["stats"])
         self.communication_seconds = stats["communication_seconds"]
+        self.segment_seconds = stats["segment_seconds"]
         self.run_seconds += cast("float", result.fields["seconds"])
 
     def _ask(self, kind: wire.Kind, fields: Mapping[str, object], tensors: dict[str, Array]) -> wire.Message:

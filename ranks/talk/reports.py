@@ -22,6 +22,7 @@ class StatsReport(TypedDict):
     collectives: int
     weight_bytes: int
     communication_seconds: float
+    segment_seconds: float
 
 
 class More(TypedDict, total=False):

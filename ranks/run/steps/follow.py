@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
-TOLD_SECONDS = 0.01
+TOLD_SECONDS = 0.02
 """Between two messages of tokens: nobody reads faster."""
 
 

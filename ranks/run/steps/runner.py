@@ -60,7 +60,7 @@ class Steps:
         self._left: dict[Key, int] = {}
         # Which way control flow goes decides shapes.
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
-        self.communication_seconds = 0.0
+        self.communication_seconds = self.segment_seconds = 0.0
 
     def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
@@ -168,10 +168,12 @@ class Steps:
                         self._parts.bind(binding.bind_output, name, values[name])
                     else:
                         self._parts.unbound(binding, name)
+                began = time.perf_counter()
                 try:
                     session.run_with_iobinding(binding, *self._free(session))
                 except Exception as error:
                     raise run_error(error) from None
+                self.segment_seconds += time.perf_counter() - began
                 for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
                     pair = self._outputs.get(name)
                     if pair is None or not pair.buffer:
@@ -244,10 +246,12 @@ class Steps:
                     self._parts.bind(binding.bind_output, name, values[name])
                 for _, name in made.grown:
                     self._parts.unbound(binding, name)
+                began = clock()
                 try:
                     made.call()
                 except Exception:
                     return level  # for its shapes, or for what the run that follows will say
+                self.segment_seconds += clock() - began
                 if made.grown:
                     outputs = binding.get_outputs()
                     for index, name in made.grown:
