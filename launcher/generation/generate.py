@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -347,13 +347,22 @@ def _together(
         going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]
 
 
+def run_ahead(sample: Sample, state: Sequence) -> Generator[int] | None:
+    """The tokens that come next, which ranks choose by themselves; None where they cannot. Close it before
+    anything else is done with the sequence."""
+    if sample.options.logprobs is None and isinstance(state, Follows) and state.follows:
+        return state.follow(sample.chooser, min(AHEAD, sample.room))
+    return None
+
+
 def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
     """One text to its end. Where the ranks can choose its tokens by themselves, they run ahead of the reader
     by a few."""
     yield sample.take(sample.choose(logits[0]), logits[0])
     while sample.reason is None:
-        if isinstance(state, Follows) and state.follows and sample.options.logprobs is None:
-            with contextlib.closing(state.follow(sample.chooser, min(AHEAD, sample.room))) as tokens:
+        ahead = run_ahead(sample, state)
+        if ahead is not None:
+            with contextlib.closing(ahead) as tokens:
                 for token in tokens:
                     yield sample.take(token, None)
                     if sample.reason is not None:

@@ -21,13 +21,15 @@ class Answers:
     """Whether nobody waits for them any more."""
     result: wire.Message | None = None
     failed: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    run: bool = False
+    """Whether the request is a run of steps, which can be told to end."""
     tokens: deque[int] = field(default_factory=deque)
     """Of a run, as far as it has come; each request has its own."""
 
-    def begin(self, request: int) -> None:
+    def begin(self, request: int, *, run: bool = False) -> None:
         """A new request: nothing is answered yet."""
         self.request, self.result, self.failed, self.dropped = request, None, {}, False
-        self.tokens = deque()
+        self.run, self.tokens = run, deque()
 
     @property
     def came(self) -> bool:

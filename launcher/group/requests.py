@@ -111,7 +111,7 @@ class Requests:
         with held_back():  # all ranks get the request, or none
             with job.changed:
                 self._request = number
-                self._answers.begin(number)
+                self._answers.begin(number, run=run is not None)
             if run is not None:
                 run.request, run.tokens = number, self._answers.tokens
                 self._run = run

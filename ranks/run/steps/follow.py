@@ -54,15 +54,19 @@ class Lead:
         ended = token in self._chooser.ends or not self._left or self._control.is_halted(self._request)
         return token, not ended
 
-    def tell(self, token: int, *, last: bool) -> None:
+    def tell(self, token: int) -> None:
         """Sends a token to the launcher, together with those before it that came too soon for a message of
         their own: each one wakes a thread there, which takes a processor from a rank."""
         if token >= 0:
             self._untold.append(token)
-        now = time.perf_counter()
-        if self._untold and (last or now - self._told >= TOLD_SECONDS):
+        if time.perf_counter() - self._told >= TOLD_SECONDS:
+            self.tell_all()
+
+    def tell_all(self) -> None:
+        """Sends all that was not sent yet."""
+        if self._untold:
             self._control.send(Kind.TOKENS, {"request": self._request, "tokens": self._untold})
-            self._untold, self._told = [], now
+        self._untold, self._told = [], time.perf_counter()
 
 
 def follow(
@@ -79,14 +83,18 @@ def follow(
     """
     ids = feeds[run["tokens"]]
     word = np.zeros(2, np.int64)
-    while True:
-        outputs = step(feeds)
+    try:
+        while True:
+            outputs = step(feeds)
+            if lead is not None:
+                word[:] = lead.choose(outputs)
+            spreader.broadcast(word)
+            token, more = word.tolist()
+            if lead is not None:
+                lead.tell(token)
+            if not more:
+                return lead.error if lead is not None else None
+            feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}
+    finally:
         if lead is not None:
-            word[:] = lead.choose(outputs)
-        spreader.broadcast(word)
-        token, more = word.tolist()
-        if lead is not None:
-            lead.tell(token, last=not more)
-        if not more:
-            return lead.error if lead is not None else None
-        feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}
+            lead.tell_all()

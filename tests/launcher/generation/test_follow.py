@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import launcher
-from launcher.errors import RankFailedError, ShardrunError
+from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.generation.generate import AHEAD, Generation
 from launcher.generation.model import LanguageModel
 from launcher.generation.resident import ResidentDecoder, ResidentSequence
@@ -234,3 +234,28 @@ def test_ctrl_c_while_a_token_is_waited_for(
         os.kill(group.stats[1].pid, signal.SIGCONT)
     made.close()
     assert model.generate(PROMPT, max_new_tokens=5).ids == plain.greedy(PROMPT, 5)
+
+
+def test_a_group_that_is_closed_by_another_thread(folder: Path) -> None:
+    group = launcher.start(folder / "model.onnx", ranks=2, launcher="local", threads=1)
+    pid, errors = group.stats[1].pid, []
+    made = group.generate(PROMPT, max_new_tokens=80)
+    next(made)
+
+    def read() -> None:
+        try:
+            made.finish()
+        except LaunchError as error:
+            errors.append(str(error))
+
+    os.kill(pid, signal.SIGSTOP)  # what comes is waited for
+    threads = [threading.Thread(target=read), threading.Thread(target=group.close)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    os.kill(pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join(20)
+    assert errors == ["This group was closed: start another one."]
+    assert not any(thread.is_alive() for thread in threads)
+    made.close()
