@@ -2,7 +2,7 @@
 
     python benchmarks/generation.py FOLDER [--prompt 128] [--new 128] [--rounds 5] [--ranks 2]
         [--genai PYTHON] [--transformers PYTHON --weights FOLDER] [--vllm PYTHON --weights FOLDER]
-        [--texts 8] [--json FILE]
+        [--texts 8] [--chunk N] [--json FILE]
 
 FOLDER is one of ONNX Runtime GenAI's model builder, WEIGHTS the transformers folder it was built from; both
 are made by `scripts/generation_peers.sh`, which also makes an environment for each peer: the PYTHONs here. A
@@ -10,9 +10,10 @@ peer without its PYTHON is left out.
 
 Every contestant is a process of its own, started once and asked in turn, so that what else the machine does
 hits all alike; those not asked wait for a line and burn nothing. Printed are medians over all rounds: the
-prompt up to its first token, and each further token (with its 90th percentile). The ranks have one thread
-and one core each. `--texts N` also generates N texts at once, through the engine, and compares their tokens a
-second with those of one.
+prompt up to its first token, and each further token (with its 90th percentile); of the ranks, tokens in
+groups of four. A long context is `--prompt 2000 --new 64`, and `--chunk N` has the ranks read the prompt N
+tokens at a time. The ranks have one thread and one core each. `--texts N` also generates N texts at once,
+through the engine, and compares their tokens a second with those of one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ sys.path.insert(0, str(ROOT))
 
 Answer = dict[str, Any]
 GO = "go"
+FEW = 4
+"""Tokens over which the time of one is averaged."""
 
 GENAI = """
 import json, os, sys, tempfile, time
@@ -152,13 +155,16 @@ class Contestant:
             self.more.setdefault(name, []).append(value)
 
 
-def own(folder: Path, ranks: int, prompt: int, new: int, texts: int) -> Callable[[], Answer]:
+def own(args: argparse.Namespace) -> Callable[[], Answer]:
     """This project's ranks: one thread each, on a core of its own."""
     import numpy as np
 
     from launcher import load_language_model
     from launcher.generation.engine import Engine, EngineLimits
+    from launcher.generation.sample import Token
 
+    folder, ranks, prompt, new = args.folder, args.ranks, args.prompt, args.new
+    texts, chunk = args.texts, args.chunk
     model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", allow_replicated=True)
     group = model.decoder.later.group  # type: ignore[attr-defined]
     cores = sorted(os.sched_getaffinity(0))
@@ -169,24 +175,25 @@ def own(folder: Path, ranks: int, prompt: int, new: int, texts: int) -> Callable
     many = [np.roll(ids, shift) for shift in range(texts)]
 
     def run() -> Answer:
-        sequence = model.decoder.sequence()
+        made = model.generate(ids, max_new_tokens=new, temperature=0, ignore_eos=True, chunk=chunk)
         start = time.perf_counter()
-        row = sequence.step(ids)
-        token = int(row[0].argmax())
-        first, steps, found = time.perf_counter() - start, [], [token]
-        talked, computed = group.communication_seconds, group.run_seconds
-        for _ in range(new - 1):
-            start = time.perf_counter()
-            token = int(sequence.step(np.array([token]))[0].argmax())
-            steps.append(time.perf_counter() - start)
-            found.append(token)
-        sequence.close()
-        talked, computed = group.communication_seconds - talked, group.run_seconds - computed
+        found, times = [next(made).id], [time.perf_counter()]  # type: ignore[union-attr]
+        first = times[0] - start
+        talked, worked, ran = group.communication_seconds, group.segment_seconds, group.run_seconds
+        for event in made:
+            if isinstance(event, Token):
+                times.append(time.perf_counter())
+                found.append(event.id)
+        talked, worked = group.communication_seconds - talked, group.segment_seconds - worked
+        ran, count = group.run_seconds - ran, new - 1
         more = {
-            "collectives": talked / (new - 1),
-            "segments": (computed - talked) / (new - 1),
-            "python and transport": (sum(steps) - computed) / (new - 1),
+            "segments in ONNX Runtime": worked / count,
+            "collectives and waiting in them": talked / count,
+            "Python on rank 0, sampling too": (ran - talked - worked) / count,
+            "between rank 0 and the reader": (times[-1] - times[0] - ran) / count,
         }
+        # Tokens that come quickly come several at a time.
+        steps = [(times[k + FEW] - times[k]) / FEW for k in range(len(times) - FEW)]
         if texts:
             limits = EngineLimits(sequences=texts, prefixes=0)
             with Engine(model.decoder, limits=limits) as engine:
@@ -250,6 +257,7 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | 
     lengths = [str(args.prompt), str(args.new)]
     mine = [sys.executable, __file__, str(args.folder), "--own", "--ranks", str(args.ranks)]
     mine += ["--prompt", lengths[0], "--new", lengths[1], "--texts", str(args.texts)]
+    mine += ["--chunk", str(args.chunk)] if args.chunk else []
     cores = sorted(os.sched_getaffinity(0))
     found: dict[str, tuple[list[str], set[int] | None]] = {f"shardrun, {args.ranks} ranks": (mine, None)}
     for threads in (1, 2) if args.genai else ():
@@ -281,6 +289,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--texts", type=int, default=0)
+    parser.add_argument("--chunk", type=int)
     parser.add_argument("--genai")
     parser.add_argument("--transformers")
     parser.add_argument("--vllm")
@@ -289,7 +298,7 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.own:
-        _serve(own(args.folder, args.ranks, args.prompt, args.new, args.texts))
+        _serve(own(args))
         return
     if (args.transformers or args.vllm) and args.weights is None:
         parser.error("transformers and vLLM need --weights: the folder that FOLDER was built from")

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from launcher.errors import RankFailedError as RankFailedError
     from launcher.errors import ShardrunError as ShardrunError
     from launcher.group.group import Group as Group
-    from launcher.group.group import PredictError as PredictError
     from launcher.group.group import start as start
     from launcher.group.language import generate as generate
     from launcher.group.language import load_language_model as load_language_model
+    from launcher.group.requests import PredictError as PredictError
 
     __version__: str
 
@@ -30,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from launcher.group import language
 
         return getattr(language, name)
+    if name == "PredictError":
+        from launcher.group import requests
+
+        return requests.PredictError
     if name in __all__:
         from launcher.group import group
 

@@ -20,7 +20,15 @@ FLOORS = (
     *("ranks.common", "ranks.identity", "ranks.devices", "ranks.talk", "ranks.cache", "ranks.collectives"),
     *("ranks.models", "ranks.sessions", "ranks.precision", "ranks.agreement", "ranks.weights.prepared"),
     *("ranks.weights.updated", "ranks.weights.device", "ranks.weights.shared", "ranks.weights"),
-    *("ranks.state", "ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
+    *(
+        "ranks.state",
+        "ranks.tokens",
+        "ranks.run",
+        "ranks.evaluation",
+        "ranks.lite.options",
+        "ranks.lite",
+        "ranks",
+    ),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
         "launcher.generation",

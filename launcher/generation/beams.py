@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from launcher.generation import sampling
 from launcher.generation.decoder import Decoder, Ids, Logits, Sequence
 from launcher.generation.options import GenerateOptions
-from launcher.generation.penalties import Penalties
 from launcher.generation.sample import Completion, Done, Limits, Reason, Shown
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.tokens import sampling
+from ranks.tokens.penalties import Penalties
 
 
 @dataclass
@@ -130,7 +130,7 @@ def search(  # noqa: PLR0917 - what `generate` has
     tokenizer: Tokenizer | None,
 ) -> list[Done]:
     """The best texts of a search that begins with a prompt's sequence, which it closes, and logits."""
-    penalties = Penalties(options, decoder.vocabulary, prompt, sorted(limits.ends))
+    penalties = Penalties(options.sampling, decoder.vocabulary, prompt, sorted(limits.ends))
     found = Search(options, limits, tokenizer, [Beam(0.0, [], penalties)])
     sequences = [sequence]
     rows = [logits]

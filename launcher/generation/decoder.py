@@ -6,9 +6,9 @@ protocols; nothing above them knows which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Several
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ranks.common.tensors import TensorSpec
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
+    from ranks.tokens.chooser import Chooser
     from sharding.common.arrays import Array
 
 
@@ -47,6 +48,19 @@ class Sequence(Protocol):
 
     def close(self) -> None:
         """Frees the state; safe to call twice."""
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A sequence that may be able to choose tokens, and read them on, by itself."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it can from here on."""
+
+    def follow(self, chooser: Chooser, most: int) -> Generator[int]:
+        """The tokens that follow a text, as they come: at most ``most``, and none after one that ends the
+        text. None may come. The text's last token is read first; that which comes last is not read."""
 
 
 class Decoder(Protocol):

@@ -20,7 +20,7 @@ import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Decoder, Ids, Logits, Sequence, step_each
-from launcher.generation.generate import Manner, Prepared, prepare
+from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Sample, make_samples
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
@@ -293,6 +293,8 @@ class Engine:
         if not going:
             return
         texts = [text for request in going for text in request.texts]
+        if len(texts) == len(self._requests) == 1 and self._run_ahead(going[0]):
+            return
         ids = np.array([sample.ids[-1] for sample, _ in texts], np.int64)
         lengths = [state.length for _, state in texts]
         rows: list[Logits] | None
@@ -316,6 +318,25 @@ class Engine:
                 for state, length in zip(states, lengths[mine], strict=True):
                     state.rewind(length)  # of those that went before the one that failed
                 self._take(request, step_each(states, ids[mine]))
+
+    def _run_ahead(self, request: _Request) -> bool:
+        """Whether the ranks can choose the tokens of the only text by themselves: then some have come. It
+        ends as soon as there is anything else to do."""
+        sample, state = request.texts[0]
+        ahead = run_ahead(sample, state)
+        if ahead is None:
+            return False
+        with self._alone(request):
+            with contextlib.closing(ahead) as tokens:
+                for token in tokens:
+                    self.steps += 1
+                    request.stream.put(sample.take(token, None))
+                    if sample.reason or request.stream.cancelled or self._waiting or self._closing:
+                        break
+            if sample.reason is not None:
+                request.stream.put(sample.done())
+                self._end(request)
+        return True
 
     def _take(self, request: _Request, rows: Several[Logits]) -> None:
         """Chooses the next token of each text of a request."""

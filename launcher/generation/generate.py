@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from launcher.generation.beams import search
 from launcher.generation.decoder import (
     Arrays,
     Decoder,
+    Follows,
     Ids,
     Logits,
     Sequence,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+AHEAD = 32
+"""Tokens that ranks may choose before a reader asks for them."""
+
+
 @dataclass(frozen=True)
 class Manner:
     """How a model's texts begin and end, as its folder says. ``defaults``: options by name, and
@@ -48,8 +53,9 @@ class Manner:
 class Generation:
     """The texts of one prompt as they come: an iterator over `Token` and `Done`, once.
 
-    Nothing is computed before the next event is asked for. `close`, or the end of a ``with``, gives the
-    model's state back early.
+    Nothing is computed before the first event is asked for; then ranks that choose tokens by themselves are
+    up to `AHEAD` of them beyond the reader. `close`, or the end of a ``with``, gives the model's state back
+    early.
     """
 
     def __init__(
@@ -322,6 +328,9 @@ def _together(
         (sample, state, logits) for sample, state in zip(samples, states, strict=True)
     ]
     while going:
+        if len(going) == 1:
+            yield from _alone(*going[0])
+            return
         still = []
         for sample, state, rows in going:
             yield sample.take(sample.choose(rows[0]), rows[0])
@@ -333,8 +342,33 @@ def _together(
         if not still:
             return
         ids = np.array([sample.ids[-1] for sample, _ in still], np.int64)
-        if len(still) == 1:
-            found = [still[0][1].step(ids)]
-        else:
-            found = decoder.step_many([state for _, state in still], ids)
+        states = [state for _, state in still]
+        found = [states[0].step(ids)] if len(still) == 1 else decoder.step_many(states, ids)
         going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]
+
+
+def run_ahead(sample: Sample, state: Sequence) -> Generator[int] | None:
+    """The tokens that come next, which ranks choose by themselves; None where they cannot. Close it before
+    anything else is done with the sequence."""
+    if sample.options.logprobs is None and isinstance(state, Follows) and state.follows:
+        return state.follow(sample.chooser, min(AHEAD, sample.room))
+    return None
+
+
+def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
+    """One text to its end. Where the ranks can choose its tokens by themselves, they run ahead of the reader
+    by a few."""
+    yield sample.take(sample.choose(logits[0]), logits[0])
+    while sample.reason is None:
+        ahead = run_ahead(sample, state)
+        if ahead is not None:
+            with contextlib.closing(ahead) as tokens:
+                for token in tokens:
+                    yield sample.take(token, None)
+                    if sample.reason is not None:
+                        break
+            continue
+        rows = state.step(np.array(sample.ids[-1:], np.int64))
+        yield sample.take(sample.choose(rows[0]), rows[0])
+    state.close()
+    yield sample.done()

@@ -11,6 +11,7 @@ from launcher.common.documents import quote
 from launcher.errors import ConfigError
 from launcher.job.options import described, table
 from launcher.job.values import Choice, Number, Pairs, Several, Switch, Text, Whole
+from ranks.tokens.options import SamplingOptions
 from sharding.common.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -209,6 +210,11 @@ class GenerateOptions:
         if searching and self.speculate is None:
             more.pop("speculate", None)
         return replace(self, **more)
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """Those that decide which token comes next."""
+        return SamplingOptions(**{item.name: getattr(self, item.name) for item in fields(SamplingOptions)})
 
     @property
     def greedy(self) -> bool:

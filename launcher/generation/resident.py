@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
 from collections.abc import Sequence as Several
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,9 +19,33 @@ from sharding.slices.state import LOGITS_FROM
 if TYPE_CHECKING:
     from launcher.job.values import Setting
     from ranks.state.session import Host
+    from ranks.talk.reports import RunReport
+    from ranks.tokens.chooser import Chooser
     from sharding.common.arrays import Array
 
 Member = tuple[int, int, int]
+
+
+class Run(Protocol):
+    """Tokens that the ranks choose and read on by themselves."""
+
+    def next(self) -> int | None:
+        """The next token; None after the last."""
+
+    def close(self) -> int:
+        """Ends it after the step under way; how many tokens nobody took."""
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """A host whose ranks make several steps by themselves."""
+
+    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
+        """A step of a sequence, and more of which each reads the token that rank 0 chooses by the one before.
+
+        All steps have the same ``tensors``, but for the token that they read."""
+
+
 ALIKE = 0.02
 """By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
 rounded activations come to less, a wrong position to more."""
@@ -48,6 +73,7 @@ class ResidentDecoder(StatefulDecoder):
         assert group is not None
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
+        self.runs = self.host if isinstance(self.host, Runs) else None
         self.turn = threading.RLock()
         """Whoever moves sequences into the batch, or out of it, holds this."""
         self._batch: Batch | None = None
@@ -160,6 +186,7 @@ class ResidentSequence(StatefulSequence):
         self._session = session
         self._batch: Batch | None = None
         self._row = 0
+        self._run_of: Run | None = None
         self.closed = False
 
     @property
@@ -177,6 +204,7 @@ class ResidentSequence(StatefulSequence):
         """As `launcher.generation.decoder.Sequence.step`."""
         if self.closed:
             raise ShardrunError("This sequence is closed: start another one.")
+        self._check_free()
         with self._decoder.turn:
             if every and len(ids) > 1 and not self._decoder.rewinds:
                 # Were the logits of all but the last left out, the step could not be undone.
@@ -189,13 +217,7 @@ class ResidentSequence(StatefulSequence):
             return super()._run(program, ids, past, every)
         self.leave()
         known = decoder.host.known
-        feeds = {
-            name: array
-            for name, array in self._feeds(program, ids, past, every).items()
-            if name not in known.filled
-        }
-        if decoder.cuts_logits:
-            feeds[LOGITS_FROM] = np.array([0 if every else len(ids) - 1], np.int64)
+        feeds = self._asked(program, ids, past, every)
         session, fresh = self._session, self._session is None
         if session is None:
             session = Session(decoder.host)
@@ -216,6 +238,79 @@ class ResidentSequence(StatefulSequence):
         self._session = session
         self._state = {name: array for name, array in self._state.items() if name not in known.states}
         return logits
+
+    def _asked(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
+        """What a step of a session is given, but for state."""
+        filled = self._decoder.host.known.filled
+        feeds = {
+            name: array
+            for name, array in self._feeds(program, ids, past, every).items()
+            if name not in filled
+        }
+        if self._decoder.cuts_logits:
+            feeds[LOGITS_FROM] = np.array([0 if every else len(ids) - 1], np.int64)
+        return feeds
+
+    @property
+    def follows(self) -> bool:
+        """Whether `follow` can go on from here: what the steps are given differs by their tokens only."""
+        if self._decoder.runs is None or not self._ids or (self._session is None and self._batch is None):
+            return False
+        program, one = self._decoder.later, np.zeros(1, np.int64)
+        now, then = (self._asked(program, one, len(self._ids) + k, False) for k in (0, 1))
+        return all(np.array_equal(array, then[name]) for name, array in now.items())
+
+    def follow(self, chooser: Chooser, most: int) -> Generator[int]:
+        """Reads the text's last token, and up to ``most`` - 1 more, each chosen by the one before it: those
+        chosen, as they come. Ends early with a token that ends the text, or where the ranks are asked for
+        something else. Only where the sequence `follows`."""
+        decoder = self._decoder
+        token = chooser.ids[-1]
+        with decoder.turn:
+            self._check_free()
+            self.leave()
+            assert decoder.runs is not None and self._session is not None
+            session = self._session
+            feeds = {
+                **self._asked(decoder.later, np.array([token], np.int64), len(self._ids), False),
+                **self._state,
+            }
+            report: RunReport = {
+                "tokens": decoder.names.of("input_ids"),
+                "logits": decoder.logits,
+                "vocabulary": decoder.vocabulary,
+                "most": most,
+                "text": chooser.told(),
+            }
+            try:
+                self._run_of = decoder.runs.run(session.number, feeds, report)
+            except ShardrunError:
+                raise
+            except BaseException:  # Ctrl-C: nobody knows how far the state is
+                self.close()
+                raise
+        try:
+            while (found := self._run_of.next()) is not None:
+                self._ids.append(token)
+                session.read(1)
+                yield (token := found)
+        finally:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        """Forgets what the ranks have read beyond what was taken."""
+        run, self._run_of, session = self._run_of, None, self._session
+        more = run.close() if run is not None else 0
+        if more and session is not None:
+            session.read(more)
+            if self._decoder.rewinds:
+                session.rewind(len(self._ids))
+            else:
+                self.close()
+
+    def _check_free(self) -> None:
+        if self._run_of is not None:
+            raise ShardrunError("This sequence is read on by the ranks: end that first.")
 
     def member(self) -> Member:
         """Where the state lies, for a batch."""
@@ -251,6 +346,7 @@ class ResidentSequence(StatefulSequence):
 
     def rewind(self, length: int) -> None:
         """Forgets tokens from ``length`` on."""
+        self._check_free()
         with self._decoder.turn:
             if length == len(self._ids):
                 return
@@ -270,6 +366,7 @@ class ResidentSequence(StatefulSequence):
 
     def fork(self) -> ResidentSequence:
         """An independent sequence that has read the same."""
+        self._check_free()
         with self._decoder.turn:
             session = None
             if self._batch is not None:
@@ -286,6 +383,8 @@ class ResidentSequence(StatefulSequence):
             if self.closed:
                 return
             self.closed = True
+            if self._run_of is not None:
+                self._run_of.close()
             session, self._session, self._batch, self._state = self._session, None, None, {}
             if session is not None:
                 session.close()

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher.generation import sampling
 from launcher.generation.decoder import Ids
 from launcher.generation.options import GenerateOptions
-from launcher.generation.penalties import Penalties, Row
 from launcher.generation.text.detokenizer import Detokenizer
 from launcher.generation.text.stops import Stops
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.tokens import sampling
+from ranks.tokens.chooser import Chooser
+from ranks.tokens.penalties import Penalties, Row
 
 Reason = Literal["end", "stop", "length"]
 """Why a text ended: the model's own end or an id to stop at, a stop text, or as many tokens as may be."""
@@ -111,35 +112,33 @@ class Shown:
 class Sample:
     """One text: chooses its tokens, and notes them."""
 
-    def __init__(
-        self, number: int, options: GenerateOptions, penalties: Penalties, limits: Limits, shown: Shown
-    ) -> None:
+    def __init__(self, options: GenerateOptions, chooser: Chooser, limits: Limits, shown: Shown) -> None:
         assert options.seed is not None
-        self.number = number
+        self.number, self.ids = chooser.number, chooser.ids
         self.options, self.seed = options, options.seed
-        self.penalties, self._limits, self._shown = penalties, limits, shown
-        self.ids: list[int] = []
+        self.chooser, self._limits, self._shown = chooser, limits, shown
         self.reason: Reason | None = None
         self._logprobs: list[float] = []
         self._top: list[tuple[tuple[int, float], ...]] = []
 
     def choose(self, row: Row) -> int:
         """The next token by the logits (vocabulary,)."""
-        scores = self.penalties.apply(row)
-        if self.options.greedy:
-            return sampling.likeliest(scores)
-        number = sampling.uniform(self.seed, self.number, len(self.ids))
-        return sampling.candidates(scores, self.options).pick(number)
+        return self.chooser.choose(row)
+
+    @property
+    def penalties(self) -> Penalties:
+        """What changes logits for this text."""
+        return self.chooser.penalties
 
     @property
     def room(self) -> int:
         """How many tokens may still come."""
         return self._limits.most - len(self.ids)
 
-    def take(self, token: int, row: Row) -> Token:
-        """Notes the token that comes next; ``row`` has the model's logits for it."""
-        self.penalties.read(token)
-        self.ids.append(token)
+    def take(self, token: int, row: Row | None) -> Token:
+        """Notes the token that comes next; ``row`` has the model's logits for it, which log-probabilities
+        need."""
+        self.chooser.read(token)
         if token in self._limits.ends:
             self.reason, piece = "end", ""
         else:
@@ -150,6 +149,7 @@ class Sample:
                 self.reason = "length"
         if self.options.logprobs is None:
             return Token(self.number, token, piece)
+        assert row is not None
         logs = sampling.log_softmax(row)
         best = tuple((int(k), float(logs[k])) for k in sampling.top(logs, self.options.logprobs))
         self._logprobs.append(float(logs[token]))
@@ -176,8 +176,8 @@ def make_samples(
     tokenizer: Tokenizer | None,
 ) -> list[Sample]:
     """The texts that are asked for, none of which has begun."""
-    penalties = Penalties(options, vocabulary, prompt, sorted(limits.ends))
+    chooser = Chooser(options.sampling, vocabulary, prompt, limits.ends)
     return [
-        Sample(number, options, penalties.copy(), limits, Shown(tokenizer, options.stop))
+        Sample(options, chooser.copy(number), limits, Shown(tokenizer, options.stop))
         for number in range(options.samples)
     ]

@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.generation import sampling
 from launcher.generation.decoder import Decoder, Ids, Logits, read_prompt
 from launcher.generation.decoder import Sequence as State
-from launcher.generation.penalties import Row
 from launcher.generation.sample import Done, Sample, Token
+from ranks.tokens import sampling
+from ranks.tokens.penalties import Row
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 1
 """Tokens of the text's end that are looked for earlier in it."""
@@ -105,7 +105,7 @@ class Draft:
         options = self._sample.options
         if options.greedy:
             return Guess(sampling.likeliest(row))
-        found = sampling.candidates(row, options)
+        found = sampling.candidates(row, options.sampling)
         position = len(self._sample.ids) + place
         number = sampling.uniform(self._sample.seed, self._sample.number, position, sampling.DRAFT)
         return Guess(found.pick(number), found.spread(len(row)))
@@ -146,7 +146,7 @@ def _settle(sample: Sample, row: Row, guess: Guess | None) -> tuple[int, bool]:
     if guess is None or guess.spread is None:
         token = sample.choose(row)
         return token, guess is not None and token == guess.id
-    wanted = sampling.candidates(sample.penalties.apply(row), sample.options).spread(len(row))
+    wanted = sampling.candidates(sample.penalties.apply(row), sample.options.sampling).spread(len(row))
     number, position = sample.number, len(sample.ids)
     accept = sampling.uniform(sample.seed, number, position, sampling.ACCEPT)
     if accept * guess.spread[guess.id] < wanted[guess.id]:

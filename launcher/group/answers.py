@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,15 @@ class Answers:
     """Whether nobody waits for them any more."""
     result: wire.Message | None = None
     failed: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    run: bool = False
+    """Whether the request is a run of steps, which can be told to end."""
+    tokens: deque[int] = field(default_factory=deque)
+    """Of a run, as far as it has come; each request has its own."""
 
-    def begin(self, request: int) -> None:
+    def begin(self, request: int, *, run: bool = False) -> None:
         """A new request: nothing is answered yet."""
         self.request, self.result, self.failed, self.dropped = request, None, {}, False
+        self.run, self.tokens = run, deque()
 
     @property
     def came(self) -> bool:
@@ -41,5 +47,8 @@ class Answers:
             return
         if message.kind is wire.Kind.RESULT and rank == 0:
             self.result = message
+        elif message.kind is wire.Kind.TOKENS:
+            tokens = message.fields.get("tokens")
+            self.tokens.extend(tokens if isinstance(tokens, list) else ())
         elif message.kind is wire.Kind.FAILED:
             self.failed[rank] = message.fields

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
-from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.errors import ConfigError, LaunchError, ShardrunError
+from launcher.group.requests import Requests
 from launcher.group.told import spec_of, stats_of
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
@@ -41,42 +41,34 @@ if TYPE_CHECKING:
 
     from launcher.generation.generate import Generation
     from launcher.generation.options import GenerateOptions
+    from launcher.group.requests import Run
     from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
     from launcher.job.values import Setting
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
     from ranks.state.session import Session
-    from ranks.talk.reports import StateReport, StatsReport
+    from ranks.talk.reports import RunReport, StateReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
 log = logging.getLogger(__name__)
-
-_FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
-
-
-class PredictError(ShardrunError):
-    """The model could not compute these inputs; the group is still good."""
 
 
 class Group:
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank; ``run_seconds``: what rank 0 spent in running the model so far,
-    ``communication_seconds`` what of it in collectives.
+    ``stats`` has one `RankStats` per rank.
     """
 
     def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
         self.kept: Sequence[Pin] = ()
         self._model, self._job = model, job
         self._lock = threading.Lock()
-        self._request = 0
+        self._requests = Requests(job)
         self._noted = False
         self._host: RanksHost | None = None
-        self._answers = job.answers
-        self.communication_seconds = self.run_seconds = 0.0
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
@@ -112,8 +104,22 @@ class Group:
         arrays = order_feeds(specs, feeds)
         self._note_symbols(specs, arrays)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-        with self._lock:
-            return self._asked(tensors, {})
+        return self._requests.predict(tensors, {})
+
+    @property
+    def run_seconds(self) -> float:
+        """What rank 0 spent in running the model so far."""
+        return self._requests.run_seconds
+
+    @property
+    def communication_seconds(self) -> float:
+        """What of it was in collectives."""
+        return self._requests.communication_seconds
+
+    @property
+    def segment_seconds(self) -> float:
+        """What of it ONNX Runtime took, as far as it was for sessions."""
+        return self._requests.segment_seconds
 
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
@@ -154,104 +160,29 @@ class Group:
         self._check_open()
         with self._lock:  # two hosts would give two sessions one number
             if self._host is None:
-                asked = {"change": "describe"}
-                self._host = RanksHost(
-                    self, cast("StateReport", self._ask(wire.Kind.SESSION, asked, {}).fields)
-                )
+                told = self._requests.ask(wire.Kind.SESSION, {"change": "describe"}).fields
+                self._host = RanksHost(self, cast("StateReport", told))
         return self._host
 
     def change_session(self, fields: Mapping[str, object]) -> None:
         """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""
-        if not self._closer.alive:
-            return
-        with self._lock, held_back():  # all ranks, or none
-            for rank in range(self._job.world_size):
-                self._job.send(rank, wire.Kind.SESSION, fields)
+        if self._closer.alive:
+            self._requests.tell(wire.Kind.SESSION, fields)
 
     def step_session(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
         """One step of a session. For `launcher.group.session`."""
         self._check_open()
-        with self._lock:
-            return self._asked(tensors, {"session": number})
+        return self._requests.predict(tensors, {"session": number})
+
+    def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
+        """A step of a session, and more that the ranks make by themselves. For `launcher.group.session`."""
+        self._check_open()
+        return self._requests.run(tensors, {"session": number, "run": run})
 
     def _check_open(self) -> None:
         if not self._closer.alive:
             raise LaunchError("This group is closed: start another one.")
         self._job.check_owner()
-
-    def _asked(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
-        result = self._ask(wire.Kind.PREDICT, fields, tensors)
-        stats = cast("StatsReport", result.fields["stats"])
-        self.communication_seconds = stats["communication_seconds"]
-        self.run_seconds += cast("float", result.fields["seconds"])
-        return result.tensors
-
-    def _ask(self, kind: wire.Kind, more: Mapping[str, object], tensors: dict[str, Array]) -> wire.Message:
-        job, answers = self._job, self._answers
-        job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
-        self._settle()
-        fields = {**more, "request": self._request + 1}
-        try:
-            with held_back():  # all ranks get the request, or none
-                with job.changed:
-                    self._request += 1
-                    answers.begin(self._request)
-                job.send(0, kind, fields, tensors)
-                for rank in range(1, job.world_size):
-                    job.send(rank, kind, fields)
-            job.wait_for(lambda: answers.came, None, "")
-        except KeyboardInterrupt:
-            answers.dropped = answers.request == fields["request"]  # else nothing was sent yet
-            raise
-        except wire.WireError:  # a tensor cannot travel, and nothing was sent
-            answers.begin(0)
-            raise
-        except (RankFailedError, LaunchError):
-            raise
-        except BaseException:
-            # Another signal's handler, maybe in the middle of a message.
-            job.fail(LaunchError("This group's last request was interrupted: start another one."))
-            raise
-        if answers.result is not None:
-            return answers.result
-        raise self._failed()
-
-    def _settle(self) -> None:
-        """Waits until the ranks have answered a request that was interrupted, and drops the answer.
-
-        They cannot be stopped in the middle of a model, and read the inputs of a request where those of the
-        next one are written.
-        """
-        job, answers = self._job, self._answers
-        if not answers.dropped:
-            return
-        job.wait_for(lambda: answers.came, None, "")
-        if answers.result is None and not isinstance(error := self._failed(), PredictError):
-            raise error
-        answers.dropped = False
-
-    def _failed(self) -> ShardrunError:
-        """Called when a rank could not compute: if none could, they are still in step and the group is
-        good."""
-        job, answers = self._job, self._answers
-        with job.changed:
-            job.changed.wait_for(
-                lambda: job.failure is not None or len(answers.failed) == job.world_size, _FAILED_SECONDS
-            )
-            rank, fields = next(iter(answers.failed.items()))
-            text = str(fields.get("message"))
-            if len(answers.failed) == job.world_size and job.failure is None:
-                return PredictError(text)
-            others = job.failure is None
-        if others:
-            where = f"rank {rank} on host {job.host(rank)}"
-            job.abort(
-                RankFailedError(
-                    f"{where}: {text}\nOther ranks did not fail alike.", rank=rank, host=job.host(rank)
-                )
-            )
-        assert job.failure is not None
-        return job.failure
 
     def close(self) -> None:
         """Ends every rank; returns when no process is left. Safe to call twice."""

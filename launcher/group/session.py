@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from launcher.group.group import Group
-    from ranks.talk.reports import More, StateReport
+    from launcher.group.requests import Run
+    from ranks.talk.reports import More, RunReport, StateReport
     from sharding.common.arrays import Array
 
 
@@ -26,10 +27,18 @@ class RanksHost:
 
     def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
         """As `ranks.state.session.Host.step`. Raises as `Group.predict` does."""
+        self._free_forgotten()
+        return self._group.step_session(number, tensors)
+
+    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
+        """As `launcher.generation.resident.Runs.run`."""
+        self._free_forgotten()
+        return self._group.run_session(number, tensors, run)
+
+    def _free_forgotten(self) -> None:
         forgotten = self.known.forgotten
         while forgotten:
             self.change("close", forgotten.pop())
-        return self._group.step_session(number, tensors)
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`: no rank answers, what fails is told by the next step."""

@@ -358,12 +358,16 @@ class Job:
         if os.getpid() != self._owner:
             return
         with self.changed:
-            idle = self.failure is None and not self.answers.expected
-            polite = idle and not self._closing and not self._all_ended
+            busy, run = self.answers.expected, self.answers.run
+            polite = self.failure is None and (run or not busy) and not self._closing and not self._all_ended
             self._closing = True
+            if busy:  # other threads wait for what will not come
+                self.fail(LaunchError("This group was closed: start another one."))
             self._suspicious.set()
             self.changed.notify_all()
         if polite and len(self._peers) == self.world_size:
+            if busy:
+                self.send(0, wire.Kind.HALT, {"request": self.answers.request})
             for rank in range(self.world_size):
                 self.send(rank, wire.Kind.STOP, {})
             self._until_ended(STOP_SECONDS)

@@ -7,6 +7,7 @@ Runtime is bound to by its address.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
@@ -109,7 +110,7 @@ class Memory(Protocol):
 
 def nbytes(shape: Shape, element: int) -> int:
     """Bytes that a value takes."""
-    return int(np.prod(shape, dtype=np.int64)) * element_dtype(element).itemsize
+    return math.prod(shape) * element_dtype(element).itemsize
 
 
 class HostMemory(Memory):

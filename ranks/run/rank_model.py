@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far."""
+    """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far,
+    ``segment_seconds`` that in ONNX Runtime for steps of sequences."""
 
     segments: int
     collectives: int
     weight_bytes: int
     communication_seconds: float
+    segment_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -215,10 +217,11 @@ class RankModel:
             self._stats = Stats(1, 0, model_file.weight_bytes(model_file.read(self.path)), 0.0)
         if self._program is None:
             return self._stats
-        seconds = self._program.communication_seconds
+        seconds, segments = self._program.communication_seconds, 0.0
         if self._sequences is not None:
             seconds += self._sequences.communication_seconds
-        return replace(self._stats, communication_seconds=seconds)
+            segments = self._sequences.segment_seconds
+        return replace(self._stats, communication_seconds=seconds, segment_seconds=segments)
 
     @property
     def concurrent(self) -> bool:

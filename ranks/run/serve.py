@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.run.steps.follow import Lead, follow
 from ranks.talk.wire import Kind, Message
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
-    from ranks.talk.reports import Change
+    from ranks.talk.reports import Change, RunReport
 
 
 def serve(
@@ -60,17 +62,24 @@ def serve(
 
 def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
     request, session = message.fields.get("request"), message.fields.get("session")
-    feeds = spreader.spread(message if rank == 0 else None).tensors
+    given = spreader.spread(message if rank == 0 else None)
+    feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
     began = time.perf_counter()
+    more = {}
     try:
-        if session is not None:
+        if run is not None:
+            lead = Lead(run, cast("int", request), control) if rank == 0 else None
+            step = functools.partial(model.step, cast("int", session))
+            more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
+        elif session is not None:
             tensors = model.step(cast("int", session), feeds)
         else:
             outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
         if rank == 0:
             seconds = time.perf_counter() - began
-            fields = {"request": request, "stats": dataclasses.asdict(model.stats), "seconds": seconds}
+            stats = dataclasses.asdict(model.stats)
+            fields = {"request": request, "stats": stats, "seconds": seconds, **more}
             control.send(Kind.RESULT, fields, tensors)
     except CollectiveError:
         raise

@@ -57,6 +57,7 @@ class SequenceState:
         self._next: dict[str, Buffer] = {}
         self._spare: dict[str, tuple[int, Buffer]] = {}
         self._blocks: dict[str, tuple[int, Buffer]] = {}
+        self._reserved = 0  # positions for which all buffers are known to have room
         for name, slot in self.slots.items():
             value = (initial or {}).get(name)
             self._values[name] = value if value is not None else self._empty(slot)
@@ -85,17 +86,22 @@ class SequenceState:
     def reserve(self, count: int) -> None:
         """Makes room for ``count`` more positions in the buffers that operators fill in place."""
         wanted = self.length + count
+        if wanted <= self._reserved:
+            return
+        rooms = []
         for name, slot in self.slots.items():
             axis = slot.pair.axis
             if not slot.pair.buffer or axis is None:
                 continue
             old = self._values[name]
             room = self._memory.shape(old)[axis]
-            if room >= max(wanted, slot.least):
-                continue
-            new = self._memory.allocate(slot.with_length(_capacity(max(wanted, slot.least))), slot.element)
-            self._copy(new, old, axis, self.length)
-            self._values[name] = new
+            if room < max(wanted, slot.least):
+                room = _capacity(max(wanted, slot.least))
+                new = self._memory.allocate(slot.with_length(room), slot.element)
+                self._copy(new, old, axis, self.length)
+                self._values[name] = new
+            rooms.append(room)
+        self._reserved = min(rooms, default=0)
 
     def room(self, name: str, shape: Shape) -> Buffer:
         """A buffer of this shape for the next value of a state input: not the one that holds the present
@@ -130,6 +136,7 @@ class SequenceState:
             if before is not None:
                 self._spare[name] = before
             self._values[name] = value
+            self._reserved = 0
         self._next.clear()
         self.length += count
         self.steps += 1

@@ -148,6 +148,10 @@ class Session:
                 break
         return results
 
+    def read(self, count: int) -> None:
+        """Notes positions that whoever runs the steps has read without `predict`."""
+        self.length += count
+
     @property
     def number(self) -> int:
         """What the host calls it."""

@@ -97,6 +97,7 @@ class Control:
         self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._stream = Stream(sock)
         self._sending = threading.Lock()
+        self._halted: object = None
         self._stopping = False
         self._closed = threading.Event()
         # A forked child that kept the socket open would hide this rank's death.
@@ -126,6 +127,10 @@ class Control:
                 self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
         except OSError:
             self._end()
+
+    def is_halted(self, request: object) -> bool:
+        """Whether the launcher wants no more steps of this request."""
+        return self._halted == request
 
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
@@ -166,7 +171,10 @@ class Control:
                     timer = threading.Timer(_STOP_SECONDS, self._end)
                     timer.daemon = True
                     timer.start()
-                self.requests.put(message)
+                if message.kind is wire.Kind.HALT:
+                    self._halted = message.fields.get("request")
+                else:
+                    self.requests.put(message)
         except (OSError, wire.WireError) as error:
             if not self._stopping:
                 if shortage(error):  # the launcher is still there

@@ -22,6 +22,7 @@ class StatsReport(TypedDict):
     collectives: int
     weight_bytes: int
     communication_seconds: float
+    segment_seconds: float
 
 
 class More(TypedDict, total=False):
@@ -55,6 +56,28 @@ class StateReport(TypedDict):
 
     pairs: list[PairReport]
     filled: list[str]
+
+
+class TextReport(TypedDict):
+    """A text so far, and how it goes on: what `ranks.tokens.chooser.Chooser` takes, ``options`` as JSON;
+    ``prompt`` is empty where its tokens do not count."""
+
+    options: dict[str, object]
+    number: int
+    ends: list[int]
+    prompt: list[int]
+    ids: list[int]
+
+
+class RunReport(TypedDict):
+    """Steps that the ranks make by themselves: the names of the input of ids and of the output of logits, how
+    many ids there are, how many steps at most, and the text that the tokens are chosen for."""
+
+    tokens: str
+    logits: str
+    vocabulary: int
+    most: int
+    text: TextReport
 
 
 class Ready(TypedDict):

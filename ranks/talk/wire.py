@@ -89,6 +89,8 @@ class Kind(IntEnum):
     STOP = 7
     BYE = 8
     SESSION = 9
+    TOKENS = 10
+    HALT = 11
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
@@ -24,8 +26,14 @@ class Level:
     """One level of a plan: a session's binding, and what of it changes with each step."""
 
     binding: ort.IOBinding | None = None
+    call: Callable[[], object] | None = None
+    """Runs the session with its binding."""
     live: list[str] = field(default_factory=list)
-    """Inputs to bind in each step: state, and values that grow."""
+    """Inputs that may lie in another buffer with each step: state, and values that grow."""
+    copied: list[str] = field(default_factory=list)
+    """Inputs that ONNX Runtime copies when they are bound: to bind in each step."""
+    bound: dict[str, weakref.ref[Buffer]] = field(default_factory=dict)
+    """The buffers to which ``live`` inputs and ``filled`` outputs are bound now."""
     grown: list[tuple[int, str]] = field(default_factory=list)
     """Outputs that ONNX Runtime allocates: their place among the outputs, and their names."""
     states: list[tuple[str, str, Shape]] = field(default_factory=list)
@@ -53,9 +61,12 @@ class Planner:
         inputs: Mapping[str, StatePair],
         outputs: Mapping[str, StatePair],
         fresh: Sequence[str],
+        free: Callable[[ort.InferenceSession], tuple[ort.RunOptions, ...]],
     ) -> None:
-        """``inputs`` and ``outputs``: the state that this rank holds, by name; ``fresh``: other inputs."""
+        """``inputs`` and ``outputs``: the state that this rank holds, by name; ``fresh``: other inputs;
+        ``free``: `ranks.run.plans.Plans.free`."""
         self._parts, self._inputs, self._outputs, self._fresh = parts, inputs, outputs, fresh
+        self._free = free
 
     def plan(self, records: Sequence[Shapes]) -> Plan:
         """The plan for steps like those of which these are the values' shapes."""
@@ -73,11 +84,14 @@ class Planner:
             plan.levels.append(made)
             if session is not None:
                 made.binding = session.io_binding()
+                made.call = partial(session.run_with_iobinding, made.binding, *self._free(session))
                 for name in segment.inputs:
                     if name in self._parts.cut.weights:
                         self._parts.bind_input(made.binding, name, plan.values)
                     elif name in plan.values and not self._parts.apart(name):
                         self._parts.bind(made.binding.bind_input, name, plan.values[name])
+                    elif self._parts.apart(name):
+                        made.copied.append(name)
                     else:
                         made.live.append(name)
                 for index, name in enumerate(segment.outputs):

@@ -9,8 +9,9 @@ what grows is bound anew in each step. A step over buffers that operators fill i
 from __future__ import annotations
 
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,13 +54,13 @@ class Steps:
         read.update(name for level in cut.controls for control in level for name in control.reads)
         self._fresh = [name for name in cut.inputs if name in read and name not in others]
         self.results = [name for name in cut.outputs if name not in others]
-        self._planner = Planner(parts, self._inputs, self._outputs, self._fresh)
+        self._planner = Planner(parts, self._inputs, self._outputs, self._fresh, self._free)
         self._plans: OrderedDict[Key, Plan] = OrderedDict()
         self._seen: OrderedDict[Key, dict[int, Shapes]] = OrderedDict()
         self._left: dict[Key, int] = {}
         # Which way control flow goes decides shapes.
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
-        self.communication_seconds = 0.0
+        self.communication_seconds = self.segment_seconds = 0.0
 
     def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
@@ -100,10 +101,11 @@ class Steps:
         for name in self._inputs:
             values[name] = state.value(name)
         noted: Shapes = {}
-        for name in (*self._fresh, *self._inputs):
-            self._note(name, values, noted)
         level = 0
-        if plan is not None:
+        if plan is None:
+            for name in (*self._fresh, *self._inputs):
+                self._note(name, values, noted)
+        else:
             level = self._run_planned(plan, values, state)
             if level < len(self._parts.sessions):
                 self._plans.pop(used, None)
@@ -166,10 +168,12 @@ class Steps:
                         self._parts.bind(binding.bind_output, name, values[name])
                     else:
                         self._parts.unbound(binding, name)
+                began = time.perf_counter()
                 try:
                     session.run_with_iobinding(binding, *self._free(session))
                 except Exception as error:
                     raise run_error(error) from None
+                self.segment_seconds += time.perf_counter() - began
                 for name, value in zip(segment.outputs, binding.get_outputs(), strict=True):
                     pair = self._outputs.get(name)
                     if pair is None or not pair.buffer:
@@ -225,14 +229,16 @@ class Steps:
         values.update((name, buffer) for name, buffer in plan.values.items() if name not in values)
         clock = time.perf_counter
         for level, made in enumerate(plan.levels):
-            session = self._parts.sessions[level]
-            if session is not None and made.binding is not None:
-                binding = made.binding
+            binding = made.binding
+            if binding is not None:
+                assert made.call is not None
                 for name in made.live:
+                    self._rebind(made, binding.bind_input, name, values[name])
+                for name in made.copied:
                     self._parts.bind_input(binding, name, values)
                 for name, source in made.filled:
                     values[name] = state.value(source)
-                    self._parts.bind(binding.bind_output, name, values[name])
+                    self._rebind(made, binding.bind_output, name, values[name])
                 for name, source, growth in made.states:
                     before = self._parts.memory.shape(values[source])
                     shape = tuple(map(int.__add__, before, growth))
@@ -240,10 +246,12 @@ class Steps:
                     self._parts.bind(binding.bind_output, name, values[name])
                 for _, name in made.grown:
                     self._parts.unbound(binding, name)
+                began = clock()
                 try:
-                    session.run_with_iobinding(binding, *self._free(session))
+                    made.call()
                 except Exception:
                     return level  # for its shapes, or for what the run that follows will say
+                self.segment_seconds += clock() - began
                 if made.grown:
                     outputs = binding.get_outputs()
                     for index, name in made.grown:
@@ -260,6 +268,13 @@ class Steps:
                         return self._leave_at_recv(level, position, made, found, values)
                 self.communication_seconds += clock() - began
         return len(plan.levels)
+
+    def _rebind(self, made: Level, bind: Callable[..., None], name: str, buffer: Buffer) -> None:
+        """Binds to a buffer, unless it is the one of the step before: most state stays where it is."""
+        before = made.bound.get(name)
+        if before is None or before() is not buffer:
+            self._parts.bind(bind, name, buffer)
+            made.bound[name] = weakref.ref(buffer)
 
     def _leave_at_recv(
         self, level: int, position: int, made: Level, found: ReshapedError, values: Values

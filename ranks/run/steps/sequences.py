@@ -93,6 +93,11 @@ class Sequences:
         """Seconds that this rank spent in collectives of steps so far."""
         return self._model.steps.communication_seconds
 
+    @property
+    def segment_seconds(self) -> float:
+        """Seconds that this rank's sessions of ONNX Runtime ran in steps so far."""
+        return self._model.steps.segment_seconds
+
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
         if change == "open":

@@ -63,6 +63,7 @@ def closing(condition: Any) -> None:
 def slowly(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoder, whose texts go on for some time."""
     real = decoder.step_many
+    decoder.runs = None
 
     def step_many(sequences: Any, ids: Any) -> Any:
         time.sleep(0.05)
@@ -443,3 +444,40 @@ def test_sequences_of_an_encoder_share_no_beginning() -> None:
     for inputs, ids in zip(given, found, strict=True):
         assert ids == LanguageModel(Encoded()).generate(prompt, max_new_tokens=9, inputs=inputs).ids
     assert found[0] == found[2] != found[1] and engine.reused == 0 and decoder.open == 0
+
+
+def test_a_text_alone_is_run_ahead_until_another_comes(
+    decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks choose its tokens by themselves; the texts are those of single steps."""
+    runs: list[int] = []
+    real = type(decoder.host).run  # type: ignore[attr-defined]
+
+    def run(self: Any, number: int, tensors: Any, report: Any) -> Any:
+        runs.append(report["most"])
+        return real(self, number, tensors, report)
+
+    monkeypatch.setattr(type(decoder.host), "run", run)
+    options: dict[str, Any] = {"temperature": 0.8, "seed": 3, "ignore_eos": True}
+    with Engine(decoder) as engine:
+        first = engine.submit(PROMPTS[0], max_new_tokens=200, **options)
+        for _ in range(8):
+            next(first)
+        assert runs
+        others = [engine.submit(prompt, max_new_tokens=9, **options) for prompt in PROMPTS[1:3]]
+        found = [stream.finish()[0].ids for stream in others]
+        count = len(runs)
+        found.append(first.finish()[0].ids)
+        assert len(runs) > count  # alone again
+        cancelled = engine.submit(PROMPTS[0], max_new_tokens=200, **options)
+        next(cancelled)
+        cancelled.cancel()
+        found.append(engine.submit(PROMPTS[3], max_new_tokens=9, logprobs=1, **options).finish()[0].ids)
+    decoder_runs, decoder.runs = decoder.runs, None
+    try:
+        with Engine(decoder) as engine:
+            asked = ((PROMPTS[1], 9), (PROMPTS[2], 9), (PROMPTS[0], 200), (PROMPTS[3], 9))
+            want = [engine.submit(ids, max_new_tokens=n, **options).finish()[0].ids for ids, n in asked]
+    finally:
+        decoder.runs = decoder_runs
+    assert found == want

@@ -14,8 +14,8 @@ from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GENERATE, GenerateOptions, options_of
 from launcher.generation.sample import Done, Token
-from launcher.generation.sampling import Candidates, candidates, log_softmax, top, uniform
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.tokens.sampling import Candidates, candidates, log_softmax, top, uniform
 from tests.launcher.generation import tokenizers_made
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
 

@@ -10,8 +10,8 @@ import pytest
 
 from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GenerateOptions
-from launcher.generation.sampling import candidates
 from launcher.generation.text.chat import ChatTemplate
+from ranks.tokens.sampling import candidates
 from tests.launcher.generation import record
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
 

@@ -114,7 +114,7 @@ def test_ctrl_c_in_the_middle_leaves_the_model_usable(model: LanguageModel, plai
 
 
 def test_a_slow_reader_is_waited_for(model: LanguageModel, plain: tiny.Plain) -> None:
-    """Nothing runs ahead of the reader, and two texts at once do not mix."""
+    """Two texts at once do not mix."""
     first, second = (model.generate(PROMPT[k:], max_new_tokens=6) for k in range(2))
     found: tuple[list[int], list[int]] = ([], [])
     for one, two in zip(first, second, strict=True):

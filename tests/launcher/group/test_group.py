@@ -20,7 +20,7 @@ import pytest
 
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
-from launcher.group.group import PredictError
+from launcher.group.requests import PredictError
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import slices
 from tests.launcher.processes import ROOT, Runner, wait_until

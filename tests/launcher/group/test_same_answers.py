@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 
 import ranks
 from launcher import start
-from launcher.group.group import Group, PredictError
+from launcher.group.group import Group
+from launcher.group.requests import PredictError
 from sharding.demands.options import SliceOptions
 from sharding.errors import ShardrunError
 from sharding.slices.mesh import Mesh

@@ -15,7 +15,7 @@ import pytest
 from launcher import Group, generate, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.sample import Token
-from launcher.group.group import PredictError
+from launcher.group.requests import PredictError
 from ranks.state.rows import Batch
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import read_manifest

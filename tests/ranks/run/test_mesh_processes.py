@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.group.group import PredictError, start
+from launcher.group.group import start
+from launcher.group.requests import PredictError
 from sharding.slices.mesh import Mesh
 from tests.ranks import worlds
 from tests.ranks.collectives.test_collectives import launcher, need

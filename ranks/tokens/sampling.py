@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import ShardrunError
-from launcher.generation.options import GenerateOptions
-from launcher.generation.penalties import Row
+from ranks.errors import ShardrunError
+from ranks.tokens.options import SamplingOptions
+from ranks.tokens.penalties import Row
 
 CHOOSE, ACCEPT, DRAFT = 0, 1, 2
 """What a random number is for."""
@@ -58,7 +58,7 @@ class Candidates:
         return whole
 
 
-def candidates(scores: Row, options: GenerateOptions) -> Candidates:
+def candidates(scores: Row, options: SamplingOptions) -> Candidates:
     """What a row of logits leaves to choose from, by temperature, top-k, top-p and min-p, in this order."""
     ids: NDArray[np.int64] | None = None
     best = float(scores.max())

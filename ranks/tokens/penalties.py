@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.generation.decoder import Ids
-from launcher.generation.options import GenerateOptions
+from ranks.tokens.options import SamplingOptions
 
 Row = NDArray[np.float32]
 """(vocabulary,)."""
@@ -17,7 +16,9 @@ Row = NDArray[np.float32]
 class Penalties:
     """The changes for one text as it grows. ``ends``: the tokens that end it, kept back while it is short."""
 
-    def __init__(self, options: GenerateOptions, vocabulary: int, prompt: Ids, ends: Sequence[int]) -> None:
+    def __init__(
+        self, options: SamplingOptions, vocabulary: int, prompt: NDArray[np.int64], ends: Sequence[int]
+    ) -> None:
         self._repetition = options.repetition_penalty or 1.0
         self._presence = options.presence_penalty or 0.0
         self._frequency = options.frequency_penalty or 0.0
@@ -48,6 +49,11 @@ class Penalties:
         self._followers: dict[tuple[int, ...], set[int]] = {}
         for end in range(self._ngram, len(self._ids) + 1) if self._ngram else ():
             self._note(end)
+
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether it matters which tokens the prompt has."""
+        return self._seen is not None or self._ngram > 0
 
     @property
     def nothing(self) -> bool:

@@ -1,0 +1,77 @@
+"""Chooses the tokens of one text, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ranks.talk.reports import TextReport
+from ranks.tokens import sampling
+from ranks.tokens.options import SamplingOptions
+from ranks.tokens.penalties import Penalties, Row
+
+
+class Chooser:
+    """One text as far as its next token depends on it. Wherever it runs, the same logits give the same
+    tokens."""
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        vocabulary: int,
+        prompt: NDArray[np.int64],
+        ends: Iterable[int],
+        number: int = 0,
+    ) -> None:
+        """``ends``: the tokens that end the text; ``number``: which of a prompt's samples it is."""
+        self.options, self.number = options, number
+        self.ends = sorted(ends)
+        self.penalties = Penalties(options, vocabulary, prompt, self.ends)
+        self.prompt = prompt
+        self.ids: list[int] = []
+        """What was chosen so far."""
+
+    def choose(self, row: Row) -> int:
+        """The next token by the model's logits (vocabulary,). Raises `ShardrunError` where none can be
+        chosen."""
+        scores = self.penalties.apply(row)
+        if self.options.greedy:
+            return sampling.likeliest(scores)
+        assert self.options.seed is not None
+        number = sampling.uniform(self.options.seed, self.number, len(self.ids))
+        return sampling.candidates(scores, self.options).pick(number)
+
+    def read(self, token: int) -> None:
+        """The text goes on with this token."""
+        self.penalties.read(token)
+        self.ids.append(token)
+
+    def copy(self, number: int) -> Chooser:
+        """The same for another sample of the prompt."""
+        twin = object.__new__(Chooser)
+        twin.__dict__.update(self.__dict__)
+        twin.penalties, twin.ids, twin.number = self.penalties.copy(), list(self.ids), number
+        return twin
+
+    def told(self) -> TextReport:
+        """All of it, to go on elsewhere; the prompt only where tokens of it count."""
+        prompt: Sequence[int] = self.prompt.tolist() if self.penalties.counts_prompt else []
+        return {
+            "options": self.options.to_json(),
+            "number": self.number,
+            "ends": self.ends,
+            "prompt": list(prompt),
+            "ids": self.ids,
+        }
+
+    @classmethod
+    def of(cls, report: TextReport, vocabulary: int) -> Chooser:
+        """What `told` gave. The text has begun."""
+        prompt = np.array(report["prompt"], np.int64)
+        options = SamplingOptions.from_json(report["options"])
+        chooser = cls(options, vocabulary, prompt, report["ends"], report["number"])
+        for token in report["ids"]:
+            chooser.read(token)
+        return chooser

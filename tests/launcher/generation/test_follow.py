@@ -1,0 +1,261 @@
+"""Tokens that the ranks choose by themselves: those of plain ONNX Runtime, and of steps one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launcher
+from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.generation.generate import AHEAD, Generation
+from launcher.generation.model import LanguageModel
+from launcher.generation.resident import ResidentDecoder, ResidentSequence
+from tests.launcher.generation import tiny
+
+PROMPT = [5, 66, 7, 123, 9, 40, 41]
+
+
+class Counted:
+    """Counts what a decoder asks of its ranks."""
+
+    def __init__(self, decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = self.runs = 0
+        host = type(decoder.host)
+        step, run = host.step, host.run  # type: ignore[attr-defined]
+
+        def counted_step(*arguments: Any) -> Any:
+            self.steps += 1
+            return step(*arguments)
+
+        def counted_run(*arguments: Any) -> Any:
+            self.runs += 1
+            return run(*arguments)
+
+        monkeypatch.setattr(host, "step", counted_step)
+        monkeypatch.setattr(host, "run", counted_run)
+
+
+@pytest.fixture
+def decoder(model: LanguageModel) -> ResidentDecoder:
+    assert isinstance(model.decoder, ResidentDecoder)
+    return model.decoder
+
+
+@pytest.fixture
+def counted(decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(decoder, monkeypatch)
+
+
+@pytest.fixture
+def sequences(decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> list[ResidentSequence]:
+    """All that are begun."""
+    made: list[ResidentSequence] = []
+    real = decoder.sequence
+
+    def sequence(inputs: Any = None) -> Any:
+        made.append(real(inputs))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(decoder, "sequence", sequence)
+    return made
+
+
+def test_greedy_tokens_are_those_of_plain_onnx_runtime(
+    model: LanguageModel, plain: tiny.Plain, counted: Counted
+) -> None:
+    assert model.generate(PROMPT, max_new_tokens=80, ignore_eos=True).ids == plain.greedy(PROMPT, 80)
+    assert counted.steps == 1 and counted.runs == -(-79 // AHEAD)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8},
+        {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+        {"temperature": 0, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"temperature": 0, "no_repeat_ngram": 2, "suppressed": [7, 8]},
+        {"temperature": 0, "logit_bias": {3: 2.5, 4: -1e4}},
+        {"temperature": 0, "forced_last": [17]},
+        {"temperature": 1.0, "samples": 2},
+        {"temperature": 1.0, "stop": ["e"]},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_as_by_single_steps(
+    model: LanguageModel, counted: Counted, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    given = {"max_new_tokens": 40, "ignore_eos": "stop" not in options, "seed": 11, **options}
+    found = [(item.ids, item.text, item.reason) for item in model.generate(PROMPT, **given).finish()]
+    assert counted.runs or options.get("samples") == 2
+    runs = counted.runs
+    monkeypatch.setattr(ResidentSequence, "follows", False)
+    assert found == [(item.ids, item.text, item.reason) for item in model.generate(PROMPT, **given).finish()]
+    assert counted.runs == runs
+
+
+def test_a_token_that_ends_the_text_ends_the_run(
+    model: LanguageModel, plain: tiny.Plain, sequences: list[ResidentSequence], counted: Counted
+) -> None:
+    whole = plain.greedy(PROMPT, 60)
+    place = next(k for k in range(5, 60) if whole[k] not in whole[:k])
+    found = model.generate(PROMPT, max_new_tokens=60, ignore_eos=True, stop_ids=[whole[place]]).finish()[0]
+    assert found.ids == whole[: place + 1] and found.reason == "end"
+    assert sequences[0].length == len(PROMPT) + place and counted.runs == -(-place // AHEAD)
+
+
+def test_log_probabilities_come_by_single_steps(
+    model: LanguageModel, plain: tiny.Plain, counted: Counted
+) -> None:
+    found = model.generate(PROMPT, max_new_tokens=6, logprobs=2).finish()[0]
+    assert counted.runs == 0 and found.ids == plain.greedy(PROMPT, 6)
+    assert found.logprobs is not None and len(found.logprobs) == 6
+
+
+def test_ranks_run_ahead_by_a_few_tokens_only(
+    model: LanguageModel, plain: tiny.Plain, sequences: list[ResidentSequence]
+) -> None:
+    want = plain.greedy(PROMPT, 80)
+    with model.generate(PROMPT, max_new_tokens=80, ignore_eos=True) as made:
+        got = [next(made).id for _ in range(3)]  # type: ignore[union-attr]
+        time.sleep(0.5)  # the ranks have made all the steps that they were told to
+        run = sequences[0]._run_of
+        assert run is not None and got == want[:3] and len(run.tokens) <= AHEAD - 2  # type: ignore[attr-defined]
+        with pytest.raises(ShardrunError, match="is read on by the ranks"):
+            sequences[0].step(np.array([1]))
+    assert sequences[0].closed
+    assert model.generate(PROMPT, max_new_tokens=5).ids == want[:5]
+
+
+def test_an_ended_run_leaves_the_sequence_where_its_reader_is(
+    decoder: ResidentDecoder, plain: tiny.Plain
+) -> None:
+    from launcher.generation.options import GenerateOptions
+    from ranks.tokens.chooser import Chooser
+
+    want = plain.greedy(PROMPT, 20)
+    chooser = Chooser(GenerateOptions().sampling, decoder.vocabulary, np.array(PROMPT), [])
+    sequence = decoder.sequence()
+    sequence.step(np.array(PROMPT))
+    assert isinstance(sequence, ResidentSequence) and sequence.follows
+    chooser.read(want[0])
+    tokens = sequence.follow(chooser, 15)
+    assert [next(tokens) for _ in range(4)] == want[1:5]
+    tokens.close()
+    assert sequence.length == len(PROMPT) + 4
+    logits, whole = sequence.step(np.array(want[4:6])), plain.logits([*PROMPT, *want[:6]])
+    assert np.abs(logits - whole[-1:]).max() < 1e-4 * np.abs(whole).max()
+    sequence.close()
+
+
+def test_other_requests_come_in_between(model: LanguageModel, plain: tiny.Plain, counted: Counted) -> None:
+    """Other texts, and other threads' requests to the same ranks."""
+    wants = [plain.greedy(PROMPT[k:], 70) for k in range(3)]
+    texts = [model.generate(PROMPT[k:], max_new_tokens=70, ignore_eos=True) for k in range(3)]
+    found: list[list[int]] = [[], [], []]
+    wrong: list[object] = []
+
+    def read(number: int) -> None:
+        try:
+            found[number] = texts[number].ids
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=read, args=(2,))
+    thread.start()
+    for one, two in zip(texts[0], texts[1], strict=True):
+        for kept, event in zip(found, (one, two), strict=False):
+            kept.extend([event.id] if hasattr(event, "id") else [])
+    thread.join(60)
+    assert wrong == [] and found == wants
+
+
+def test_a_token_that_cannot_be_chosen(model: LanguageModel, plain: tiny.Plain, counted: Counted) -> None:
+    """Rank 0 alone finds it out; the group is still good."""
+    only = [k for k in range(tiny.VOCABULARY) if k not in {8, 10, 11}]
+    made = model.generate(
+        PROMPT, suppressed=only, no_repeat_ngram=1, max_new_tokens=9, ignore_eos=True, temperature=0
+    )
+    with pytest.raises(ShardrunError, match="not finite"):
+        made.finish()
+    assert made.tokens == 3 and counted.runs == 1
+    assert model.generate(PROMPT, max_new_tokens=5).ids == plain.greedy(PROMPT, 5)
+
+
+def _begin(made: Generation, count: int) -> Iterator[int]:
+    for _ in range(count):
+        yield next(made).id  # type: ignore[union-attr]
+
+
+def test_a_step_that_fails_in_the_middle(folder: Path, tmp_path: Path, plain: tiny.Plain) -> None:
+    """The model has rotary positions for so many tokens only, and nothing says so."""
+    with launcher.start(folder / "model.onnx", ranks=2, launcher="local", threads=1) as group:
+        long = (PROMPT * 14)[: tiny.CONTEXT - 10]
+        made = group.generate(long, max_new_tokens=60)
+        want = plain.greedy(long, 9)
+        got = list(_begin(made, 9))
+        with pytest.raises(launcher.PredictError):
+            list(made)
+        assert got == want and made.tokens >= 9
+        assert group.generate(PROMPT, max_new_tokens=5).ids == plain.greedy(PROMPT, 5)
+        # A rank that is lost in the middle of a run.
+        streams = [group.generate(PROMPT, max_new_tokens=80) for _ in range(2)]
+        for stream in streams:
+            assert list(_begin(stream, 2)) == plain.greedy(PROMPT, 2)
+        os.kill(group.stats[1].pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(RankFailedError, match=r"rank 1 on host .*SIGKILL"):
+                stream.finish()
+            with pytest.raises(StopIteration):
+                next(stream)
+
+
+def test_ctrl_c_while_a_token_is_waited_for(
+    model: LanguageModel, plain: tiny.Plain, decoder: ResidentDecoder
+) -> None:
+    group: Any = decoder.later.group
+    made = model.generate(PROMPT, max_new_tokens=80, ignore_eos=True)
+    next(made)
+    os.kill(group.stats[1].pid, signal.SIGSTOP)
+    try:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.6, lambda: os.kill(group.stats[1].pid, signal.SIGCONT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            made.finish()
+    finally:
+        os.kill(group.stats[1].pid, signal.SIGCONT)
+    made.close()
+    assert model.generate(PROMPT, max_new_tokens=5).ids == plain.greedy(PROMPT, 5)
+
+
+def test_a_group_that_is_closed_by_another_thread(folder: Path) -> None:
+    group = launcher.start(folder / "model.onnx", ranks=2, launcher="local", threads=1)
+    pid, errors = group.stats[1].pid, []
+    made = group.generate(PROMPT, max_new_tokens=80)
+    next(made)
+
+    def read() -> None:
+        try:
+            made.finish()
+        except LaunchError as error:
+            errors.append(str(error))
+
+    os.kill(pid, signal.SIGSTOP)  # what comes is waited for
+    threads = [threading.Thread(target=read), threading.Thread(target=group.close)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    os.kill(pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join(20)
+    assert errors == ["This group was closed: start another one."]
+    assert not any(thread.is_alive() for thread in threads)
+    made.close()
