@@ -23,6 +23,7 @@ from ranks.run.program import Program
 from ranks.run.steps.parts import Parts
 from ranks.sessions.bodies import cut_with_bodies
 from ranks.sessions.cut import Control, Cut
+from ranks.sessions.idle import Idle, of_sessions
 from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
@@ -60,6 +61,8 @@ class Assembly:
     weights: VariableWeights | None
     stateful: Callable[[], Stateful] | None = None
     """Makes what runs the model step by step, where it has state."""
+    idle: Idle | None = None
+    """Gives buffers back where nobody runs the model."""
 
 
 def assemble(
@@ -129,12 +132,12 @@ def assemble(
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
     stateful = None
+    assert programs.parts is not None
     if pairs:
-        assert programs.parts is not None
         stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
     return Assembly(
         runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
-        stateful,
+        stateful, of_sessions(programs.parts.sessions),
     )  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Sequences, Stateful
     from ranks.run.whole_state import WholeState
+    from ranks.sessions.idle import Idle
     from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given
@@ -66,9 +69,11 @@ class RankModel:
         weights: VariableWeights | None = None,
         together: Together | None = None,
         stateful: Callable[[], Stateful | None] | None = None,
+        idle: Idle | None = None,
     ) -> None:
         """``weights``: the variable weights; ``together``: those of a model that several ranks run;
-        ``stateful``: makes what runs the model step by step, None where it has no state."""
+        ``stateful``: makes what runs the model step by step, None where it has no state; ``idle``: what
+        gives buffers back where nobody runs the model."""
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
         self.inputs = interface.inputs
@@ -81,6 +86,7 @@ class RankModel:
         self._weights = weights
         self._together = together
         self._stateful = stateful
+        self._idle: AbstractContextManager[None] = idle or contextlib.nullcontext()
         self._sequences: Sequences | None = None
         self._lock = threading.Lock()
         forks.in_child(self, RankModel._renew_lock)
@@ -106,13 +112,15 @@ class RankModel:
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
             try:
-                return list(session.run(None, given))
+                with self._idle:
+                    return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
         with self._lock:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            return self._program.run(arrays)
+            with self._idle:
+                return self._program.run(arrays)
 
     @property
     def sequences(self) -> Sequences:
@@ -155,7 +163,8 @@ class RankModel:
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            return sequences.step(number, {**self._defaults, **feeds})
+            with self._idle:
+                return sequences.step(number, {**self._defaults, **feeds})
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:
@@ -235,4 +244,5 @@ class RankModel:
         with self._lock:
             self._session = self._program = None
             self._sequences = self._stateful = None
+            self._idle = contextlib.nullcontext()
         self.kept = ()
