@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import shutil
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -33,7 +32,6 @@ from ranks.sessions import arena, session
 from ranks.sessions.session import SessionConfig
 from ranks.weights.prepared.keys import key_of
 from ranks.weights.prepared.pages import give_back_memory, populate
-from ranks.weights.prepared.prepare import prepare
 from sharding.common.storage import what_to_do
 
 log = logging.getLogger(__name__)
@@ -164,6 +162,8 @@ class Store:
 
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
+        from ranks.weights.prepared.prepare import prepare
+
         weight_entries.make_folders(self.folder)
         self._demand_space(model)
         with locked(self.folder / weight_entries.LOCKS / key[:2], config.timeout):
@@ -187,6 +187,8 @@ class Store:
     def _demand_space(self, model: bytes | Path) -> None:
         """Raises `OSError` where a model's prepared weights cannot fit: they take up to twice its size, and
         while they are made twice that."""
+        import shutil
+
         expected = 2 * size_of(model)
         if self.limit is not None and expected > self.limit:
             raise OSError(

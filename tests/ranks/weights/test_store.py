@@ -621,9 +621,7 @@ def test_a_file_that_cannot_be_written(store: Store, big: Path, most: int) -> No
 
 
 def test_a_disk_that_is_nearly_full(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "ranks.weights.prepared.store.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6})
-    )
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
     create(big, replace(CONFIG, store=store), "it")
     assert store.opened == () and not list((store.folder / "locks").iterdir())
 
