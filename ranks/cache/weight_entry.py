@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ranks.cache import regular_files
 
-FORMAT = 3
+FORMAT = 2
 """The version of the store's files; files of other versions are not looked at."""
 _MOST_BYTES = 64 << 20  # of an entry's JSON: half a million weights
 

@@ -2,7 +2,8 @@
 
 ONNX Runtime's arena keeps what a run took, so that the next one finds it: of BERT-base 4 MB after a sequence
 of 128 and 39 MB after one of 512, in each process. While requests come that is as it should be; a process
-that waits holds it for nothing.
+that waits holds it for nothing. The first region of an arena stays, which the first run began with: 1 MiB, or
+what its first value took.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Idle:
         with self._lock:
             left = IDLE_SECONDS if self._running else self._last + IDLE_SECONDS - time.monotonic()
             if left <= 0:
-                self._watch.thread = None
+                self._watch.watching = False
             return left
 
 
@@ -75,31 +76,36 @@ class _Watch:
     """The thread of an `Idle`, which does not keep that alive."""
 
     def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
+        self.watching = False
+        self._thread: threading.Thread | None = None  # also while it gives back
         self._ended = threading.Event()
 
     def renew(self) -> None:
         """In a forked child, which has no such thread."""
-        self.thread, self._ended = None, threading.Event()
+        self.watching, self._thread, self._ended = False, None, threading.Event()
 
     def start(self, idle: Idle) -> None:
         """Watches until the model is idle, unless that is done already. Where no thread can be had, the
         buffers stay."""
-        if self.thread is None and not self._ended.is_set():
-            thread = threading.Thread(target=_watch, args=(weakref.ref(idle), self._ended), daemon=True)
+        if not self.watching and not self._ended.is_set():
+            told = weakref.ref(idle), self._ended, self._thread
+            thread = threading.Thread(target=_watch, args=told, daemon=True)
             with contextlib.suppress(RuntimeError):
                 thread.start()
-                self.thread = thread
+                self.watching, self._thread = True, thread
 
     def end(self) -> None:
         """Ends the thread. It may be the caller: the last to hold the `Idle`."""
         self._ended.set()
-        thread = self.thread
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
 
-def _watch(watched: weakref.ref[Idle], ended: threading.Event) -> None:
+def _watch(watched: weakref.ref[Idle], ended: threading.Event, before: threading.Thread | None) -> None:
+    """A thread's work. ``before``: the one before it, which may still give back: `end` waits for both."""
+    if before is not None:
+        before.join()
     idle = watched()
     while idle is not None and not ended.is_set():
         left = idle.left()

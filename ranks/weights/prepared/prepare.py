@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,6 +146,8 @@ def _form(value: str) -> tuple[str, tuple[tuple[_Extent, str], ...]]:
 
 def _write_blob(weight: _Weight, data: int, work: Path) -> tuple[Blob, dict[str, str]]:
     """Writes a weight's own file; gives what the tensor is to say of its external data, too."""
+    import tempfile
+
     descriptor, temporary = tempfile.mkstemp(dir=work)
     try:
         writer = _Writer(descriptor)

@@ -32,6 +32,7 @@ from ranks.sessions import arena, session
 from ranks.sessions.session import SessionConfig
 from ranks.weights.prepared.keys import key_of
 from ranks.weights.prepared.pages import give_back_memory, populate
+from ranks.weights.prepared.prepare import prepare
 from sharding.common.storage import what_to_do
 
 log = logging.getLogger(__name__)
@@ -162,8 +163,6 @@ class Store:
 
     def _make(self, key: str, model: bytes | Path, config: SessionConfig, what: str) -> None:
         """Makes an entry, unless another process did so while this one waited for it. Raises `OSError`."""
-        from ranks.weights.prepared.prepare import prepare
-
         weight_entries.make_folders(self.folder)
         self._demand_space(model)
         with locked(self.folder / weight_entries.LOCKS / key[:2], config.timeout):
