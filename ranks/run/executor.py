@@ -218,10 +218,9 @@ def _load_plain(
         stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
     interface = Interface(inputs, outputs, fed)
     stateful = partial(_plain_stateful, file, session, interface, config, weights)
-    return RankModel(
-        file, interface, session=session, stats=stats, weights=weights, stateful=stateful,
-        idle=idle.of_sessions([session]),
-    )  # fmt: skip
+    loaded = RankModel(file, interface, session=session, stats=stats, weights=weights, stateful=stateful)
+    loaded.idle = idle.of_sessions([session])
+    return loaded
 
 
 def _plain_stateful(
@@ -303,10 +302,12 @@ def _cut_model(
     fed = [spec for spec in made.inputs if spec.name not in defaults]
     rest = [spec for spec in made.inputs if spec.name in defaults]
     interface = Interface(fed, made.outputs, rest, defaults)
-    return RankModel(
+    loaded = RankModel(
         file, interface, program=made.program, stats=stats, weights=weights, together=together,
-        stateful=made.stateful, idle=made.idle,
+        stateful=made.stateful,
     )  # fmt: skip
+    loaded.idle = made.idle
+    return loaded
 
 
 def _marked(

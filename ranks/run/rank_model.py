@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Sequences, Stateful
     from ranks.run.whole_state import WholeState
-    from ranks.sessions.idle import Idle
     from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given
@@ -57,6 +56,8 @@ class RankModel:
     """One rank's model, loaded."""
 
     kept: Sequence[locks.Pin] = ()
+    idle: AbstractContextManager[None] = contextlib.nullcontext()
+    """Is around each run, and gives buffers back where there is none (`ranks.sessions.idle`)."""
 
     def __init__(
         self,
@@ -69,11 +70,9 @@ class RankModel:
         weights: VariableWeights | None = None,
         together: Together | None = None,
         stateful: Callable[[], Stateful | None] | None = None,
-        idle: Idle | None = None,
     ) -> None:
         """``weights``: the variable weights; ``together``: those of a model that several ranks run;
-        ``stateful``: makes what runs the model step by step, None where it has no state; ``idle``: what
-        gives buffers back where nobody runs the model."""
+        ``stateful``: makes what runs the model step by step, None where it has no state."""
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
         self.inputs = interface.inputs
@@ -86,7 +85,6 @@ class RankModel:
         self._weights = weights
         self._together = together
         self._stateful = stateful
-        self._idle: AbstractContextManager[None] = idle or contextlib.nullcontext()
         self._sequences: Sequences | None = None
         self._lock = threading.Lock()
         forks.in_child(self, RankModel._renew_lock)
@@ -112,14 +110,14 @@ class RankModel:
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
             try:
-                with self._idle:
+                with self.idle:
                     return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
         with self._lock:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            with self._idle:
+            with self.idle:
                 return self._program.run(arrays)
 
     @property
@@ -163,7 +161,7 @@ class RankModel:
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            with self._idle:
+            with self.idle:
                 return sequences.step(number, {**self._defaults, **feeds})
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -244,5 +242,5 @@ class RankModel:
         with self._lock:
             self._session = self._program = None
             self._sequences = self._stateful = None
-            self._idle = contextlib.nullcontext()
+            self.idle = contextlib.nullcontext()
         self.kept = ()

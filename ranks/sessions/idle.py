@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -117,9 +118,9 @@ def _watch(watched: weakref.ref[Idle], ended: threading.Event, before: threading
         idle = watched()
 
 
-def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> Idle | None:
-    """For a model that these run, which share one arena where there are several. None where they compute on a
-    device, or what they take cannot be made up. Does not keep them alive."""
+def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> AbstractContextManager[None]:
+    """For a model that these run, which share one arena where there are several. Does nothing where they
+    compute on a device, or what they take cannot be made up. Does not keep them alive."""
     for session in sessions:
         if session is None:
             continue
@@ -127,7 +128,7 @@ def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> Idle | None:
         plain = all(spec.is_tensor and spec.dtype.type.__module__ == "numpy" for spec in specs)
         if plain and session.get_providers()[0] == CPU and not any(spec.dtype.hasobject for spec in specs):
             return Idle(partial(give_back, weakref.ref(session)))
-    return None
+    return contextlib.nullcontext()
 
 
 def give_back(held: weakref.ref[ort.InferenceSession]) -> None:
