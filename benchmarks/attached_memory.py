@@ -1,13 +1,15 @@
 """Memory of processes that attach to one copy of the weights, through the public API alone.
 
-    python benchmarks/attached_memory.py [--model FILE] [--processes 1 4 8] [--sequences 1 128]
+    python benchmarks/attached_memory.py [--model FILE] [--processes 1 4 8] [--sequences 1 128] [--bare least]
 
 Without ``--model`` it is BERT-base of the tests' models. One process shares (`ranks.share_weights`), the
 others attach; each runs the model at the first sequence and then at the next. Beside them, two baselines: one
 process with the model in plain ONNX Runtime and bare processes for the others, and that process with as many
 bare ones as there are processes. "Bare" has imported every module that an attached process has, and has no
-model. Of each group the sum of the PSS (/proc/PID/smaps_rollup), in which a page that several processes hold
-counts once. Pages of libraries that processes outside hold too are divided with them: run it alone.
+model; with ``--bare least`` it has imported numpy and ONNX Runtime alone. Memory is read right after the runs
+("busy"), and 1.5 seconds later ("idle"), when the buffers of a model that nobody runs have gone back. Of each
+group the sum of the PSS (/proc/PID/smaps_rollup), in which a page that several processes hold counts once.
+Pages of libraries that processes outside hold too are divided with them: run it alone.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,20 +73,16 @@ def work(kind: str, model: Path, given: str) -> None:
     import numpy as np
     import onnxruntime as ort
 
-    import ranks
-
-    context = ranks.Context()
-    context.cpu.thread_num = 1
     session, loaded, handle = None, None, ""
     if kind == "plain":
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     elif kind == "owner":
-        loaded = ranks.share_weights(str(model), family=os.getppid(), context=context)
+        loaded = share(model)
         handle = str(loaded.handle)
     elif kind == "attached":
-        loaded = ranks.attach(int(given), str(model), context=context)
+        loaded = attach(model, int(given))
     else:
         for name in json.loads(Path(given).read_text()):
             with contextlib.suppress(ImportError):
@@ -100,13 +99,40 @@ def work(kind: str, model: Path, given: str) -> None:
         print("{}", flush=True)
 
 
-def measure(workers: Sequence[Worker], sequences: Sequence[int]) -> list[float]:
-    """The sum of their PSS after each sequence; ends them."""
+def share(model: Path) -> Any:
+    """The owner's model."""
+    import ranks
+
+    return ranks.share_weights(str(model), family=os.getppid(), context=one_thread())
+
+
+def attach(model: Path, handle: int) -> Any:
+    """An attached process's model."""
+    import ranks
+
+    return ranks.attach(handle, str(model), context=one_thread())
+
+
+def one_thread() -> Any:
+    """A context of one thread."""
+    import ranks
+
+    context = ranks.Context()
+    context.cpu.thread_num = 1
+    return context
+
+
+def measure(workers: Sequence[Worker], sequences: Sequence[int]) -> list[tuple[float, float]]:
+    """The sum of their PSS after each sequence, busy and idle; ends them."""
     found = []
     for sequence in sequences:
         for worker in workers:
             worker.run(sequence)
-        found.append(sum(worker.pss() for worker in workers))
+        for worker in workers:  # those that ran first are idle again
+            worker.run(sequence)
+        busy = sum(worker.pss() for worker in workers)
+        time.sleep(1.5)
+        found.append((busy, sum(worker.pss() for worker in workers)))
     for worker in reversed(workers):
         worker.close()
     return found
@@ -118,6 +144,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 128])
+    parser.add_argument("--bare", choices=("modules", "least"), default="modules")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--given", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -131,13 +158,14 @@ def main() -> None:
         model = models.get("bert_base").path
     import tempfile
 
-    print("processes  sequence  shared    1 plain + others bare  1 plain + all bare")
+    print("processes  sequence        shared    1 plain + others bare  1 plain + all bare")
     with tempfile.TemporaryDirectory() as folder:
         modules = Path(folder) / "modules.json"
         for count in asked.processes:
             owner = Worker("owner", model)
             others = [Worker("attached", model, owner.said["handle"]) for _ in range(count - 1)]
-            modules.write_text(json.dumps([*others, owner][0].said["modules"]))
+            imported = [*others, owner][0].said["modules"] if asked.bare == "modules" else []
+            modules.write_text(json.dumps(imported))
             shared = measure([owner, *others], asked.sequences)
             fewer, all_bare = (
                 measure(
@@ -147,14 +175,14 @@ def main() -> None:
                 for bare in (count - 1, count)
             )
             for index, sequence in enumerate(asked.sequences):
-                both = [
-                    f"{base[index] / MB:7.1f} MB {shared[index] / base[index]:.3f}"
-                    for base in (fewer, all_bare)
-                ]
-                print(
-                    f"{count:9}  {sequence:8}  {shared[index] / MB:5.1f} MB  {both[0]:>21}  {both[1]:>18}",
-                    flush=True,
-                )
+                for when, state in enumerate(("busy", "idle")):
+                    ours = shared[index][when]
+                    both = [
+                        f"{base[index][when] / MB:7.1f} MB {ours / base[index][when]:.3f}"
+                        for base in (fewer, all_bare)
+                    ]
+                    which = f"{count:9}  {sequence:8}  {state}"
+                    print(f"{which}  {ours / MB:5.1f} MB  {both[0]:>21}  {both[1]:>18}", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ranks' has no attribute {name!r}")
     from ranks import lite
 
-    for exported in __all__:
-        globals()[exported] = getattr(lite, exported)
-    return globals()[name]
+    found = getattr(lite, name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

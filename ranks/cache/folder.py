@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,6 +165,8 @@ def hashes_folder() -> Path:
 
 def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Writes a file by way of a temporary one beside it. Raises `OSError`."""
+    import tempfile
+
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

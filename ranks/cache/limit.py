@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
+import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -25,7 +25,12 @@ def limit_of(folder: Path) -> int:
     Raises `SettingError` where the variable is wrong, `OSError` where there is no such folder.
     """
     limit = settings.cache_limit()
-    return min(MOST_BYTES, shutil.disk_usage(folder).total // 10) if limit is None else limit
+    return min(MOST_BYTES, _disk_bytes(folder) // 10) if limit is None else limit
+
+
+def _disk_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize
 
 
 def occupied(root: Path) -> dict[str, int]:

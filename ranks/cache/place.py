@@ -16,7 +16,6 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +170,8 @@ def discard(folder: Path, form: Form) -> None:
         # Under its name it is whole, or not there.
         going = folder.with_name(f"{folder.name}.tmp{secrets.token_hex(4)}")
         folder.rename(going)
+    import shutil
+
     shutil.rmtree(going)
 
 

@@ -25,8 +25,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -110,6 +108,9 @@ def graph_of(folder: Path, entry: Entry) -> bytes | None:
 @contextlib.contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
     """A new folder to make an entry in; removed at the end. What crashed processes left goes, too."""
+    import shutil
+    import tempfile
+
     with locks.folder_lock(folder / WORK, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if alone:
             for stale in (folder / WORK).iterdir():

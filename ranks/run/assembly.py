@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from ranks.run.program import Program
 from ranks.run.steps.parts import Parts
 from ranks.sessions.bodies import cut_with_bodies
 from ranks.sessions.cut import Control, Cut
+from ranks.sessions.idle import of_sessions
 from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
@@ -58,6 +60,8 @@ class Assembly:
     """All ranks, as a communicator of the memory's buffers."""
     model: onnx.ModelProto
     weights: VariableWeights | None
+    idle: AbstractContextManager[None]
+    """Gives buffers back where nobody runs the model."""
     stateful: Callable[[], Stateful] | None = None
     """Makes what runs the model step by step, where it has state."""
 
@@ -129,12 +133,12 @@ def assemble(
         )
         outputs = [_whole(spec, part.batch_outputs, whole) for spec in _of_all(part, everyone)]
     stateful = None
+    assert programs.parts is not None
     if pairs:
-        assert programs.parts is not None
         stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
     return Assembly(
         runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
-        stateful,
+        of_sessions(programs.parts.sessions), stateful,
     )  # fmt: skip
 
 

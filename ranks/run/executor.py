@@ -18,6 +18,7 @@ from ranks.models import imported, model_file, optional, pattern
 from ranks.run import group
 from ranks.run.placement import ON_CPU, Placement
 from ranks.run.rank_model import Interface, RankModel, Stats
+from ranks.sessions import idle
 from ranks.sessions.session import SessionConfig, at, create, default_threads
 from ranks.weights.shared import automatic
 
@@ -217,7 +218,9 @@ def _load_plain(
         stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
     interface = Interface(inputs, outputs, fed)
     stateful = partial(_plain_stateful, file, session, interface, config, weights)
-    return RankModel(file, interface, session=session, stats=stats, weights=weights, stateful=stateful)
+    loaded = RankModel(file, interface, session=session, stats=stats, weights=weights, stateful=stateful)
+    loaded.idle = idle.of_sessions([session])
+    return loaded
 
 
 def _plain_stateful(
@@ -299,10 +302,12 @@ def _cut_model(
     fed = [spec for spec in made.inputs if spec.name not in defaults]
     rest = [spec for spec in made.inputs if spec.name in defaults]
     interface = Interface(fed, made.outputs, rest, defaults)
-    return RankModel(
+    loaded = RankModel(
         file, interface, program=made.program, stats=stats, weights=weights, together=together,
         stateful=made.stateful,
     )  # fmt: skip
+    loaded.idle = made.idle
+    return loaded
 
 
 def _marked(

@@ -12,7 +12,6 @@ from ranks.devices import devices
 from ranks.errors import CollectiveError
 from ranks.identity.identity import identify
 from ranks.identity.place import Identity
-from ranks.talk.orphan import end_with_launcher
 
 
 class Groups:
@@ -54,6 +53,8 @@ class Groups:
             return communicator
         who = identify(identity)
         if who.world_size > 1:
+            from ranks.talk.orphan import end_with_launcher
+
             end_with_launcher()
             if device == "cuda":
                 self._demand_own_gpu(who, timeout)

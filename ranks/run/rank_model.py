@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +58,8 @@ class RankModel:
     """One rank's model, loaded."""
 
     kept: Sequence[locks.Pin] = ()
+    idle: AbstractContextManager[None] = contextlib.nullcontext()
+    """Is around each run, and gives buffers back where there is none (`ranks.sessions.idle`)."""
 
     def __init__(
         self,
@@ -108,13 +112,15 @@ class RankModel:
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
             try:
-                return list(session.run(None, given))
+                with self.idle:
+                    return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
         with self._lock:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            return self._program.run(arrays)
+            with self.idle:
+                return self._program.run(arrays)
 
     @property
     def sequences(self) -> Sequences:
@@ -157,7 +163,8 @@ class RankModel:
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            return sequences.step(number, {**self._defaults, **feeds})
+            with self.idle:
+                return sequences.step(number, {**self._defaults, **feeds})
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:
@@ -238,4 +245,5 @@ class RankModel:
         with self._lock:
             self._session = self._program = None
             self._sequences = self._stateful = None
+            self.idle = contextlib.nullcontext()
         self.kept = ()

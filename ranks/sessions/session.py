@@ -117,6 +117,7 @@ def create_plain(
         if new is not None:
             raise ModelError(f"{what} {new}") from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
+    session._model_bytes = None  # kept to fall back on another provider, which is off here
     forks.never_freed(session, session._sess)
     if session.get_providers()[0] != config.providers[0]:
         raise devices.failure(config.providers[0], config.device_id, "ONNX Runtime did not start it")

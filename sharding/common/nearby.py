@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -80,6 +79,8 @@ def _entries(folder: Path, name: str, rest: Sequence[str]) -> list[str]:
 
 def _closest(name: str, names: Iterable[str]) -> list[str]:
     """Those that continue the name or differ in few letters, the most similar first."""
+    import difflib
+
     wanted = Path(name).stem.casefold()
     matcher = difflib.SequenceMatcher(None, b=wanted)  # which keeps what it finds out about b
     close = []

@@ -35,15 +35,20 @@ def reason_rows(reason: str) -> list[tuple[str, str]]:
 
 # Besides control characters: line ends and changes of direction in Unicode, what has no width, and halves of
 # surrogate pairs, which no stream can encode. The two joiners (200C, 200D) belong to words and stay.
-_UNSEEN = (0x061C, 0x200B, 0x200E, 0x200F, 0xFEFF)
-_HIDDEN = (*_UNSEEN, *range(0x2028, 0x202F), *range(0x2060, 0x206A), *range(0xD800, 0xE000))
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x0A: "\\n", 0x09: "\\t"}
-_CONTROLS |= {code: f"\\u{code:04x}" for code in _HIDDEN}
+_HIDDEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
+)
+_SHORT = {"\n": "\\n", "\t": "\\t"}
 
 
 def one_line(text: str) -> str:
     """Text with control characters escaped: names in files may hold line ends and a terminal's commands."""
-    return text.translate(_CONTROLS)
+    return _HIDDEN.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return _SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def printable(text: str) -> str:

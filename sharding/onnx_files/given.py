@@ -11,7 +11,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from sharding.common.plain_folder import plain_folder
 from sharding.common.storage import why_unwritable
 from sharding.errors import ModelError
 
@@ -40,6 +39,8 @@ class GivenModel:
         Raises `TypeError` for what is no model, `ModelError` for one whose weights lie in files that nothing
         says where to find, and where it cannot be written.
         """
+        from sharding.common.plain_folder import plain_folder
+
         stack = contextlib.ExitStack()
         try:
             folder = stack.enter_context(plain_folder())

@@ -6,7 +6,6 @@ A value may stand in quotes.
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +165,8 @@ def read_file(config_path: str) -> Sections:
         raise _malformed(f"{config_path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise _malformed(f"{config_path} is not a text file: byte {error.start} is not UTF-8") from error
+    import configparser
+
     # No interpolation and no default section: a "%" or a section [DEFAULT] means nothing to the original.
     parser = configparser.RawConfigParser(
         delimiters=("=",),

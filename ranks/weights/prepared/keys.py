@@ -18,6 +18,8 @@ from ranks.sessions import session
 if TYPE_CHECKING:
     from ranks.sessions.session import SessionConfig
 
+_GRAPHS = 2
+"""Which way prepared graphs are written: another makes other entries, and leaves those that there are."""
 # Options of a session that do not change its graph or its packed weights.
 _NEUTRAL = frozenset(
     {
@@ -37,6 +39,7 @@ def key_of(model: bytes | Path, config: SessionConfig) -> str:
     entries = {key: value for key, value in config.entries.items() if key not in _NEUTRAL}
     parts = {
         "format": FORMAT,
+        "graph": _GRAPHS,
         "model": content_hash(model, config.folder, config.hashes),
         "runtime": runtime(),
         "cpu": cpu_features(),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +30,14 @@ if TYPE_CHECKING:
 
     from ranks.sessions.session import SessionConfig
 
-LARGE_BYTES = 4096
-"""Weights of this many bytes and more have files of their own; smaller ones stay in the graph."""
+LARGE_BYTES = 1024
+"""Weights of this many bytes and more have files of their own; smaller ones stay in the graph, of which each
+process has a copy."""
 PAGE = 4096
 """Parts of a file begin at whole pages: a part that is never read then costs no memory."""
 
 _GRAPH, _DATA = "graph.onnx", "weights.data"
+_STANDARD = ("", "ai.onnx")
 _CHUNK = 1 << 18  # stays in a core's cache from reading to hashing and writing
 _THREADS = 2
 
@@ -68,6 +69,7 @@ def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -
     (work / _GRAPH).unlink()
     without_doubles(graph.graph)
     fuse_gelu(graph)
+    _forget_shapes(graph.graph)
     blobs = _take_apart(graph, work)
     (work / _DATA).unlink(missing_ok=True)
     return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))
@@ -144,6 +146,8 @@ def _form(value: str) -> tuple[str, tuple[tuple[_Extent, str], ...]]:
 
 def _write_blob(weight: _Weight, data: int, work: Path) -> tuple[Blob, dict[str, str]]:
     """Writes a weight's own file; gives what the tensor is to say of its external data, too."""
+    import tempfile
+
     descriptor, temporary = tempfile.mkstemp(dir=work)
     try:
         writer = _Writer(descriptor)
@@ -192,6 +196,19 @@ class _Writer:
                 raise OSError(errno.EIO, f"the file ends before byte {extent.end}", _DATA)
             self.write(self._buffer[:got])
             start += got
+
+
+def _forget_shapes(model_graph: onnx.GraphProto) -> None:
+    """Removes what ONNX Runtime wrote of the values inside: it infers that again, and a session keeps both.
+    What operators of its own give keep their types, for some of them have nothing that would infer these."""
+    for graph in graphs_in(model_graph):
+        made = {name for node in graph.node if node.domain in _STANDARD for name in node.output}
+        for index in reversed(range(len(graph.value_info))):
+            value = graph.value_info[index]
+            if value.name in made:
+                del graph.value_info[index]
+            elif value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
 
 
 def without_doubles(model_graph: onnx.GraphProto) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import shutil
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -187,6 +186,8 @@ class Store:
     def _demand_space(self, model: bytes | Path) -> None:
         """Raises `OSError` where a model's prepared weights cannot fit: they take up to twice its size, and
         while they are made twice that."""
+        import shutil
+
         expected = 2 * size_of(model)
         if self.limit is not None and expected > self.limit:
             raise OSError(

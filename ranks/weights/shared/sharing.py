@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, TypeVar
 from ranks.common.descriptors import Part, close_all
 from ranks.devices.providers import CPU, CUDA
 from ranks.errors import IdentityError, ModelError, WeightsError
-from ranks.weights.shared import alike, client, peers
-from ranks.weights.shared.client import Connection
+from ranks.weights.shared import alike, peers
 from ranks.weights.shared.handle import address, new_handle
 from ranks.weights.shared.protocol import step
 from ranks.weights.shared.request import Attach, Share
-from ranks.weights.shared.server import Offer, Server
 from sharding.common.text import one_line
 
 if TYPE_CHECKING:
     from ranks.identity.place import Identity
     from ranks.weights.device.on_device import OwnedOnDevice
     from ranks.weights.prepared.store import Store
+    from ranks.weights.shared.client import Connection
     from ranks.weights.shared.owned import OwnedStore
 
 VARIABLES = "variables"
@@ -78,6 +77,8 @@ def share(request: Share, use: Use, load: Callable[[Store], Loaded]) -> tuple[Lo
 
     Raises `WeightsError` where weights cannot be shared here, and what ``load`` raises.
     """
+    from ranks.weights.shared.server import Offer, Server
+
     _check_system()
     guests = peers.guests(request.pids, request.what, request.family)
     store = _owned(use)
@@ -121,6 +122,7 @@ def attach(request: Attach, use: Use, load: Callable[[Store], Loaded]) -> tuple[
     something else; and what ``load`` raises.
     """
     from ranks.common.settings import default_timeout
+    from ranks.weights.shared import client
 
     _check_system()
     facts = _facts(use)

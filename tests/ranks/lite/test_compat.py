@@ -212,6 +212,14 @@ def test_no_such_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "import ranks; ranks.Context; ranks.Model; ranks.Tensor",
             ["onnx", "onnxruntime", "torch", "mpi4py"],
         ),
+        (
+            # What every process that shares weights would hold.
+            "import ranks; ranks.attach",
+            [
+                *("onnx", "configparser", "difflib", "subprocess", "tempfile", "ranks.lite.converter"),
+                *("ranks.lite.runner", "ranks.lite.group", "ranks.weights.shared.server"),
+            ],
+        ),
     ],
 )
 def test_imports_only_what_is_needed(statement: str, absent: list[str]) -> None:

@@ -348,6 +348,8 @@ def test_models_run_in_one_arena(tmp_path: Path) -> None:
     program = """
     import gc
     from ranks.lite.workspace import _allocated
+    from ranks.sessions import idle
+    idle.IDLE_SECONDS = 600.0
     x = np.ones((8192, 256), np.float32)
     if GROUP:
         group = ModelGroup()

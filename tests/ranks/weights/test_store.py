@@ -621,9 +621,7 @@ def test_a_file_that_cannot_be_written(store: Store, big: Path, most: int) -> No
 
 
 def test_a_disk_that_is_nearly_full(store: Store, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "ranks.weights.prepared.store.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6})
-    )
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
     create(big, replace(CONFIG, store=store), "it")
     assert store.opened == () and not list((store.folder / "locks").iterdir())
 
@@ -792,3 +790,56 @@ def test_packed_weights_are_mapped_before_the_first_run(store: Store, big: Path)
             mapped[name] = int(fields[1]) << 10
     assert len(mapped) == 4 and min(mapped.values()) >= 1024 * 1024 * 4
     del session
+
+
+def test_a_session_holds_no_second_copy_of_its_graph(tmp_path: Path, store: Store) -> None:
+    """What is written of values inside is inferred again, and vectors are files, which processes share."""
+    proto = mlp()
+    proto.graph.initializer.append(numpy_helper.from_array(weight(3, 300), "long"))
+    proto.graph.initializer.append(numpy_helper.from_array(weight(4, 200), "short"))
+    proto.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [300]))
+    proto.graph.node.append(helper.make_node("Add", ["more", "long"], ["sum"]))
+    proto.graph.node.append(helper.make_node("Abs", ["sum"], ["positive"]))
+    proto.graph.node.append(helper.make_node("Slice", ["positive", "from", "to"], ["part"]))
+    proto.graph.node.append(helper.make_node("Mul", ["part", "short"], ["z"]))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0]), "from"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([200]), "to"))
+    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [200]))
+    path = save(proto, tmp_path / "model.onnx")
+    config = replace(CONFIG, store=store)
+    session = create(path, config, "model.onnx")
+    (key,) = store.opened
+    prepared = onnx.load(store.folder / f"{key}.onnx", load_external_data=False)
+    assert not [value.name for value in prepared.graph.value_info if value.type.tensor_type.HasField("shape")]
+    outside = {t.name: t.data_location == t.EXTERNAL for t in prepared.graph.initializer}
+    assert outside["long"]
+    assert not outside["short"]
+    assert session._model_bytes is None
+    feeds = {"x": weight(5, 2, SIZE), "more": weight(6, 300)}
+    for ours, theirs in zip(session.run(None, feeds), plain(path, feeds), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_types_that_nothing_infers_are_kept(tmp_path: Path, store: Store) -> None:
+    """ONNX Runtime writes operators of its own into convolutions' graphs, and has no types for some."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2]),
+            helper.make_node("Conv", ["p", "v"], ["y"]),
+        ],
+        "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32, None, None])],
+        [
+            numpy_helper.from_array(weight(1, 32, 32, 3, 3), "w"),
+            numpy_helper.from_array(weight(2, 32, 32, 1, 1), "v"),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = save(proto, tmp_path / "model.onnx")
+    session = create(path, replace(CONFIG, store=store), "model.onnx")
+    assert store.opened
+    feeds = {"x": weight(3, 2, 32, 8, 8)}
+    np.testing.assert_allclose(session.run(None, feeds)[0], plain(path, feeds)[0], rtol=1e-4, atol=1e-5)

@@ -96,6 +96,7 @@ class IOBinding:
 
 class InferenceSession:
     _sess: Any
+    _model_bytes: bytes | None
     def __init__(
         self,
         path_or_bytes: Any,
