@@ -21,7 +21,7 @@ Shape = tuple[Dim, ...]
 _SAME = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Identity", "Neg"))
 """Operators whose output has the elements of an input, or those that broadcasting adds."""
 _DEPTH = 4
-"""Such operators in a row between scores and what they become."""
+"""Nodes in a row between scores and what they become, or between a state and what is joined to it."""
 
 
 def refine(node: ir.Node) -> set[ir.Value]:
@@ -176,16 +176,17 @@ def _joined(node: ir.Node, shape: Shape) -> set[ir.Value]:
     return {node.outputs[0]}
 
 
-def _given(value: ir.Value) -> bool:
-    """Whether a value is an input of the model, or that alone."""
-    node = value.producer()
-    if node is None:
-        return value.is_graph_input()
-    return len(node.inputs) == 1 and node.op_type in {"Concat", "Identity", "Cast"} and _given_first(node)
-
-
-def _given_first(node: ir.Node) -> bool:
-    return node.inputs[0] is not None and node.inputs[0].is_graph_input()
+def _given(value: ir.Value | None) -> bool:
+    """Whether a value is an input of the model, or made of one input alone by a few nodes."""
+    for _ in range(_DEPTH):
+        node = None if value is None else value.producer()
+        if node is None:
+            return value is not None and value.is_graph_input()
+        others = [item for item in node.inputs if item is not None and not item.is_initializer()]
+        if len(others) != 1:
+            return False
+        value = others[0]
+    return False
 
 
 def _split(node: ir.Node, inputs: list[Shape], shape: Shape) -> list[Dim] | None:

@@ -17,6 +17,7 @@ import numpy as np
 from sharding.common.attributes import integer
 from sharding.errors import ModelError
 from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
+from sharding.graph.demanded_lengths import demand
 from sharding.graph.fold import evaluate, small_constant
 from sharding.graph.open_lengths import refine, refine_inputs
 from sharding.graph.symbols import is_made_up
@@ -52,6 +53,11 @@ def part_merged_axes(model: ir.Model) -> None:
     opset = model.opset_imports.get("", 1)
     completion = _Completion(model)
     completion.run()
+    for _ in range(DEMANDS):
+        if not (changed := demand(model.graph)):
+            break
+        completion = _Completion(model, changed)
+        completion.run()
     if joined := join_pieces(model.graph, opset, completion.known_elements):
         completion = _Completion(model, joined)
         completion.run()
@@ -145,6 +151,8 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
 
 _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
+DEMANDS = 3
+"""How often what later nodes demand is followed back, and forward again."""
 _SHAPED = {"ConstantOfShape", "Reshape", "Expand", "Range", "Slice", "Tile"}
 
 
