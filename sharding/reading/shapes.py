@@ -23,6 +23,7 @@ from sharding.graph.open_lengths import refine, refine_inputs
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
+from sharding.rewrite.joined_means import join_means
 from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower
 from sharding.rewrite.merged_axes import take_apart
@@ -64,6 +65,7 @@ def part_merged_axes(model: ir.Model) -> None:
     better = take_apart(model.graph, opset, completion.known_elements)
     if better:
         _Completion(model, better).run()
+    join_means(model.graph, opset)
 
 
 def _infer_all(model: ir.Model, path: Path) -> None:
