@@ -1,4 +1,4 @@
-"""Open lengths of a node's outputs that onnx's inference does not find, and names anew."""
+"""Open lengths of a node's inputs and outputs that onnx's inference does not find, and names anew."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ from sharding.graph.shape_values import broadcast
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
-from sharding.rules.elementwise import BROADCASTING
+from sharding.rules.elementwise import BROADCASTING, ELEMENTWISE, UNARY
 from sharding.rules.products import length_of, product, quotient
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from sharding.graph.shape_values import Known
+
 Shape = tuple[Dim, ...]
+_SAME = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Identity", "Neg"))
+"""Operators whose output has the elements of an input, or those that broadcasting adds."""
+_DEPTH = 4
+"""Nodes in a row between scores and what they become, or between a state and what is joined to it."""
 
 
 def refine(node: ir.Node) -> set[ir.Value]:
     """Gives a node's outputs the lengths that follow from its inputs; returns those that changed."""
     find = _OPERATORS.get(node.op_type)
     shape = shape_of(node.outputs[0]) if find is not None else None
-    if find is None or node.domain or shape is None or not any(map(_unknown, shape)):
+    if find is None or node.domain or shape is None:
+        return set()
+    if node.op_type == "Concat" and shape and (changed := _joined(node, shape)):
+        return changed
+    if not any(map(_unknown, shape)):
         return set()
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return set()
@@ -46,6 +56,71 @@ def refine(node: ir.Node) -> set[ir.Value]:
             value.shape = ir.Shape(after)
             changed.add(value)
     return changed
+
+
+def refine_inputs(node: ir.Node, known: Callable[[ir.Value | None], Known | None]) -> set[ir.Value]:
+    """Gives a node's first input the length that it must have, or else the node refuses it; returns it where
+    that was new. ``known``: the known elements of a value that is a shape."""
+    find = _NEEDED.get(node.op_type)
+    shape = shape_of(node.inputs[0]) if find is not None and len(node.inputs) > 1 else None
+    if find is None or node.domain or not shape or not any(not isinstance(axis, int) for axis in shape):
+        return set()
+    found = find(node, shape, known)
+    value = node.inputs[0]
+    if found is None or value is None or found == shape:
+        return set()
+    import onnx_ir as ir
+
+    value.shape = ir.Shape(found)
+    return {value}
+
+
+Needed = Callable[["ir.Node", Shape, "Callable[[ir.Value | None], Known | None]"], "Shape | None"]
+
+
+def _product_needs(
+    node: ir.Node, shape: Shape, known: Callable[[ir.Value | None], Known | None]
+) -> Shape | None:
+    """The last axis of what is multiplied with a matrix has the length of its rows."""
+    right = shape_of(node.inputs[1])
+    if right is None or len(right) < 2:
+        return None
+    rows = right[-2]
+    better = isinstance(rows, int) or (_unknown(shape[-1]) and not _unknown(rows))
+    return (*shape[:-1], rows) if better and not isinstance(shape[-1], int) else None
+
+
+def _reshape_needs(
+    node: ir.Node, shape: Shape, known: Callable[[ir.Value | None], Known | None]
+) -> Shape | None:
+    """What is made into a known shape has as many elements. Scores to which a mask of its own axes was added
+    have these only if the mask made no axis longer: then their shape is that of the scores without it."""
+    target = known(node.inputs[1])
+    vague = [axis for axis, length in enumerate(shape) if _unknown(length)]
+    if target is None or target.ndim != 1 or not vague:
+        return None
+    if not all(isinstance(item, str) or (isinstance(item, int) and item > 0) for item in target):
+        return None  # a 0 and a -1 take what the input has
+    elements = product(target.tolist())
+    if elements is None:
+        return None
+    if len(vague) == 1:
+        rest = product(length for axis, length in enumerate(shape) if axis != vague[0])
+        length = quotient(elements, rest)
+        if length is not None:
+            return (*shape[: vague[0]], length, *shape[vague[0] + 1 :])
+    waiting = [(node.inputs[0], 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        maker = None if value is None else value.producer()
+        if maker is None or maker.domain or maker.op_type not in _SAME or depth == _DEPTH:
+            continue
+        for source in maker.inputs:
+            own = shape_of(source)
+            if own is not None and len(own) == len(shape) and product(own) == elements:
+                return own
+        waiting += [(source, depth + 1) for source in maker.inputs]
+    return None
 
 
 def _unknown(length: Dim) -> bool:
@@ -75,6 +150,43 @@ def _concat(node: ir.Node, inputs: list[Shape], shape: Shape) -> list[Dim] | Non
         return None
     both = None if first[axis] is None else product((len(inputs), first[axis]))
     return [*first[:axis], None if both is None else length_of(both), *first[axis + 1 :]]
+
+
+def _joined(node: ir.Node, shape: Shape) -> set[ir.Value]:
+    """All that is joined has the same length on the other axes. Of two names for it, that of what the model
+    computed stays: a state that it is joined to may be empty, and then of any length on these axes."""
+    axis = _axis(node, len(shape))
+    computed = [
+        own
+        for value in node.inputs
+        if value is not None and not _given(value) and (own := shape_of(value)) and len(own) == len(shape)
+    ]
+    if axis is None or len(computed) == len(node.inputs):
+        return set()
+    names = [{own[i] for own in computed if isinstance(own[i], str)} for i in range(len(shape))]
+    found = tuple(
+        next(iter(names[i])) if i != axis and isinstance(length, str) and len(names[i]) == 1 else length
+        for i, length in enumerate(shape)
+    )
+    if found == shape:
+        return set()
+    import onnx_ir as ir
+
+    node.outputs[0].shape = ir.Shape(found)
+    return {node.outputs[0]}
+
+
+def _given(value: ir.Value | None) -> bool:
+    """Whether a value is an input of the model, or made of one input alone by a few nodes."""
+    for _ in range(_DEPTH):
+        node = None if value is None else value.producer()
+        if node is None:
+            return value is not None and value.is_graph_input()
+        others = [item for item in node.inputs if item is not None and not item.is_initializer()]
+        if len(others) != 1:
+            return False
+        value = others[0]
+    return False
 
 
 def _split(node: ir.Node, inputs: list[Shape], shape: Shape) -> list[Dim] | None:
@@ -116,3 +228,4 @@ _OPERATORS: dict[str, Callable[[ir.Node, list[Shape], Shape], list[Dim] | None]]
     "Split": _split,
     "Conv": _conv,
 }
+_NEEDED: dict[str, Needed] = {"MatMul": _product_needs, "Reshape": _reshape_needs}

@@ -17,11 +17,13 @@ import numpy as np
 from sharding.common.attributes import integer
 from sharding.errors import ModelError
 from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
+from sharding.graph.demanded_lengths import demand
 from sharding.graph.fold import evaluate, small_constant
-from sharding.graph.open_lengths import refine
+from sharding.graph.open_lengths import refine, refine_inputs
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
+from sharding.rewrite.joined_means import join_means
 from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower
 from sharding.rewrite.merged_axes import take_apart
@@ -52,12 +54,18 @@ def part_merged_axes(model: ir.Model) -> None:
     opset = model.opset_imports.get("", 1)
     completion = _Completion(model)
     completion.run()
+    for _ in range(DEMANDS):
+        if not (changed := demand(model.graph)):
+            break
+        completion = _Completion(model, changed)
+        completion.run()
     if joined := join_pieces(model.graph, opset, completion.known_elements):
         completion = _Completion(model, joined)
         completion.run()
     better = take_apart(model.graph, opset, completion.known_elements)
     if better:
         _Completion(model, better).run()
+    join_means(model.graph, opset)
 
 
 def _infer_all(model: ir.Model, path: Path) -> None:
@@ -145,7 +153,9 @@ def _more_exact(a: Dim, b: Dim) -> Dim:
 
 _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
-_SHAPED = {"Reshape", "Expand", "Range", "Slice", "Tile"}
+DEMANDS = 3
+"""How often what later nodes demand is followed back, and forward again."""
+_SHAPED = {"ConstantOfShape", "Reshape", "Expand", "Range", "Slice", "Tile"}
 
 
 class _Completion:
@@ -254,30 +264,13 @@ class _Completion:
         """Learns what a node that stays says of its outputs."""
         if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
             self.known[node.outputs[0]] = elements
-        self._refine_product(node)
+        self.changed |= refine_inputs(node, self.known_elements)
         vague = node.op_type in _SHAPED or any(
             value.name and (value.shape is None or value.dtype is None) for value in node.outputs
         )
         if vague or any(value in self.changed for value in node.inputs):
             self.changed.update(value for value in node.outputs if self._infer_node(node, value))
         self.changed |= refine(node)
-
-    def _refine_product(self, node: ir.Node) -> None:
-        """The last axis of what is multiplied with a matrix of known rows has that length."""
-        if node.op_type != "MatMul" or node.inputs[0] is None or node.inputs[1] is None:
-            return
-        left, right = shape_of(node.inputs[0]), shape_of(node.inputs[1])
-        if (
-            left
-            and right
-            and len(right) >= 2
-            and isinstance(right[-2], int)
-            and not isinstance(left[-1], int)
-        ):
-            import onnx_ir as ir
-
-            node.inputs[0].shape = ir.Shape([*left[:-1], right[-2]])
-            self.changed.add(node.inputs[0])
 
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
@@ -293,7 +286,11 @@ class _Completion:
         source = node.inputs[0] if node.inputs else None
         if source is None or source.dtype is None:
             return None
-        if node.op_type not in _SHAPED or len(node.inputs) < 2 or node.outputs[0].name is None:
+        if node.op_type not in _SHAPED or node.outputs[0].name is None:
+            return None
+        if node.op_type == "ConstantOfShape":
+            return self._filled(node, source)
+        if len(node.inputs) < 2:
             return None
         axes: Sequence[Dim] | None = None
         target = self.known_elements(node.inputs[1])
@@ -323,6 +320,17 @@ class _Completion:
         if axes is None:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
+
+    def _filled(self, node: ir.Node, target: ir.Value) -> dict[str, onnx.TypeProto] | None:
+        """ConstantOfShape, of lengths some of which are symbols."""
+        import onnx
+
+        lengths, dtype = self.known_elements(target), node.outputs[0].dtype
+        if lengths is None or lengths.ndim != 1 or dtype is None:
+            return None
+        if any(isinstance(length, int) and length < 0 for length in lengths):
+            return None
+        return {node.outputs[0].name or "": onnx.helper.make_tensor_type_proto(int(dtype), lengths.tolist())}
 
 
 def _vector_length(value: ir.Value | None) -> int | None:
