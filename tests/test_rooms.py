@@ -23,6 +23,7 @@ FLOORS = (
     *("ranks.state", "ranks.run", "ranks.evaluation", "ranks.lite.options", "ranks.lite", "ranks"),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
+        "launcher.submission",
         "launcher.generation",
         "launcher.group",
         "launcher.tasks",
