@@ -38,6 +38,7 @@ _DONE = {
 """Slurm's states of a job that has ended, and what is said where its own exit does not."""
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED"}
 _UNKNOWN = "Invalid job id"
+_NO_LOG = 53  # what Slurm says in the place of a signal
 _PORTS, _FIRST_PORT = 10000, 20000  # below those that the system gives away by itself
 
 SCRIPT = """\
@@ -100,6 +101,11 @@ class Slurm(JobSystem):
             if not text.startswith("--") or len(text.split()) != 1:
                 raise ConfigError(f"--directive {text}: expected one option of sbatch, as --qos=high")
         kind_of_mpi(submission)
+        if "\\" in _folder(submission.options):
+            raise ConfigError(
+                f"--log {_folder(submission.options)}: a path with a backslash says something else to Slurm; "
+                "name another folder"
+            )
 
     def text(self, submission: Submission) -> str:
         """See `JobSystem.text`."""
@@ -172,10 +178,15 @@ def _status(record: str) -> Status:
     code, _, number = said.get("ExitCode", "").partition(":")
     why = _DONE[state]
     if number.isdecimal() and int(number) and not why:
-        why = (
-            f"was killed by {signal.Signals(int(number)).name}" if int(number) < signal.NSIG else "was killed"
-        )
+        why = _killed(int(number))
     return Status("done", int(code) if code.isdecimal() else None, why)
+
+
+def _killed(number: int) -> str:
+    if number == _NO_LOG:
+        return "did not start: its node cannot write the log; name another folder with --log"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was killed by {names.get(number, f'signal {number}')}"
 
 
 def _directives(submission: Submission) -> list[str]:
@@ -235,7 +246,7 @@ def _folder(options: SubmitOptions) -> str:
 
 def _file_name(submission: Submission) -> str:
     """The job's name, as far as it can be a part of a file's."""
-    return re.sub(r"[/\0]", "-", submission.name)[:100]
+    return re.sub(r"[/\\\0]", "-", submission.name)[:100]
 
 
 def log_of(submission: Submission, number: str) -> Path:

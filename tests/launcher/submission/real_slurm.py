@@ -96,11 +96,12 @@ class Cluster:
         return self.ask("sinfo", "-h", "-o", "%t %D").split()
 
     def _start(self, name: str, *options: str) -> None:
+        environment = {**os.environ, **self.environment}
         with (self._folder / "said").open("ab") as said:
             self._processes.append(
                 subprocess.Popen(
-                    [str(_path(name)), *options], env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL,
-                    stdout=said, stderr=said, start_new_session=True,
+                    [str(_path(name)), *options], env=environment, stdin=subprocess.DEVNULL, stdout=said,
+                    stderr=said, start_new_session=True,
                 )
             )  # fmt: skip
 

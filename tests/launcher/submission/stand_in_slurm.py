@@ -1,7 +1,7 @@
-"""Programs with the names of Slurm's, which run jobs on this machine: enough of each for scripts and followers.
+"""Programs with the names of Slurm's, which run jobs on this machine: enough for scripts and followers.
 
-`install` writes them into a folder; each is this file, told its name. A job is a folder of numbers: its script,
-the process that runs it, and its state as ``scontrol`` shows it.
+`install` writes them into a folder; each is this file, told its name. A job is files with its number: its
+script, the process that runs it, and its state as ``scontrol`` shows it.
 """
 
 from __future__ import annotations
