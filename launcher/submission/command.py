@@ -102,13 +102,11 @@ def check_files(submission: Submission) -> None:
         raise ConfigError("--venv and --image exclude each other: the image has its own Python")
 
 
-def paths_of(job: Job) -> dict[str, Path]:
-    """The paths that the ranks are told, by their flags."""
-    found = {} if job.model is None else {"the model": job.model}
+def paths_of(job: Job) -> list[tuple[str, Path]]:
+    """The paths that the ranks are told, with their flags."""
+    found = [] if job.model is None else [("the model", job.model)]
     for name, option in OPTIONS.items():
         value = getattr(job, name)
         if isinstance(value, Path) and name != "model":
-            found[option.flag] = value
-    for text in job.inputs:
-        found[f"--input {text}"] = Path(text.rpartition("=")[2])
-    return found
+            found.append((option.flag, value))
+    return found + [("--input", Path(text.rpartition("=")[2])) for text in job.inputs]

@@ -66,7 +66,7 @@ class Kubernetes(JobSystem):
                     raise ConfigError(
                         f"{SUBMIT[name].flag}: a Job has a pod for each rank; give --kind mpijob"
                     )
-        for flag, path in paths_of(submission.job).items():
+        for flag, path in paths_of(submission.job):
             if not path.is_absolute():
                 raise ConfigError(
                     f"{flag} {path}: ranks look for it in the container: expected a path from its root"
