@@ -28,6 +28,7 @@ COMMANDS = (
     "demo",
     "slice",
     "run",
+    "submit",
     "generate",
     "inspect",
     "convert",

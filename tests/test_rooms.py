@@ -31,6 +31,7 @@ FLOORS = (
     ),
     *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
+        "launcher.submission",
         "launcher.generation",
         "launcher.group",
         "launcher.tasks",

@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.job.options import OPTIONS
+from launcher.job.options import OPTIONS, Option
 from sharding.common.text import closest
 
 if TYPE_CHECKING:
     from launcher.job.values import Setting
 
 
+SECTIONS = ("submit",)
+"""Keys that hold options of a command: each reads its own."""
+
+
 def read_job_file(path: Path) -> dict[str, Setting]:
     """The options in a job file, as `launcher.job.options.Options` names and types them; null is as good as
     absent. Raises `ConfigError`."""
+    data = _read_mapping(path)
+    for key in SECTIONS:
+        data.pop(key, None)
+    return _read_options(data, OPTIONS, path)
+
+
+def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, Setting]:
+    """The options that one of `SECTIONS` of a job file holds, or none. Raises `ConfigError`."""
+    held = _read_mapping(path).get(key)
+    if held is None:
+        return {}
+    if not isinstance(held, dict):
+        raise ConfigError(f"{path}: $.{key}: expected a mapping of options, found {quote(held)}")
+    return _read_options(held, options, path, f".{key}")
+
+
+def _read_mapping(path: Path) -> dict[str, object]:
     data, _ = read_document(path, "job file")
     if data is None:
         raise ConfigError(f"{path}: expected a mapping of options, found an empty file")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of options, found {quote(data)}")
+    return data
+
+
+def _read_options(
+    data: Mapping[str, object], options: Mapping[str, Option], path: Path, section: str = ""
+) -> dict[str, Setting]:
+    known = [*options, *([] if section else SECTIONS)]
     for key in data:
-        if key not in OPTIONS:
-            close = closest(key, OPTIONS)
-            hint = f"did you mean {close}?" if close else f"expected one of {', '.join(OPTIONS)}"
-            raise ConfigError(f"{path}: unknown key {quote(key)}; {hint}")
+        if key not in known:
+            close = closest(key, known)
+            hint = f"did you mean {close}?" if close else f"expected one of {', '.join(known)}"
+            where = f" in $.{section[1:]}" if section else ""
+            raise ConfigError(f"{path}: unknown key {quote(key)}{where}; {hint}")
     folder = path.absolute().parent
     try:
         return {
-            name: option.kind.read(data[name], f"$.{name}", folder)
-            for name, option in OPTIONS.items()
+            name: option.kind.read(data[name], f"${section}.{name}", folder)
+            for name, option in options.items()
             if data.get(name) is not None
         }
     except ConfigError as problem:

@@ -1,0 +1,37 @@
+"""An mpirun in a job: its arguments, for whichever MPI the job finds, and its marks before lines."""
+
+from __future__ import annotations
+
+import re
+
+_MARKS = (
+    re.compile(r"\[[^\[\]]{,256},(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),  # Open MPI
+    re.compile(r"\[(\d+)\] "),  # MPICH, Intel MPI
+)
+_PASSED = ("MASTER_ADDR", "MASTER_PORT")
+"""What NCCL needs, which Open MPI gives to no other host by itself."""
+
+CHOICE = """\
+# Whichever MPI is there: each has its own words.
+case $(mpirun --version 2>&1) in
+  *"(Open MPI) 4."*) set -- --tag-output {open_mpi} ;;
+  *"Open MPI"*) set -- --output tag {open_mpi} ;;
+  *) set -- -prepend-rank -f {hosts} ;;
+esac"""
+
+
+def choice(hosts: str) -> str:
+    """Lines of a script that set its parameters to the arguments of the mpirun that is there; ``hosts`` is
+    the file with the hosts, as a word for the shell."""
+    passed = " ".join(f"-x {name}" for name in _PASSED)
+    return CHOICE.format(
+        hosts=hosts, open_mpi=f"--bind-to none --map-by slot:OVERSUBSCRIBE --hostfile {hosts} {passed}"
+    )
+
+
+def marked(line: str) -> str:
+    """A line of the log, with the rank that mpirun says as elsewhere."""
+    for mark in _MARKS:
+        if found := mark.match(line):
+            return f"[rank {found[1]}] {line[found.end() :]}"
+    return line

@@ -1,0 +1,133 @@
+"""What a job prints, while it prints it: from the files of its log, or from a program that shows it."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+import queue
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ranks.identity.sources import alone
+
+_CHUNK = 1 << 20
+_LONGEST_LINE = 1 << 20
+
+
+class Tail(ABC):
+    """The lines of a job as they come."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """What has come since the last call, without line ends."""
+
+    def rest(self) -> list[str]:
+        """What is left when the job has ended: an unfinished line too."""
+        return self.lines()
+
+    def close(self) -> None:  # noqa: B027 - files are open for a moment only
+        """Ends what was started."""
+
+
+class FileTail(Tail):
+    """One or several files that grow, found by a pattern of `glob`.
+
+    ``shown`` makes of a path and a line what is shown.
+    """
+
+    def __init__(self, pattern: str, shown: Callable[[Path, str], str]) -> None:
+        self._pattern, self._shown = pattern, shown
+        self._files: dict[Path, _File] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether a file is there."""
+        return bool(self._files)
+
+    def lines(self) -> list[str]:
+        for name in sorted(glob.glob(self._pattern)):  # noqa: PTH207 - the folder's name is escaped
+            self._files.setdefault(Path(name), _File(Path(name)))
+        return [self._shown(path, line) for path, file in self._files.items() for line in file.read()]
+
+    def rest(self) -> list[str]:
+        found = self.lines()
+        return found + [self._shown(path, line) for path, file in self._files.items() for line in file.end()]
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path, self._place, self._rest = path, 0, ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self) -> list[str]:
+        found: list[str] = []
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._place:  # a requeued job begins its log anew
+                    self._place, self._rest = 0, ""
+                file.seek(self._place)
+                while data := file.read(_CHUNK):
+                    self._place += len(data)
+                    *whole, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+                    found += whole
+                    if len(self._rest) > _LONGEST_LINE:
+                        found += self.end()
+        except OSError:  # not there yet, or not to be seen for a moment
+            return found
+        return found
+
+    def end(self) -> list[str]:
+        rest, self._rest = self._rest, ""
+        return [rest] if rest else []
+
+
+class ProgramTail(Tail):
+    """What a program prints that shows a log; started again where it ended before the job did."""
+
+    def __init__(self, command: Sequence[str], shown: Callable[[str], str]) -> None:
+        self._command, self._shown = list(command), shown
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._process: subprocess.Popen[str] | None = None
+        self._came = False
+
+    def lines(self) -> list[str]:
+        if self._process is None or (self._process.poll() is not None and not self._came):
+            self._start()
+        found = []
+        while not self._queue.empty():
+            found.append(self._shown(self._queue.get()))
+            self._came = True
+        return found
+
+    def _start(self) -> None:
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True, errors="replace", env=alone(), start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            return
+        self._reader = threading.Thread(target=self._read, name="shardrun log", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            self._queue.put(line.rstrip("\n"))
+
+    def rest(self) -> list[str]:
+        if self._process is not None:
+            self._reader.join(10)
+        return self.lines() if self._came or not self._queue.empty() else []
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join(10)
+            if self._process.stdout is not None:
+                self._process.stdout.close()

@@ -1,0 +1,110 @@
+"""Jobs handed to PBS, with programs that stand in for it: no PBS was at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.submission.systems import pbs
+from tests.launcher.cli_tools import save_mlp, shardrun
+
+QSUB = """#!/bin/sh
+cat >"$STAND_IN/script"
+PBS_O_WORKDIR=$PWD PBS_JOBID=7.server bash "$STAND_IN/script" >/dev/null 2>&1
+echo "    Exit_status = $?" >"$STAND_IN/exit"
+echo 7.server
+"""
+QSTAT = """#!/bin/sh
+[ "$*" = "-x -f 7.server" ] || exit 9
+printf 'Job Id: 7.server\\n    Job_Name = x\\n    job_state = F\\n'
+cat "$STAND_IN/exit"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_mlp(tmp_path / "m.onnx")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("qsub", QSUB), ("qstat", QSTAT)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+def dry(folder: Path, *arguments: object) -> str:
+    done = shardrun("submit", "--pbs", "m.onnx", *arguments, "--dry-run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    return done.stdout
+
+
+def test_a_job_on_one_node(folder: Path) -> None:
+    own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "STAND_IN": str(folder)}
+    odd = folder / "it's $(touch pwned)"
+    odd.mkdir()
+    done = shardrun(
+        *("submit", "--pbs", folder / "m.onnx", "--ranks", 2, "--output", "y.npz", "--name", "it"),
+        cwd=odd, **own,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"wrote {odd}/y.npz\n" in done.stdout and np.load(odd / "y.npz")["y"].shape == (1, 6)
+    assert (odd / "it-7.log").is_file() and not list(folder.rglob("pwned"))
+    failed = shardrun(
+        *("submit", "--pbs", folder / "m.onnx", "--ranks", 2, "--input", "x=none.npy", "--name", "it"),
+        cwd=odd, **own,
+    )  # fmt: skip
+    assert failed.returncode == 2 and "none.npy" in failed.stdout, failed.stdout + failed.stderr
+
+
+def test_the_script_says_what_is_asked(folder: Path) -> None:
+    lines = dry(
+        folder, "--ranks", 4, "--nodes", 2, "--partition", "q", "--account", "us", "--time", "90",
+        "--gpus", 1, "--cpus", 2, "--mem", "1GiB", "--constraint", "model=x", "--array", "0-3", "--requeue",
+        "--directive=-l place=excl", "--module", "mpi", "--input", "x_%a.npz",
+    ).splitlines()  # fmt: skip
+    for directive in (
+        *("-N m", "-q q", "-A us", "-l walltime=01:30:00", "-J 0-3", "-r y", "-l place=excl", "-j oe"),
+        "-l select=2:ncpus=4:mpiprocs=2:ngpus=2:mem=1048576kb:model=x",
+    ):
+        assert f"#PBS {directive}" in lines
+    assert "module load mpi" in lines
+    text = "\n".join(lines)
+    assert 'exec mpirun -n 4 "$@" \\' in text and 'x_"${PBS_ARRAY_INDEX}".npz' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--partition", "a b"], "--partition a b: PBS can be told"),
+        (["--name", "a b"], "--name a b: PBS takes letters"),
+        (["--array", "1,2"], "PBS takes one range"),
+        (["--gpus", "a100:1"], "PBS has no types of GPUs"),
+        (["--directive=--x"], "expected one option of qsub"),
+        (["--mpi", "pmix"], "--mpi: --pbs has no such option"),
+        (["--ranks", "3", "--nodes", "2"], "cannot be shared out evenly"),
+    ],
+)  # fmt: skip
+def test_what_pbs_cannot_take_is_said(folder: Path, arguments: list[str], message: str) -> None:
+    done = shardrun("submit", "--pbs", "m.onnx", "--ranks", "2", *arguments, "--dry-run", cwd=folder)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        ("0", 0, ""),
+        ("3", 3, ""),
+        ("271", 143, ""),
+        ("137", 137, ""),
+        ("-3", None, "could not be started by PBS (its code -3)"),
+        ("", None, "ended before it had run, or was deleted"),
+    ],
+)
+def test_codes_of_pbs(text: str, code: int | None, why: str) -> None:
+    found = pbs._ended(text)
+    assert (found.phase, found.code, found.why) == ("done", code, why)
