@@ -10,6 +10,7 @@ from ranks.common.tensors import TensorSpec
 from ranks.errors import ShardrunError
 from sharding.slices import state
 from sharding.slices.state import StatePair
+from sharding.slices.state_use import MS, SLOTS
 
 if TYPE_CHECKING:
     import onnx
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import Dim
     from sharding.common.arrays import Array
 
-_ATTENTION = {"GroupQueryAttention": (3, 4)}
+_ATTENTION = {"GroupQueryAttention": tuple(slot.past for slot in SLOTS[MS, "GroupQueryAttention"])}
 """Operators that know the head size where the file leaves it open, and which of their inputs are state."""
 
 
