@@ -6,12 +6,11 @@ is right for every length is the plan itself, whose parts never lie along an ope
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
-from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
+from sharding.graph.sizes import NAME, SYMBOL_LENGTH, Sizes
 from sharding.graph.symbols import shown_shape
 from sharding.slices.state_names import TOKENS
 from sharding.slices.state_use import SLOTS, Slot
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from sharding.reading.read import Source
 
-_NAME = re.compile(r"[^\W\d]\w*")
 _TOKENS = (*TOKENS, "position_ids")
 _PAST = {operator: [slot for slot in slots if slot.axis is not None] for operator, slots in SLOTS.items()}
 """Of attention operators: what takes keys and values of earlier tokens, and gives them with the new ones."""
@@ -55,7 +53,7 @@ def expected_sizes(source: Source, given: Mapping[str, int]) -> Sizes:
 
 def _check(source: Source, inputs: Sequence[ir.Value], given: Mapping[str, int]) -> None:
     symbols = [axis for value in inputs for axis in shown_shape(value) or () if isinstance(axis, str)]
-    known = {*symbols, *(name for text in symbols for name in _NAME.findall(text))}
+    known = {*symbols, *(name for text in symbols for name in NAME.findall(text))}
     for name, length in given.items():
         if name not in known:
             has = f"it has {', '.join(dict.fromkeys(symbols))}" if symbols else "all its lengths are fixed"

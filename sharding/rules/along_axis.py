@@ -15,6 +15,7 @@ from sharding.rules.common import (
     partial_option,
     splits,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Split
 
 
@@ -97,7 +98,7 @@ def matrices(node: NodeView) -> list[Option]:
     return [] if shape is None else others(node, range(max(len(shape) - 2, 0), len(shape)))
 
 
-rule("Inverse", domain="com.microsoft")(matrices)
+rule("Inverse", domain=MICROSOFT)(matrices)
 
 
 @rule("DFT")
@@ -137,4 +138,4 @@ def triangle(node: NodeView) -> list[Option]:
     return others(node, range(max(len(shape) - 2, 0), len(shape))) + partial_option(node)
 
 
-rule("Trilu", domain="com.microsoft")(triangle)
+rule("Trilu", domain=MICROSOFT)(triangle)
