@@ -194,3 +194,79 @@ def test_functions_with_many_parameters_take_an_object() -> None:
             if len(given) - (given[:1] in (["self"], ["cls"])) > 8 and not makers & {"primitive", "table"}:
                 found.add(f"{name}.{node.name}")
     assert found == CONTRACTS.keys()
+
+
+REGISTRIES = {
+    "sharding.rules.base.RULES",
+    "sharding.rules.base.GIVES",
+    "sharding.pipeline.rows.ROW_RULES",
+    "sharding.importers.mindir.primitives.base.PRIMITIVES",
+}
+"""Variables of modules that functions change: only decorators do, while modules are imported."""
+CHANGES = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
+    *("setdefault", "update"),
+}
+
+
+def _assigned(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+
+
+def _changed_in(function: ast.AST, variables: set[str]) -> Iterator[str]:
+    """The variables of a module that a function changes: binds anew, or the items of a container."""
+    nodes = list(ast.walk(function))
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Global):
+            yield from node.names
+            own -= set(node.names)
+        items = [item.value for item in _assigned(node) if isinstance(item, ast.Subscript)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            items.append(node.func.value)
+        for item in items:
+            inner = item
+            while isinstance(inner, ast.Subscript):
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id in variables - own:
+                yield inner.id
+
+
+def test_no_variable_of_a_module_changes_after_import() -> None:
+    found = set()
+    for name in MODULES:
+        tree = _tree(name)
+        places = [place for node in tree.body for target in _assigned(node) for place in ast.walk(target)]
+        variables = {place.id for place in places if isinstance(place, ast.Name)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                found |= {f"{name}.{changed}" for changed in _changed_in(node, variables)}
+    assert found == REGISTRIES
+
+
+OF_LIBRARIES = {
+    "ranks": "ONNX Runtime's telemetry is off, unless a user says otherwise",
+    "ranks.boot": "a spawned rank starts with the environment made for it",
+    "ranks.collectives.mpi": "an MPI library reads nothing else",
+    "ranks.collectives.torch.group": "torch reads nothing else; what was there is put back",
+    "ranks.compat": "a script's children inherit where it runs",
+    "launcher.commands.exec": "a script's children inherit its options",
+    "sharding.importers.torch_import": "torch reads nothing else; what was there is put back",
+}
+"""Modules that write environment variables, and why."""
+
+
+def test_environment_variables_are_no_way_to_pass_arguments() -> None:
+    found = set()
+    for name in MODULES:
+        for node in ast.walk(_tree(name)):
+            written = [item.value for item in _assigned(node) if isinstance(item, ast.Subscript)]
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in {*CHANGES, "putenv"} - {"pop"}:
+                written.append(called.value)
+            if any(ast.unparse(item) in {"os.environ", "environ", "os"} for item in written):
+                found.add(name)
+    assert found == OF_LIBRARIES.keys()

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.errors import ConfigError
     from launcher.job.job import merge
     from launcher.tasks.evaluation import Task, eval_group, eval_rank
-    from launcher.tasks.run import external_identity, leave_now
+    from launcher.tasks.run import group_or_rank
     from ranks.evaluation.evaluate import Options
 
     rename = {}
@@ -113,12 +113,4 @@ def run(args: argparse.Namespace) -> int:
     job = merge(vars(args), getattr(args, "config", None))
     options = Options(args.label, rename, args.batch_size, args.prediction, args.ignore_label)
     task = Task(args.data, args.metrics, options, args.report)
-    identity = external_identity(job)
-    if identity is None:
-        eval_group(job, task)
-        return 0
-    try:
-        eval_rank(job, task, identity)
-    except BaseException as error:
-        leave_now(error, identity)
-    return 0
+    return group_or_rank(job, lambda: eval_group(job, task), lambda identity: eval_rank(job, task, identity))

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.job.job import gather
     from launcher.tasks.generation import Task, generate_group, generate_rank
     from launcher.tasks.prompts import Prompts
-    from launcher.tasks.run import external_identity, leave_now
+    from launcher.tasks.run import group_or_rank
 
     flags = vars(args)
     options = GenerateOptions().with_flags(flags)
@@ -108,12 +108,6 @@ def run(args: argparse.Namespace) -> int:
         args.json,
         args.quiet,
     )
-    identity = external_identity(job)
-    if identity is None:
-        generate_group(job, task)
-        return 0
-    try:
-        generate_rank(job, task, identity)
-    except BaseException as error:
-        leave_now(error, identity)
-    return 0
+    return group_or_rank(
+        job, lambda: generate_group(job, task), lambda identity: generate_rank(job, task, identity)
+    )

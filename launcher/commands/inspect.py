@@ -16,11 +16,12 @@ from sharding.common.bounds import MAX_RANKS
 
 if TYPE_CHECKING:
     from launcher.inspection.forecast import Forecast
-    from launcher.inspection.inspection import Inspection, Tensor
+    from launcher.inspection.inspection import Inspection
     from launcher.inspection.model_summary import ModelSummary
     from launcher.inspection.reference import ModelReference
     from launcher.job.slicing import Slicing
     from sharding.importers.mindir.encryption import Key
+    from sharding.slices.state import Tensor
 
 HELP = "show a model, a plan or a slice folder"
 DESCRIPTION = """\

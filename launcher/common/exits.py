@@ -20,7 +20,6 @@ from ranks.common import settings
 from sharding.common.storage import is_place
 from sharding.common.text import one_line, printable, without_long_words
 
-EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_VERIFY = 3

@@ -25,7 +25,7 @@ from launcher.generation.decoder import (
     read_prompt,
 )
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
-from launcher.generation.sample import Completion, Done, Event, Limits, Sample, make_samples
+from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.tokenizer import Tokenizer
 from sharding.common.text import counted
@@ -50,7 +50,7 @@ class Manner:
     defaults: Mapping[str, Setting] | None = None
 
 
-class Generation:
+class Generation(Texts):
     """The texts of one prompt as they come: an iterator over `Token` and `Done`, once.
 
     Nothing is computed before the first event is asked for; then ranks that choose tokens by themselves are
@@ -61,33 +61,12 @@ class Generation:
     def __init__(
         self, events: Iterator[Event], options: GenerateOptions, prompt: Several[int], *, has_text: bool
     ) -> None:
+        super().__init__(has_text=has_text)
         self._events = events
-        self.has_text = has_text
         self.options, self.prompt = options, list(prompt)
-        self.completions: list[Completion] = []
-        """The texts that have ended."""
-        self.tokens = 0
-        """Generated so far, of all texts."""
 
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        event = next(self._events)
-        if isinstance(event, Done):
-            self.completions.append(event.completion)
-            if event.completion.score is not None:  # of a search, whose tokens do not come one by one
-                self.tokens += len(event.completion.ids)
-        else:
-            self.tokens += 1
-        return event
-
-    def finish(self) -> list[Completion]:
-        """Generates to the end; all texts, in order."""
-        for _ in self:
-            pass
-        self.completions.sort(key=lambda item: item.sample)
-        return self.completions
+    def _next(self) -> Event:
+        return next(self._events)
 
     @property
     def text(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,29 +11,16 @@ import numpy as np
 
 from launcher.errors import ConfigError
 from ranks.common.tensors import TensorSpec
+from ranks.state.feeds import FOLLOWING
+from sharding.slices.state import StatePair, Tensor, find
+from sharding.slices.state_names import ONCE, is_of_encoder, kind_of, of_layers
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
 
 
-_PAST = re.compile(r"past_key_values?|past")
-_PRESENT = re.compile(r"present_key_values?")
-_CROSS = re.compile(r"cross|(^|[._/])encoder([._/]|$)")
-FILLED = {
-    "use_cache_branch", "cache_position", "num_logits_to_keep", "past_sequence_length",
-    "current_sequence_length", "total_sequence_length", "token_type_ids",
-}  # fmt: skip
-"""Inputs that follow from the tokens read, besides ids, mask and positions."""
-STANDARD = {
-    "input_ids": "input_ids",
-    "attention_mask": "attention_mask",
-    "position_ids": "position_ids",
-    "encoder_hidden_states": "encoder_hidden_states",
-    "encoder_attention_mask": "encoder_attention_mask",
-    "logits": "logits",
-    **{name: name for name in sorted(FILLED)},
-}
-"""What a tensor is -> its usual name."""
+STANDARD = ("input_ids", "encoder_hidden_states", "encoder_attention_mask", "logits", *FOLLOWING)
+"""The usual names of tensors; a folder may have others."""
 
 
 @dataclass(frozen=True)
@@ -73,54 +60,46 @@ class Names:
 
     def of(self, what: str) -> str:
         """The name of a tensor."""
-        return self.tensors.get(what, STANDARD[what])
-
-    def next_of(self, past: str, outputs: Mapping[str, TensorSpec]) -> str | None:
-        """The output that is the next value of an input, if there is one."""
-        for pattern, target in self.pairs.items():
-            found = re.fullmatch(re.escape(pattern).replace("%d", "([0-9]+)"), past)
-            if found:
-                name = target.replace("%d", found[1]) if found.groups() else target
-                if name in outputs:
-                    return name
-        if not _PAST.search(past):
-            return None
-        wanted = _PAST.sub("present", past)
-        return next((name for name in outputs if _PRESENT.sub("present", name) == wanted), None)
+        return self.tensors.get(what, what)
 
 
-def alike(past: str, present: str) -> bool:
-    """Whether an output of an encoder is the first value of a decoder's input."""
-    return _PAST.sub("present", past) == _PRESENT.sub("present", present)
-
-
-def find_states(names: Names, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> list[State]:
-    """The state that a graph carries. Raises `ConfigError` for state whose shape does not say where tokens
-    lie."""
-    by_name = {spec.name: spec for spec in outputs}
+def find_states(
+    names: Names,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    known: Iterable[StatePair] = (),
+) -> list[State]:
+    """The state that a graph carries: ``known`` to the ranks that compute it, then what names say. Raises
+    `ConfigError` for state whose shape does not say where tokens lie."""
     ids = next((spec for spec in inputs if spec.name == names.of("input_ids")), None)
     batch = ids.shape[0] if ids is not None and ids.shape else None
-    found = []
-    presents = {spec.name: names.next_of(spec.name, by_name) for spec in inputs}
-    taken = {names.of(what) for what in STANDARD} | set(presents.values())
+    named = [(pair.input, pair.output) for pair in known]
+    named += of_layers(names.pairs.items(), [spec.name for spec in inputs])
+    pairs = find(map(_described, inputs), map(_described, outputs), (), named=named)
+    presents = {pair.input: pair.output for pair in pairs}
+    taken = {names.of(what) for what in STANDARD} | presents.keys() | set(presents.values())
     presents |= _in_order(
-        [spec for spec in inputs if presents[spec.name] is None and spec.name not in taken],
+        [spec for spec in inputs if spec.name not in taken],
         [spec for spec in outputs if spec.name not in taken],
         ids.shape[-1] if ids is not None and ids.shape else None,
     )
+    found = []
     for spec in inputs:
-        present = presents[spec.name]
-        cross = bool(_CROSS.search(spec.name))
-        if present is None and not (cross and _PAST.search(spec.name)):
+        present = presents.get(spec.name)
+        if present is None and kind_of(spec.name) != ONCE:
             continue
         shape, axis = _empty(spec, batch, names)
-        found.append(State(spec.name, present or "", cross, spec.dtype, shape, axis))
+        found.append(State(spec.name, present or "", is_of_encoder(spec.name), spec.dtype, shape, axis))
     return found
+
+
+def _described(spec: TensorSpec) -> Tensor:
+    return spec.name, str(spec.dtype), None if spec.open_rank else spec.shape
 
 
 def _in_order(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], tokens: int | str | None
-) -> dict[str, str | None]:
+) -> dict[str, str]:
     """The outputs that follow inputs whose names say nothing: as many as these, each like its input, and no
     input with an axis of the ``tokens`` that a step reads."""
 
@@ -132,7 +111,7 @@ def _in_order(
         read = isinstance(tokens, str) and tokens in given.shape
         return given.dtype == result.dtype and len(given.shape) == len(result.shape) and fixed and not read
 
-    if len(inputs) != len(outputs) or any(_CROSS.search(spec.name) for spec in inputs):
+    if len(inputs) != len(outputs) or any(is_of_encoder(spec.name) for spec in inputs):
         return {}
     pairs = list(zip(inputs, outputs, strict=True))
     return {given.name: result.name for given, result in pairs} if all(alike(*pair) for pair in pairs) else {}

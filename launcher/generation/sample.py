@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,6 +60,41 @@ class Done:
 
 
 Event = Token | Done
+
+
+class Texts:
+    """The texts of one prompt as they come: an iterator over `Token` and `Done`, once."""
+
+    def __init__(self, *, has_text: bool) -> None:
+        self.has_text = has_text
+        self.completions: list[Completion] = []
+        """The texts that have ended."""
+        self.tokens = 0
+        """Generated and read so far, of all texts."""
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = self._next()
+        if isinstance(event, Done):
+            self.completions.append(event.completion)
+            if event.completion.score is not None:  # of a search, whose tokens do not come one by one
+                self.tokens += len(event.completion.ids)
+        else:
+            self.tokens += 1
+        return event
+
+    def _next(self) -> Event:
+        """The next event. Raises `StopIteration` at the end."""
+        raise NotImplementedError
+
+    def finish(self) -> list[Completion]:
+        """Goes on to the end; all texts that have ended, in order."""
+        for _ in self:
+            pass
+        self.completions.sort(key=lambda item: item.sample)
+        return self.completions
 
 
 @dataclass

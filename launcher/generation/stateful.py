@@ -11,13 +11,16 @@ import numpy as np
 
 from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
-from launcher.generation.names import FILLED, Names, alike, find_states
+from launcher.generation.names import Names, find_states
 from ranks.common.tensors import TensorSpec
+from ranks.state.feeds import FOLLOWING
 from sharding.slices.state import LOGITS_FROM
+from sharding.slices.state_names import is_next
 
 if TYPE_CHECKING:
     from ranks.state.session import Host
     from sharding.common.arrays import Array
+    from sharding.slices.state import StatePair
 
 Run = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
 
@@ -51,6 +54,11 @@ class Program:
     outputs: Several[TensorSpec]
     group: Ranks | None = None
     """The ranks that compute it, where sessions are possible: they keep the state."""
+
+    @property
+    def pairs(self) -> Several[StatePair]:
+        """The state that the ranks found in the graph."""
+        return () if self.group is None else tuple(self.group.session_host.known.states.values())
 
     def takes(self, name: str) -> TensorSpec | None:
         """The input of this name."""
@@ -100,7 +108,7 @@ class StatefulDecoder:
         self.first, self.later, self.encoder = first, later or first, encoder
         self.encoder_names = encoder_names or Names()
         self.states = {
-            id(program): find_states(self.names, program.inputs, program.outputs)
+            id(program): find_states(self.names, program.inputs, program.outputs, program.pairs)
             for program in (self.first, self.later)
         }
         self.context = context
@@ -137,8 +145,7 @@ class StatefulDecoder:
     def _check_inputs(self, program: Program) -> None:
         """Raises `ConfigError` for inputs that nothing gives."""
         known = {state.past for state in self.states[id(program)]}
-        known |= {self.names.of(what) for what in FILLED}
-        known |= {self.names.of(what) for what in ("input_ids", "attention_mask", "position_ids")}
+        known |= {self.names.of(what) for what in ("input_ids", *FOLLOWING)}
         if self.encoder is not None:
             known |= {self.names.of("encoder_hidden_states"), self.names.of("encoder_attention_mask")}
         missing = [spec.name for spec in program.inputs if spec.name not in known]
@@ -150,7 +157,8 @@ class StatefulDecoder:
         if missing:
             raise ConfigError(
                 f"the model's input {missing[0]!r} is none that generation knows: expected ids, mask, "
-                "positions and state whose inputs are called past... and whose outputs present..."
+                "positions and state whose inputs are called past... and whose outputs present..., of the "
+                "same type and number of axes"
             )
 
     @property
@@ -185,7 +193,7 @@ class StatefulDecoder:
             feeds["attention_mask"] = np.ones(ids.shape, mask.dtype)
         encoded = self.encoder.run(feeds)
         pasts = [state.past for state in self.states[id(self.later)]]
-        state = {past: array for past in pasts for name, array in encoded.items() if alike(past, name)}
+        state = {past: array for past in pasts for name, array in encoded.items() if is_next(name, past)}
         given = {}
         hidden = self.encoder_names.tensors.get("encoder_hidden_states", "encoder_hidden_states")
         for name in (hidden, "last_hidden_state", self.encoder.outputs[0].name):
@@ -262,32 +270,25 @@ class StatefulSequence:
             if state.cross and state.past in self._state:
                 continue  # computed once
             if name is None:
-                name = next((other for other in outputs if alike(state.past, other)), None)
+                name = next((other for other in outputs if is_next(other, state.past)), None)
             if name is not None:
                 self._state[state.past] = outputs[name]
         return logits
 
     def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
         """All inputs but state."""
-        count, total = len(ids), past + len(ids)
-        values: dict[str, Array] = {
-            "input_ids": ids[None],
-            "attention_mask": np.ones((1, total), np.int64),
-            "position_ids": np.arange(past, total)[None],
-            "use_cache_branch": np.array([past > 0]),
-            "cache_position": np.arange(past, total),
-            "num_logits_to_keep": np.array(0 if every else 1),
-            "past_sequence_length": np.array(past),
-            "current_sequence_length": np.array(count),
-            "total_sequence_length": np.array(total),
-            "token_type_ids": np.zeros((1, count), np.int64),
-        }
         feeds = {}
-        for what, value in values.items():
+        for what in ("input_ids", *FOLLOWING):
             spec = program.takes(self._decoder.names.of(what))
-            if spec is not None:
-                array = np.asarray(value, spec.dtype)
-                feeds[spec.name] = array.reshape(1) if spec.shape == (1,) else array
+            if spec is None:
+                continue
+            if what == "input_ids":
+                array = np.asarray(ids[None], spec.dtype)
+            else:
+                array = FOLLOWING[what](spec, 1, past, len(ids))
+            if what == "num_logits_to_keep" and not every:
+                array = np.ones_like(array)
+            feeds[spec.name] = array
         feeds |= {name: array for name, array in self._given.items() if program.takes(name) is not None}
         return feeds
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.generate import Prepared
 from launcher.generation.options import GenerateOptions
-from launcher.generation.sample import Completion, Done, Event
+from launcher.generation.sample import Done, Event, Texts
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pace:
     """Its newest token came."""
 
 
-class Stream:
+class Stream(Texts):
     """The texts of one request as they come: an iterator over `Token` and `Done`, once.
 
     The engine does not wait for whoever reads: what has come is kept. `cancel`, or the end of a ``with``,
@@ -65,12 +65,8 @@ class Stream:
 
     def __init__(self, prepared: Prepared, cancelled: Callable[[], None], *, has_text: bool) -> None:
         """``cancelled``: is called once the stream is cancelled."""
+        super().__init__(has_text=has_text)
         self._tell, self._prepared = cancelled, prepared
-        self.has_text = has_text
-        self.completions: list[Completion] = []
-        """The texts that have ended."""
-        self.tokens = 0
-        """Read from the stream so far, of all texts."""
         self.pace = Pace(submitted=time.perf_counter())
         self.cancelled = False
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
@@ -97,10 +93,7 @@ class Stream:
         """For the engine: nothing more comes."""
         self._events.put(error)
 
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
+    def _next(self) -> Event:
         if self._ended or self.cancelled:
             raise StopIteration
         event = self._events.get()
@@ -109,19 +102,7 @@ class Stream:
             if isinstance(event, BaseException) and not self.cancelled:
                 raise event
             raise StopIteration
-        if isinstance(event, Done):
-            self.completions.append(event.completion)
-        else:
-            self.tokens += 1
         return event
-
-    def finish(self) -> list[Completion]:
-        """Waits for the end; all texts that have ended, in order: fewer than asked for if it was
-        cancelled."""
-        for _ in self:
-            pass
-        self.completions.sort(key=lambda item: item.sample)
-        return self.completions
 
     def cancel(self) -> None:
         """Ends the request: no more events come. Safe to call at any time, from any thread, and twice."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
 from launcher.starters import cause
+from ranks.common import forks
 from ranks.talk import unix, wire
 from ranks.talk.control import tune_tcp
 from ranks.talk.stream import Stream
@@ -86,7 +87,7 @@ class Listener:
         self._lobby = Lobby()
         self._socket, self.address = _listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
-        _listeners.add(self)
+        forks.in_child(self, Listener.forget)
         threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
 
     def _accept(self) -> None:
@@ -196,17 +197,6 @@ def _pid_of(sock: socket.socket) -> int | None:
     if uid != os.getuid():
         raise PermissionError(f"process {pid} runs as user {uid}")
     return pid
-
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for listener in list(_listeners):
-        listener.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _listen_unix() -> tuple[socket.socket, str]:

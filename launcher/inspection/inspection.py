@@ -13,8 +13,10 @@ from sharding.graph.state_size import Kept, StateSize, joined_shape, state_size
 from sharding.graph.values import in_turn
 from sharding.onnx_files.walk import nodes_in_turn
 from sharding.planning.unsplit import hardly_splits_slices
+from sharding.slices.domains import OWN_DOMAIN
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, held_bytes, parse_placement
+from sharding.slices.state import Shape, Tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
     from sharding.planning.plan import Plan
     from sharding.planning.rank_graph import Collective, RankGraph
     from sharding.slices.manifest import CollectiveEntry, Manifest, TensorEntry
-
-Shape = Sequence["int | str | None"]
-Tensor = tuple[str, str, "Shape | None"]
-"""Name, element type, shape; None where the number of axes is open."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +334,7 @@ def _without_receives(nodes: Iterable[Used], weights: Mapping[str, Held]) -> Ite
     """What a manifest lists: of Send and Recv the Send only. A weight that is held in two ways has a second
     name in the rank model, which is led back to its own."""
     for node in nodes:
-        if node.op_type == "Recv" and node.domain == "shardrun":
+        if node.op_type == "Recv" and node.domain == OWN_DOMAIN:
             continue
         names = [name if name in weights else _source_name(name, weights) for name in node.inputs]
         yield replace(node, inputs=names)

@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sharding.search.reshard import COLLECTIVES, DOMAIN
+from sharding.search.reshard import COLLECTIVES
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
 FIRST = "(before the first layer)"
 _POINT_TO_POINT = frozenset({"Send", "Recv", "Broadcast"})
@@ -42,9 +43,9 @@ class Used:
     @property
     def talks(self) -> bool:
         """Whether ranks meet here."""
-        if self.domain == "shardrun":
+        if self.domain == OWN_DOMAIN:
             return self.op_type in _POINT_TO_POINT
-        return self.domain == DOMAIN and self.op_type in COLLECTIVES
+        return self.domain == MICROSOFT and self.op_type in COLLECTIVES
 
 
 @dataclass

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.inspection.inspection import Tensor, tensors_json, weights_json
+from launcher.inspection.inspection import tensors_json, weights_json
 from sharding.graph.sizes import tensor_bytes
+from sharding.slices.state import Tensor
 
 if TYPE_CHECKING:
     import onnx

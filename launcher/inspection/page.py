@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from launcher.inspection.inspection import Inspection, Layer, Talk, Tensor, shape_text
+from launcher.inspection.inspection import Inspection, Layer, Talk, shape_text
 from sharding.common.text import counted, human_bytes, listed_collectives
+from sharding.slices.state import Tensor
 
 MAX_COLUMNS = 16
 """More ranks than this are drawn as one column per pipeline stage, whose ranks hold equal amounts."""

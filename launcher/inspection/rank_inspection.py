@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.inspection.inspection import Tensor, tensors_json, used, weights_json
+from launcher.inspection.inspection import tensors_json, used, weights_json
 from launcher.inspection.layers import by_layer
 from launcher.inspection.model_summary import signature, weights_of
 from launcher.inspection.rank_models import count_files, open_rank_models, read_rank_model
 from sharding.onnx_files.walk import nodes_in_turn
+from sharding.slices.state import Tensor
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key

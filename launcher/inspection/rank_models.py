@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
 from sharding.common.text import counted
 from sharding.onnx_files.walk import nodes_in_turn
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -103,7 +104,7 @@ def open_rank_models(
         collectives=tuple(
             CollectiveEntry(node.op_type, node.input[0] if node.input else "", "", ())
             for node in nodes_in_turn(model.graph)
-            if node.domain in {"com.microsoft", "shardrun"} and node.op_type in _COLLECTIVES
+            if node.domain in {MICROSOFT, OWN_DOMAIN} and node.op_type in _COLLECTIVES
         ),
         inputs=tuple(_tensor(item) for item in model.graph.input if item.name not in names),
         outputs=tuple(_tensor(item) for item in model.graph.output),

@@ -7,19 +7,17 @@ number of ranks, the options, the manifest's version and the slicer's own code. 
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
-from ranks.cache.folder import ELSEWHERE, cache_folder, fingerprint, hash_file
+from ranks.cache.folder import ELSEWHERE, cache_folder, hash_file
 from ranks.cache.intact import Files
+from ranks.cache.keys import hash_of_code, key_of
 from ranks.common.waiting import HeldError
-from sharding.common.registry import code_of, entry_points
+from sharding.common.registry import entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
@@ -87,11 +85,8 @@ def _slice_into(
 
 def _key(model: Path, ranks: int, options: SliceOptions) -> str:
     asked = {item.name: _told(getattr(options, item.name)) for item in fields(options)}
-    parts = {"model": fingerprint(model), "ranks": ranks, "options": asked, "slicer": _slicer()}
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-    # A readable start, for a person who looks into the folder.
-    stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in model.stem)[:40]
-    return f"{stem}-{ranks}-{digest}"
+    parts = {"ranks": ranks, "options": asked, "slicer": _slicer()}
+    return key_of(model, parts, about=f"-{ranks}")
 
 
 def _told(value: object) -> object:
@@ -106,17 +101,12 @@ def _told(value: object) -> object:
     return value if value is None or isinstance(value, bool | int) else str(value)
 
 
-@functools.cache
 def _slicer() -> str:
-    """A hash of the slicer's code: another version, or one that somebody works on, may cut differently."""
     import sharding
 
-    digest = hashlib.sha256()
-    root = Path(sharding.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        status = path.stat()
-        digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    for group in ("shardrun.formats", "shardrun.rules"):
-        for name, where in sorted(entry_points().get(group, {}).items()):
-            digest.update(f"{group} {name} {where} {code_of(where)}\n".encode())
-    return digest.hexdigest()
+    others = {
+        f"{group} {name}": where
+        for group in ("shardrun.formats", "shardrun.rules")
+        for name, where in sorted(entry_points().get(group, {}).items())
+    }
+    return hash_of_code(Path(sharding.__file__).parent, others)

@@ -28,8 +28,6 @@ from sharding.common.text import did_you_mean
 if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
 
-MAX_HEADER = 65536
-
 
 class Spec(Protocol):
     """What is asked of an input: the entries of a manifest, or a rank model's tensors."""
@@ -241,10 +239,9 @@ def _read_numpy(
 def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of the array in a file, if it fits the input. ``size``: bytes that there are."""
     from ranks.evaluation.compressed import check_length, check_memory
+    from ranks.evaluation.npy import read_header
 
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file, MAX_HEADER)
+    shape, _, dtype = read_header(file)
     start = file.tell()
     expected = numpy_dtype(spec.dtype, what)
     native = dtype.newbyteorder("=")
@@ -265,6 +262,8 @@ def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str
 
 def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> Array:
     """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
+    from ranks.evaluation.npy import MAX_HEADER
+
     shape, expected = _read_header(spec, file, size, what, known), numpy_dtype(spec.dtype, what)
     file.seek(0)
     array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)

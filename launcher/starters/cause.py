@@ -33,7 +33,6 @@ _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
-_LONGEST = 300
 
 
 @dataclass

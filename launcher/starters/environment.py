@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ranks
 from ranks.common.settings import SAFE_PATH
-from ranks.identity.sources import clean
+from ranks.common.sources import clean
 
 __all__ = ["boot_command", "clean", "python_path", "safe_path"]
 

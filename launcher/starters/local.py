@@ -23,13 +23,13 @@ from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Handle, Launcher, Pipe
 from ranks import boot
+from ranks.common import forks
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
 _main_lock = threading.Lock()
-_alive: weakref.WeakSet[LocalHandle] = weakref.WeakSet()
 
 
 class LocalLauncher(Launcher):
@@ -94,7 +94,7 @@ class LocalHandle(Handle):
             if isinstance(self._error, Exception) and shortage(self._error):
                 raise cause.shortage(self._error) from None
             raise LaunchError(f"The ranks could not be started: {self._error}.") from self._error
-        _alive.add(self)
+        RUNNING.include(self)
 
     def _keep(self, program: list[str], ranks: Sequence[Mapping[str, str]]) -> None:
         # Children inherit the mask, so a Ctrl-C while they start does not end them with a traceback; see
@@ -198,16 +198,22 @@ def _without_main() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-@atexit.register
-def _end_all() -> None:
-    # multiprocessing's exit handler would wait for children that wait for us.
-    for handle in list(_alive):
-        handle.kill()
+class Running:
+    """The local ranks that end with this process. One per process."""
+
+    def __init__(self) -> None:
+        self._handles: weakref.WeakSet[LocalHandle] = weakref.WeakSet()
+        # multiprocessing's exit handler would wait for children that wait for us.
+        atexit.register(self._end)
+
+    def include(self, handle: LocalHandle) -> None:
+        """A forked child ends none of them."""
+        self._handles.add(handle)
+        forks.in_child(handle, LocalHandle.forget)
+
+    def _end(self) -> None:
+        for handle in list(self._handles):
+            handle.kill()
 
 
-def _forget_all() -> None:
-    for handle in list(_alive):
-        handle.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+RUNNING = Running()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
@@ -273,7 +274,7 @@ def check_model(model: onnx.ModelProto, what: str, *, types: bool = False) -> No
     from sharding.errors import ModelError
     from sharding.importers.opset import without_external
 
-    if any(node.domain == "com.microsoft" for node in model.graph.node):
+    if any(node.domain == MICROSOFT for node in model.graph.node):
         return  # a rank's part of a model
     if any(
         not value.type.tensor_type.HasField("shape") for value in (*model.graph.input, *model.graph.output)

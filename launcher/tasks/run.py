@@ -152,6 +152,20 @@ def _run_joined(  # noqa: PLR0917 - what `run_rank` has
         finish(job, made.manifest, feeds, result, source, show)
 
 
+def group_or_rank(job: Job, group: Callable[[], None], rank: Callable[[Identity], None]) -> int:
+    """Does a job as this process's place in it demands: with ranks of its own, or as the rank that something
+    else made it. Gives the exit code."""
+    identity = external_identity(job)
+    if identity is None:
+        group()
+        return 0
+    try:
+        rank(identity)
+    except BaseException as error:
+        leave_now(error, identity)
+    return 0
+
+
 def leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     from launcher.common.exits import report

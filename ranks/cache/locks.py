@@ -47,8 +47,6 @@ class Keeper(Protocol):
     kept: Sequence[Pin]
 
 
-_held: dict[Path, Pin] = {}
-_collecting = threading.local()
 _Made = TypeVar("_Made", bound=Keeper)
 _Arguments = ParamSpec("_Arguments")
 
@@ -74,43 +72,53 @@ def pin(folder: Path, seconds: float | None = None) -> Pin | None:
     return held
 
 
-def hold(folder: Path, seconds: float | None = None) -> bool:
-    """As `pin`, until this process ends or, within `collected`, as long as its list is there. Gives whether
-    the folder is there."""
-    held = pin(folder, seconds)
-    if held is None:
-        return False
-    lists = getattr(_collecting, "lists", None)
-    if lists:
-        lists[-1].append(held)
-    else:
-        _held[folder] = held
-    return True
+class Pins:
+    """What a process holds: until it ends, or as long as a thread of it says. One per process."""
+
+    def __init__(self) -> None:
+        self.held: dict[Path, Pin] = {}
+        """Until the process ends."""
+        self._threads = threading.local()
+
+    def hold(self, folder: Path, seconds: float | None = None) -> bool:
+        """As `pin`, until this process ends or, within `collected`, as long as its list is there. Gives
+        whether the folder is there."""
+        held = pin(folder, seconds)
+        if held is None:
+            return False
+        lists = getattr(self._threads, "lists", None)
+        if lists:
+            lists[-1].append(held)
+        else:
+            self.held[folder] = held
+        return True
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[list[Pin]]:
+        """A list of what this thread holds inside, which is let go of with the list."""
+        lists = self._threads.__dict__.setdefault("lists", [])
+        kept: list[Pin] = []
+        lists.append(kept)
+        try:
+            yield kept
+        finally:
+            lists.pop()
+
+    def keeping(self, make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
+        """Makes what a function returns hold what the function has held, and nothing else."""
+
+        @functools.wraps(make)
+        def made(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Made:
+            with self.collected() as kept:
+                found = make(*args, **kwargs)
+            found.kept = kept
+            return found
+
+        return made
 
 
-@contextlib.contextmanager
-def collected() -> Iterator[list[Pin]]:
-    """A list of what this thread holds inside, which is let go of with the list."""
-    lists = _collecting.__dict__.setdefault("lists", [])
-    kept: list[Pin] = []
-    lists.append(kept)
-    try:
-        yield kept
-    finally:
-        lists.pop()
-
-
-def keeping(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
-    """Makes what a function returns hold what the function has held, and nothing else."""
-
-    @functools.wraps(make)
-    def made(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Made:
-        with collected() as kept:
-            found = make(*args, **kwargs)
-        found.kept = kept
-        return found
-
-    return made
+PINS = Pins()
+hold, collected, keeping = PINS.hold, PINS.collected, PINS.keeping
 
 
 def lock(descriptor: int, how: int, path: Path, seconds: float | None = None) -> bool:

@@ -23,9 +23,9 @@ from ranks.collectives.arrays import split
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
+from ranks.common.sources import BY_MPI
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
-from ranks.identity.sources import BY_MPI
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,35 +13,41 @@ from weakref import WeakKeyDictionary
 
 Owner = TypeVar("Owner")
 
-_renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
-_threaded: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
+
+class Forks:
+    """What is set right in every child that a process forks. One per process."""
+
+    def __init__(self) -> None:
+        self._renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+        self._threaded: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
+        os.register_at_fork(after_in_child=self._renew_all)
+
+    def in_child(self, owner: Owner, renew: Callable[[Owner], None]) -> None:
+        """Calls ``renew(owner)`` in every child that is forked while ``owner`` is in use elsewhere."""
+        self._renewals[owner] = renew
+
+    def never_freed(self, owner: Any, *parts: Any) -> None:
+        """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its
+        interpreter.
+
+        For objects of native libraries with threads of their own, such as ONNX Runtime's sessions. A child
+        can run a session, for the caller's thread does all work where no other comes. But the destructor
+        waits until threads that sleep have woken up, and the child has none that would.
+        """
+        self._threaded[owner] = parts
+
+    def _renew_all(self) -> None:
+        for owner, renew in list(self._renewals.items()):
+            renew(owner)
+        if threaded := list(self._threaded.items()):
+            import ctypes
+
+            for owner, parts in threaded:
+                # A reference that nobody gives back: a list of ours would be emptied when the interpreter
+                # ends.
+                for item in (owner, *parts):
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
-def in_child(owner: Owner, renew: Callable[[Owner], None]) -> None:
-    """Calls ``renew(owner)`` in every child that is forked while ``owner`` is in use elsewhere."""
-    _renewals[owner] = renew
-
-
-def never_freed(owner: Any, *parts: Any) -> None:
-    """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its interpreter.
-
-    For objects of native libraries with threads of their own, such as ONNX Runtime's sessions. A child can
-    run a session, for the caller's thread does all work where no other comes. But the destructor waits until
-    threads that sleep have woken up, and the child has none that would.
-    """
-    _threaded[owner] = parts
-
-
-def _renew_all() -> None:
-    for owner, renew in list(_renewals.items()):
-        renew(owner)
-    if threaded := list(_threaded.items()):
-        import ctypes
-
-        for owner, parts in threaded:
-            # A reference that nobody gives back: a list of ours would be emptied when the interpreter ends.
-            for item in (owner, *parts):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
-
-
-os.register_at_fork(after_in_child=_renew_all)
+FORKS = Forks()
+in_child, never_freed = FORKS.in_child, FORKS.never_freed

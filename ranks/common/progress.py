@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from ranks.common.sources import OPEN_MPI
+
 Progress = Callable[[int, int], None]
 """Takes how much is done, and of how much."""
 
 
 def is_terminal(stream: TextIO) -> bool:
     """Whether a person looks at this stream. Open MPI gives every rank a pseudo-terminal that nobody sees."""
-    return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+    return stream.isatty() and not any(map(OPEN_MPI.identifies, os.environ))
 
 
 @contextlib.contextmanager

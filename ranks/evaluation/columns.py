@@ -18,13 +18,12 @@ import numpy as np
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
+from ranks.evaluation.npy import MAX_HEADER, read_header
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import placeholder
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
-
-MAX_HEADER = 65536
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,7 @@ class Member:
 
 def parse_header(file: IO[bytes], where: str) -> tuple[Header, bool]:
     """The header of ``.npy`` data and whether it is in Fortran order; the file stands behind it then."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file, MAX_HEADER)
+    shape, fortran, dtype = read_header(file)
     if dtype.hasobject:
         raise EvaluationError(
             f"{where} holds Python objects, which are never unpickled: save numbers or text."

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from ranks.common.sources import alone
 from ranks.errors import ModelError, ShardrunError
-from ranks.identity.sources import alone
 
 _ALIGNMENT = 256  # of ONNX Runtime's arena
 

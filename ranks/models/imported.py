@@ -8,14 +8,11 @@ KEY is a hash of the model's content, its data files' and the importer's code.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
-from sharding.common.registry import code_of
 from sharding.common.storage import why_unwritable
 from sharding.importers.sniff import format_of, is_imported
 
@@ -102,27 +99,19 @@ def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
 
 
 def _key(path: Path) -> str:
-    from ranks.cache.folder import fingerprint
+    from ranks.cache.keys import key_of
 
-    parts = {"model": fingerprint(path), "importer": _importer(format_of(path))}
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-    stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)[:40]
-    return f"{stem}-{digest}"
+    return key_of(path, {"importer": _importer(format_of(path))})
 
 
 def _importer(name: str) -> str:
-    """A hash of the code that importers use: another version of it may convert otherwise."""
+    """What tells versions of the code that importers use apart."""
     import sharding.importers
+    from ranks.cache.keys import hash_of_code
 
     others = sharding.importers.FORMATS.names.others
-    digest = hashlib.sha256()
     root = Path(sharding.importers.__file__).parents[1]
-    for file in sorted(root.rglob("*.py")):
-        status = file.stat()
-        digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    if name in others:
-        digest.update(f"{name} {others[name]} {code_of(others[name])}\n".encode())
-    return digest.hexdigest()
+    return hash_of_code(root, {name: others[name]} if name in others else {})
 
 
 def _name(path: Path) -> str:

@@ -16,6 +16,7 @@ from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.onnx_files.external import find_data, place_of
 from sharding.onnx_files.walk import nodes_in, tensors_in
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def check_operators(model: onnx.ModelProto, file: Path) -> None:
     (``AllReduce``, ``AllGather`` and ``AllToAll`` are of these, too, but are run here by collectives.)
     """
     for node in nodes_in(model.graph, *model.functions):
-        if node.domain == "com.microsoft" and node.op_type in _ONLY_WITH_NCCL:
+        if node.domain == MICROSOFT and node.op_type in _ONLY_WITH_NCCL:
             raise ModelError(
                 f"{file} holds the operator {node.op_type} (node {node.name!r}), which computes and "
                 "communicates in one and exists only in builds of ONNX Runtime with NCCL: export the rank "

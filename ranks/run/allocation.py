@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,15 +28,17 @@ class Buffers:
     memory: Memory
     elements: Mapping[str, int | None]
 
-    def allocate(self, shapes: Mapping[str, Shape], levels: int) -> Values:
-        """Buffers for all values of the first ``levels`` levels; values that do not live together share
-        memory."""
+    def allocate(self, shapes: Mapping[str, Shape], inputs: Iterable[str], levels: int) -> Values:
+        """Buffers for the values of these shapes among ``inputs``, which are kept, and the first ``levels``
+        levels; values that do not live together share memory."""
         life = self.life
         pools: dict[tuple[bool, bool], Pool] = {}
         values: Values = {}
         taken: Taken = {}
 
         def add(name: str, *, keep: bool = False) -> None:
+            if name not in shapes:
+                return
             memory, exchanged, element = self.place(name), name in life.exchanged, self.elements[name] or 0
             pool = pools.setdefault((memory is self.memory, exchanged), Pool(memory, exchanged=exchanged))
             taken[name] = pool, pool.take(nbytes(shapes[name], element))
@@ -44,7 +46,7 @@ class Buffers:
             if keep:
                 del taken[name]
 
-        for name in self.cut.inputs:
+        for name in inputs:
             add(name, keep=True)
         for level in range(levels):
             for name in life.produced[level]:
@@ -52,7 +54,7 @@ class Buffers:
             for name in life.dead_before_exchange[level]:
                 _release(taken, name)
             for c in self.cut.collectives[level]:
-                if c.output in life.in_place:
+                if c.output in life.in_place and c.input in values and c.output in shapes:
                     assert c.input and c.output
                     values[c.output] = values[c.input]
                     taken[c.output] = taken.pop(c.input)

@@ -253,7 +253,7 @@ class Program:
         shapes = dict(self._shapes[key])
         shapes.update(zip(self._cut.inputs, key, strict=True))
         buffers = Buffers(self._cut, self._life, self._place, self._memory, self._elements)
-        values = buffers.allocate(shapes, self._planned_levels)
+        values = buffers.allocate(shapes, self._cut.inputs, self._planned_levels)
         plan = self._plans.new(key, values)
         plan.levels = self._planned_levels
         read = [(index, name) for index, name in enumerate(self._cut.inputs) if name in self._read]

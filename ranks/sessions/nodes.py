@@ -10,16 +10,15 @@ import onnx
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
 from sharding.onnx_files.walk import nodes_in, subgraphs
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
-MICROSOFT = "com.microsoft"
-SHARDRUN = "shardrun"
 DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, object]] = {
     (MICROSOFT, "AllReduce"): {},
     (MICROSOFT, "AllGather"): {"axis": 1, "group_size": None},
     (MICROSOFT, "AllToAll"): {"group_size": None},
-    (SHARDRUN, "Broadcast"): {"root": 0},
-    (SHARDRUN, "Send"): {"peer": ..., "announce": 0},
-    (SHARDRUN, "Recv"): {"peer": ..., "dtype": ..., "shape": ..., "announce": 0},
+    (OWN_DOMAIN, "Broadcast"): {"root": 0},
+    (OWN_DOMAIN, "Send"): {"peer": ..., "announce": 0},
+    (OWN_DOMAIN, "Recv"): {"peer": ..., "dtype": ..., "shape": ..., "announce": 0},
 }
 """Per collective its attributes and their defaults; ``...``: must be given; None: the group's size."""
 POINT_TO_POINT = frozenset({"Send", "Recv"})

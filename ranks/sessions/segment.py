@@ -15,7 +15,8 @@ from ranks.common.tensors import element_dtype, element_number
 from ranks.errors import ModelError
 from ranks.models import optional
 from ranks.sessions.cut import Collective, Control, Cut, Segment
-from ranks.sessions.nodes import SHARDRUN, is_constant, reads
+from ranks.sessions.nodes import is_constant, reads
+from sharding.slices.domains import OWN_DOMAIN
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -45,7 +46,7 @@ class SegmentBuilder:
         }
         self._types = {value.name: _without(value.type, shared) for value in graph.input}
         self._named = {value.name: value.type for value in [*graph.input, *graph.output]}
-        self._opsets = [opset for opset in cut.model.opset_import if opset.domain != SHARDRUN]
+        self._opsets = [opset for opset in cut.model.opset_import if opset.domain != OWN_DOMAIN]
 
     def model(self, segment: Segment) -> onnx.ModelProto:
         """The segment as a model."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from ranks.devices.providers import CPU
 from ranks.errors import ModelError
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
 
-_SURE = {"": 23, "ai.onnx": 23, "ai.onnx.ml": 5, "com.microsoft": 1}
+_SURE = {"": 23, "ai.onnx": 23, "ai.onnx.ml": 5, MICROSOFT: 1}
 """What every ONNX Runtime that this package may be installed with runs, so that none need be asked."""
 _SURE_IR = 11
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.common.tensors import TensorSpec
+from sharding.slices.state_names import TOKENS
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
-
-TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
-"""Inputs whose axis 1 has the new positions of a step."""
 
 _Make = Callable[[TensorSpec, int, int, int], "Array"]
 
@@ -29,11 +27,18 @@ def _mask(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
 
 def _positions(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
     line = np.arange(past, past + count, dtype=spec.dtype)
-    axes = len(spec.shape)
-    if axes <= 1:
+    if len(spec.shape) <= 1 and not (spec.open_rank and spec.name.endswith("position_ids")):
         return line
     lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
     return np.broadcast_to(line, (*lead, batch, count))
+
+
+def _count(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.full([1] * len(spec.shape), count, spec.dtype)
+
+
+def _types(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
+    return np.zeros((batch, count), spec.dtype)
 
 
 def _past(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
@@ -64,6 +69,13 @@ FILLED: Mapping[str, _Make] = {
     "use_cache_branch": _has_past,
     "num_logits_to_keep": _every,
 }
+FOLLOWING: Mapping[str, _Make] = {
+    **FILLED,
+    "current_sequence_length": _count,
+    "token_type_ids": _types,
+}
+"""Inputs that follow from how much plain text has been read: more than a session fills in by itself, for what
+it reads may be of several types."""
 ONE_LENGTH = frozenset({"past_sequence_length", "past_seq_len"})
 """Inputs that say one number of positions for all rows of a batch."""
 

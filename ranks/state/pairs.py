@@ -9,7 +9,9 @@ from ranks.collectives.buffers import Shape
 from ranks.common.tensors import TensorSpec
 from ranks.errors import ShardrunError
 from sharding.slices import state
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.state import StatePair
+from sharding.slices.state_use import SLOTS
 
 if TYPE_CHECKING:
     import onnx
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import Dim
     from sharding.common.arrays import Array
 
-_ATTENTION = {"GroupQueryAttention": (3, 4)}
+_ATTENTION = {"GroupQueryAttention": tuple(slot.past for slot in SLOTS[MICROSOFT, "GroupQueryAttention"])}
 """Operators that know the head size where the file leaves it open, and which of their inputs are state."""
 
 

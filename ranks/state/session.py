@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ShardrunError
-from ranks.state.feeds import ONE_LENGTH, TOKENS, size
+from ranks.state.feeds import ONE_LENGTH, size
 from sharding.slices.state import StatePair
+from sharding.slices.state_names import TOKENS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

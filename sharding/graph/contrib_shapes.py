@@ -13,12 +13,12 @@ from sharding.common.attributes import integer, integers
 from sharding.graph import equivalents
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.rules.base import GIVES, Dim
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-MICROSOFT = "com.microsoft"
 FLOAT, UINT8, INT32 = 1, 2, 6
 """Element types as onnx numbers them."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MICROSOFT = "com.microsoft"
 OPSET = 17
 """The standard forms' opset: the last one before operators took types that these variants do not have."""
 FLOAT, UINT8, INT32 = 1, 2, 6

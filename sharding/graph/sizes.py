@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SYMBOL_LENGTH = 64
 _FORMULA = re.compile(r"[\w\s()+*/-]{1,200}")
-_NAME = re.compile(r"[^\W\d]\w*")
+NAME = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sizes:
             return self.lengths[axis]
         if axis is None or axis.isidentifier():
             return 1 if first or axis in self.rows else SYMBOL_LENGTH
-        if first and not self.lengths.keys() | self.rows >= set(_NAME.findall(axis)):
+        if first and not self.lengths.keys() | self.rows >= set(NAME.findall(axis)):
             return 1
         if axis not in self._known:
             self._known[axis] = self._formula(axis)
@@ -55,7 +55,7 @@ class Sizes:
         if "**" in text or not _FORMULA.fullmatch(text):
             return SYMBOL_LENGTH
         most = max(SYMBOL_LENGTH, *self.lengths.values(), 1) ** 2
-        numbers = _NAME.sub(lambda name: str(self.length(name[0])), text)
+        numbers = NAME.sub(lambda name: str(self.length(name[0])), text)
         try:
             length = _value(ast.parse(numbers, mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):

@@ -15,8 +15,8 @@ from sharding.importers.format import HEAD, told
 Format = str
 """``onnx``, ``unknown``, or the name of one of `sharding.importers.format.FORMATS`."""
 
-# FlatBuffers' file identifier, bytes 4 to 7 of a .ms file, by version of its schema.
 LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
+"""Bytes 4 to 7 of a MindSpore Lite file (.ms), by version of its schema (FlatBuffers' file identifier)."""
 OPSETS = range(18, 23)
 """Versions of ONNX's operators that importers can write."""
 RUN_OPSET = 20

@@ -18,9 +18,10 @@ from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
 from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
-from sharding.search.reshard import COLLECTIVES, DOMAIN, local_shape, reshard
+from sharding.search.reshard import COLLECTIVES, local_shape, reshard
 from sharding.search.states import Placed
 from sharding.search.steps import Step
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 from sharding.slices.placement import REPLICATED, Partial, Placement
 from sharding.slices.state import LOGITS_FROM
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 BODY_NAMES = {"then_branch": "then", "else_branch": "else"}
 """Attributes that hold branches, as people are told of them; any other body is that of a turn."""
-OWN_DOMAIN = "shardrun"
-"""Of ``Send(peer, announce)`` and ``Recv(peer, dtype, shape, announce)``; ``peer`` is a pipeline stage."""
 
 
 def emit_rank(
@@ -154,7 +153,7 @@ class RankEmitter:
         """A collective on the value being moved; its input and output get their type and shape."""
         assert self.moving is not None
         shape = tuple(map(shown, shape))
-        output: ir.Value = self.op(op_type, [value], domain=DOMAIN, **attributes)[0]
+        output: ir.Value = self.op(op_type, [value], domain=MICROSOFT, **attributes)[0]
         produced = list(shape)
         if op_type == "AllGather":
             axis = attributes["axis"]
@@ -291,7 +290,7 @@ class RankEmitter:
     def _renamed(self, local: ir.Value) -> bool:
         """Whether a value has only the name that its collective gave it, which nothing else refers to."""
         producer = local.producer()
-        return producer is not None and producer.domain == DOMAIN and len(local.uses()) == 0
+        return producer is not None and producer.domain == MICROSOFT and len(local.uses()) == 0
 
     def finish(self, returned: Sequence[ir.Value], sent: Sequence[Crossing] = ()) -> RankGraph:
         """The finished graph: outputs whole, but for state, nodes that nothing needs removed, weights
@@ -339,7 +338,7 @@ class RankEmitter:
         names: set[str] = set()
         kept = []
         for node in reversed(self.nodes):
-            collective = node.domain == DOMAIN and node.op_type in COLLECTIVES
+            collective = node.domain == MICROSOFT and node.op_type in COLLECTIVES
             joins = collective or node.domain == OWN_DOMAIN
             if not joins and not any(value in wanted or value.name in names for value in node.outputs):
                 continue

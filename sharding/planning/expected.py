@@ -6,28 +6,23 @@ is right for every length is the plan itself, whose parts never lie along an ope
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
-from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
+from sharding.graph.sizes import NAME, SYMBOL_LENGTH, Sizes
 from sharding.graph.symbols import shown_shape
+from sharding.slices.state_names import TOKENS
+from sharding.slices.state_use import SLOTS, Slot
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from sharding.reading.read import Source
 
-_NAME = re.compile(r"[^\W\d]\w*")
-_TOKENS = re.compile(r"input_ids|inputs_embeds|position_ids")
-_PAST = {
-    ("", "Attention"): (4, 5),
-    ("com.microsoft", "Attention"): (4,),
-    ("com.microsoft", "MultiHeadAttention"): (6, 7),
-    ("com.microsoft", "GroupQueryAttention"): (3, 4),
-}
-"""Inputs of attention operators that are keys and values of earlier tokens."""
+_TOKENS = (*TOKENS, "position_ids")
+_PAST = {operator: [slot for slot in slots if slot.axis is not None] for operator, slots in SLOTS.items()}
+"""Of attention operators: what takes keys and values of earlier tokens, and gives them with the new ones."""
 _PASSED = {"Identity", "Cast", "Transpose"}
 
 
@@ -58,7 +53,7 @@ def expected_sizes(source: Source, given: Mapping[str, int]) -> Sizes:
 
 def _check(source: Source, inputs: Sequence[ir.Value], given: Mapping[str, int]) -> None:
     symbols = [axis for value in inputs for axis in shown_shape(value) or () if isinstance(axis, str)]
-    known = {*symbols, *(name for text in symbols for name in _NAME.findall(text))}
+    known = {*symbols, *(name for text in symbols for name in NAME.findall(text))}
     for name, length in given.items():
         if name not in known:
             has = f"it has {', '.join(dict.fromkeys(symbols))}" if symbols else "all its lengths are fixed"
@@ -85,7 +80,7 @@ def _caches(source: Source) -> tuple[list[ir.Value], set[ir.Value]]:
         uses = list(_uses(value))
         found = {output for node, index in uses for output in _lengthened(node, index)}
         given = found.intersection(graph.outputs)
-        read = any(index in _PAST.get(node.op_identifier()[:2], ()) for node, index in uses)
+        read = any(_slot(node, index) is not None for node, index in uses)
         if len(shown_shape(value) or ()) > 2 and (given or read or "past" in (value.name or "").lower()):
             caches.append(value)
             longer |= given
@@ -103,10 +98,16 @@ def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
                 yield node, index
 
 
+def _slot(node: ir.Node, index: int) -> Slot | None:
+    """What takes keys and values as a node's input of this number."""
+    return next((slot for slot in _PAST.get(node.op_identifier()[:2], ()) if slot.past == index), None)
+
+
 def _lengthened(node: ir.Node, index: int) -> Iterator[ir.Value]:
     """What a node makes of a cache that is its input of this number, also behind nodes that only pass it."""
-    if index in _PAST.get(node.op_identifier()[:2], ()):
-        waiting = list(node.outputs[1:])
+    slot = _slot(node, index)
+    if slot is not None:
+        waiting = list(node.outputs[slot.present : slot.present + 1])
     elif node.op_type == "Concat" and sum(not v.is_initializer() for v in node.inputs if v is not None) > 1:
         waiting = [node.outputs[0]]
     else:
@@ -121,6 +122,6 @@ def _new_tokens(source: Source, caches: Sequence[ir.Value], longer: set[ir.Value
     """The symbols of how many tokens are new: of the inputs that are tokens by name, or of those lengths that
     what is computed for each of them has too."""
     others = [value for value in source.model.graph.inputs if value not in caches]
-    named = _symbols(value for value in others if _TOKENS.search(value.name or ""))
+    named = _symbols(value for value in others if any(text in (value.name or "") for text in _TOKENS))
     results = (value for value in source.model.graph.outputs if value not in longer)
     return named or (_symbols(others) & _symbols(results))

@@ -11,6 +11,7 @@ from sharding.errors import OptionError
 from sharding.graph.symbols import shown_shape
 from sharding.onnx_files.tensors import dtype_name
 from sharding.slices.state import StatePair, Tensor, find
+from sharding.slices.state_names import of_layers, partners
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 CONFIG = "genai_config.json"
 """What ONNX Runtime GenAI says of a model, in the model's folder."""
 MAX_BYTES = 1 << 20
-_LAYERS = 4096
 
 
 def found_state(source: Source, given: Mapping[str, str]) -> tuple[StatePair, ...]:
@@ -55,25 +55,7 @@ def _named_beside(model: Path, names: set[str]) -> Iterator[tuple[str, str]]:
         inputs, outputs = part.get("inputs"), part.get("outputs")
         if not isinstance(inputs, dict) or not isinstance(outputs, dict):
             continue
-        for key, pattern in inputs.items():
-            made = next((outputs[other] for other in _partners(key) if other in outputs), None)
-            if not isinstance(pattern, str) or not isinstance(made, str):
-                continue
-            if "%d" not in pattern:
-                yield pattern, made
-            for layer in range(_LAYERS) if "%d" in pattern and "%d" in made else ():
-                name = pattern.replace("%d", str(layer))
-                if name in names:  # layers of another sort leave their numbers out
-                    yield name, made.replace("%d", str(layer))
-
-
-def _partners(key: str) -> Iterator[str]:
-    """The keys that an input's output may have."""
-    if "past" in key:
-        yield key.replace("past", "present")
-    if "prev" in key:
-        for text in ("prev_", "_prev"):
-            yield key.replace(text, "")
+        yield from of_layers(partners(inputs, outputs), names)
 
 
 def _parts(path: Path) -> Iterator[dict[str, object]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ _PRODUCTS: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "MatMul"): (),
     ("", "MatMulInteger"): (2,),
     ("", "QLinearMatMul"): (1, 2, 6, 7),
-    ("com.microsoft", "FusedMatMul"): (),
-    ("com.microsoft", "MatMulNBits"): (),
-    ("com.microsoft", "MatMulBnb4"): (),
-    ("com.microsoft", "MatMulIntegerToFloat"): (2, 4),
+    (MICROSOFT, "FusedMatMul"): (),
+    (MICROSOFT, "MatMulNBits"): (),
+    (MICROSOFT, "MatMulBnb4"): (),
+    (MICROSOFT, "MatMulIntegerToFloat"): (2, 4),
 }
 """Products, and their inputs that must be one number, for they might belong to positions."""
 _WEIGHT = {"QLinearMatMul": 3}

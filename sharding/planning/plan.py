@@ -21,7 +21,7 @@ from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Stages, plan_stages
-from sharding.planning.emit import OWN_DOMAIN, emit_rank
+from sharding.planning.emit import emit_rank
 from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
@@ -30,10 +30,11 @@ from sharding.planning.pins import demanded_options, demanded_stages, pin
 from sharding.planning.rank_graph import Collective
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
-from sharding.search.reshard import COLLECTIVES, DOMAIN
+from sharding.search.reshard import COLLECTIVES
 from sharding.search.solve import counted_weights
 from sharding.search.states import Placed, place
 from sharding.search.steps import Step, steps
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
@@ -305,7 +306,7 @@ class Planner:
 
 def _refuse_sliced(source: Source) -> None:
     for node in source.model.graph:
-        if node.domain == OWN_DOMAIN or (node.domain == DOMAIN and node.op_type in COLLECTIVES):
+        if node.domain == OWN_DOMAIN or (node.domain == MICROSOFT and node.op_type in COLLECTIVES):
             raise SliceError(
                 f"{source.path} holds the collective {node.op_type} ({node.name!r}): it is one rank's part "
                 f"already; slice the whole model instead."

@@ -26,6 +26,7 @@ from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.storage import why_unwritable
 from sharding.demands.demand import Demand, first_output, label_of
 from sharding.slices.folder import replace_file
+from sharding.slices.manifest_fields import SHA256
 from sharding.slices.mesh import AXES, Mesh
 from sharding.slices.placement import REPLICATED, Placement, parse_placement
 
@@ -40,7 +41,6 @@ MAX_BYTES = 256 << 20
 _KEYS = ("format", "version", "source", "ranks", "mesh", "micro_batches", "stages", "nodes")
 _MAY_LACK = "lengths"
 _CHOICE = re.compile(r"([^()]{1,200})\(([^()]*)\) -> ([^()]*)")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def read_saved_plan(path: Path) -> SavedPlan:
         or not isinstance(source["file"], str)
     ):
         raise wrong("$.source", "the model's file and sha256", source)
-    if not isinstance(source["sha256"], str) or not _DIGEST.fullmatch(source["sha256"]):
+    if not isinstance(source["sha256"], str) or not SHA256.fullmatch(source["sha256"]):
         raise wrong("$.source.sha256", "64 hexadecimal digits", source["sha256"])
     mesh = data["mesh"]
     if not isinstance(mesh, dict) or set(mesh) != set(AXES) or not all(map(_is_size, mesh.values())):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from sharding.graph.fold import SMALL_ELEMENTS
 from sharding.graph.values import bodies, captured, shape_of, subgraphs
 from sharding.onnx_files.tensors import locate
-from sharding.reading.control_flow import UniqueNames, let_go, replace_output
-from sharding.reading.declared import forget
+from sharding.reading.control_flow import UniqueNames, let_go, replace_output, take_apart
 from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
@@ -230,16 +229,7 @@ class _Opener:
             inside.type, inside.shape = value.type, value.shape
             _replace_in(body, value, inside)
             markers.append(marker)
-        initializers = list(body.initializers.values())
-        for value in initializers:
-            del body.initializers[value.name or ""]
-        nodes, outputs = list(body), list(body.outputs)
-        forget(body)  # what they declare is as little believed as in the main graph
-        body.remove(nodes)
-        body.outputs.clear()
-        own = [value for inner in nodes for value in inner.outputs if value.name]
-        for value in [*initializers, *own]:
-            self.names.make_unique(value)
+        initializers, nodes, outputs = take_apart(body, self.names)
         for marker in markers:
             self.names.add(marker.outputs[0])
         for value in initializers:

@@ -129,20 +129,27 @@ def _taken(node: ir.Node) -> ir.Graph | None:
     return branch if tensors or len(set(named)) == len(node.outputs) else None
 
 
+def take_apart(graph: ir.Graph, names: UniqueNames) -> tuple[list[ir.Value], list[ir.Node], list[ir.Value]]:
+    """The initializers, nodes and outputs of a body, which is empty then, under names that nothing else
+    has."""
+    initializers = list(graph.initializers.values())
+    for value in initializers:
+        del graph.initializers[value.name or ""]
+    nodes, outputs = list(graph), list(graph.outputs)
+    forget(graph)  # what they declare is as little believed as in the main graph
+    graph.remove(nodes)
+    graph.outputs.clear()
+    for value in [*initializers, *(value for node in nodes for value in node.outputs if value.name)]:
+        names.make_unique(value)
+    return initializers, nodes, outputs
+
+
 def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: UniqueNames) -> None:
     import onnx_ir as ir
 
     graph = model.graph
-    initializers = list(branch.initializers.values())
-    for value in initializers:
-        del branch.initializers[value.name or ""]
-    moved, sources = list(branch), list(branch.outputs)
-    forget(branch)  # what they declare is as little believed as in the main graph
-    branch.remove(moved)
-    branch.outputs.clear()
+    initializers, moved, sources = take_apart(branch, names)
     own = {value for inner in moved for value in inner.outputs if value.name}
-    for value in [*initializers, *(value for inner in moved for value in inner.outputs if value.name)]:
-        names.make_unique(value)
     for value in initializers:
         graph.register_initializer(value)
     results = []

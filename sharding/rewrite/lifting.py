@@ -240,21 +240,21 @@ def _with_axes(view: View, lifted: Lift, axes: list[int]) -> Lift:
 
 
 def _reduce(view: View) -> Lift | None:
-    form, rank = _first(view), view.rank(0)
-    axes = None if rank is None else _named_axes(view, rank)
-    if form is None or axes is None or form.axis in axes:
-        return None
-    dropped = 0 if view.attributes.get("keepdims", 1) else sum(axis < form.axis for axis in axes)
-    lifted = Lift(replace(form, axis=form.axis - dropped), {0: form.axis})
-    return _with_axes(view, lifted, [_past(axis, form) for axis in axes])
+    return _without_axes(view, dropped=not view.attributes.get("keepdims", 1))
 
 
 def _squeeze(view: View) -> Lift | None:
+    return _without_axes(view, dropped=True)
+
+
+def _without_axes(view: View, *, dropped: bool) -> Lift | None:
+    """Of an operator on axes that it names, but the merged one; ``dropped``: they are gone then."""
     form, rank = _first(view), view.rank(0)
     axes = None if rank is None else _named_axes(view, rank)
     if form is None or axes is None or form.axis in axes:
         return None
-    lifted = Lift(replace(form, axis=form.axis - sum(axis < form.axis for axis in axes)), {0: form.axis})
+    before = sum(axis < form.axis for axis in axes) if dropped else 0
+    lifted = Lift(replace(form, axis=form.axis - before), {0: form.axis})
     return _with_axes(view, lifted, [_past(axis, form) for axis in axes])
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from sharding.common.names import Names, all_names
 from sharding.graph.values import onnx_attributes, shape_of
 from sharding.rewrite.graph_writer import take_place
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import ArrayLike, DTypeLike
 
-MICROSOFT = "com.microsoft"
 OLDEST_OPSET = 10
 """The first with a Slice whose ends are computed."""
 REDUCE_SUM_AXES_ARE_AN_INPUT = 13

@@ -17,8 +17,8 @@ import numpy as np
 
 from sharding.graph.fold import small_constant
 from sharding.graph.values import shape_of
-from sharding.rewrite.lowering import MICROSOFT
 from sharding.rewrite.packed_pieces import Chain, Piece, Pieces, Product, Weight
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -15,6 +15,7 @@ from sharding.rules.common import (
     partial_option,
     splits,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Split
 
 
@@ -48,21 +49,22 @@ def top_k(node: NodeView) -> list[Option]:
 @rule("CumSum")
 def cumulative_sum(node: NodeView) -> list[Option]:
     """Along the axis that the second input names; a sum of summands."""
-    shape, axis = node.shapes[0], constant(node, 1)
-    if shape is None or axis is None or axis.size != 1:
-        return []
-    along = normalized(int(axis.reshape(-1)[0]), len(shape))
+    along = _named_axis(node)
     return [] if along is None else others(node, (along,)) + partial_option(node)
 
 
 @rule("CumProd")
 def cumulative_product(node: NodeView) -> list[Option]:
     """Along the axis that the second input names."""
+    along = _named_axis(node)
+    return [] if along is None else others(node, (along,))
+
+
+def _named_axis(node: NodeView) -> int | None:
     shape, axis = node.shapes[0], constant(node, 1)
     if shape is None or axis is None or axis.size != 1:
-        return []
-    along = normalized(int(axis.reshape(-1)[0]), len(shape))
-    return [] if along is None else others(node, (along,))
+        return None
+    return normalized(int(axis.reshape(-1)[0]), len(shape))
 
 
 @rule("ReverseSequence")
@@ -96,7 +98,7 @@ def matrices(node: NodeView) -> list[Option]:
     return [] if shape is None else others(node, range(max(len(shape) - 2, 0), len(shape)))
 
 
-rule("Inverse", domain="com.microsoft")(matrices)
+rule("Inverse", domain=MICROSOFT)(matrices)
 
 
 @rule("DFT")
@@ -136,4 +138,4 @@ def triangle(node: NodeView) -> list[Option]:
     return others(node, range(max(len(shape) - 2, 0), len(shape))) + partial_option(node)
 
 
-rule("Trilu", domain="com.microsoft")(triangle)
+rule("Trilu", domain=MICROSOFT)(triangle)

@@ -20,9 +20,9 @@ from sharding.rules.common import (
     partial_option,
     shape_of,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import REPLICATED, Placement, Split
 
-MICROSOFT = "com.microsoft"
 _COUNTS = ("num_heads", "q_num_heads", "kv_num_heads")
 
 

@@ -8,9 +8,8 @@ from sharding.rules.base import Emitter, NodeView, Option, Values, rule
 from sharding.rules.common import absent, dim, option, shape_of, splits
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.matmul import product
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
-
-MICROSOFT = "com.microsoft"
 
 rule("Gelu", "QuickGelu", domain=MICROSOFT)(unary)
 

@@ -12,9 +12,8 @@ from functools import partial
 from sharding.common.attributes import integer
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, bias_once, constant, dim, option, splits, summable
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Placement, Split
-
-MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)

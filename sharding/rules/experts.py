@@ -15,9 +15,9 @@ import numpy as np
 from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, dim, option, shape_of, summable, zero_is_zero
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
-MICROSOFT = "com.microsoft"
 INTERLEAVED, ONE_AFTER_THE_OTHER = 1, 2
 """Values of ``swiglu_fusion``: how gate and value lie in the rows of the first weight."""
 NOT_CHOSEN = -1e30

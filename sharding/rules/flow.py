@@ -25,7 +25,6 @@ from sharding.rules.common import option, partial_option, splits, summable
 from sharding.slices.placement import PARTIAL, REPLICATED, Split
 
 FLOW = "shardrun.flow"
-MARKERS = ("Enter", "Leave", "Turn", "Carry", "Element", "Back", "Ran", "Last", "Stack")
 
 
 @rule("Enter", domain=FLOW, gives=(0,))

@@ -21,9 +21,9 @@ from sharding.rules.common import (
     summable,
 )
 from sharding.rules.matmul import gemm, product
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Placement, Split
 
-MICROSOFT = "com.microsoft"
 TENSOR_UINT8, TENSOR_INT32 = 2, 6
 """TensorProto's numbers."""
 NIBBLE = 4

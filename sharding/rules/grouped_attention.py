@@ -9,7 +9,6 @@ from functools import partial
 
 from sharding.common.attributes import integer
 from sharding.rules.attention import (
-    MICROSOFT,
     copies_of,
     divided_counts,
     first_outputs,
@@ -19,6 +18,7 @@ from sharding.rules.attention import (
 )
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import Shape, absent, dim, int64, option, shape_of
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import REPLICATED, Placement, Split
 
 

@@ -24,12 +24,12 @@ from sharding.rules.common import (
     splits,
     summable,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Split
 
 if TYPE_CHECKING:
     from sharding.common.arrays import DType
 
-MICROSOFT = "com.microsoft"
 MOD_OPSET = 10
 
 

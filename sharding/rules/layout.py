@@ -17,6 +17,7 @@ from sharding.rules.common import (
     splits,
     with_lengths,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
 
 
@@ -139,7 +140,7 @@ def pad(node: NodeView) -> list[Option]:
     return options + (partial_option(node) if _adds_nothing(node) else [])
 
 
-rule("Pad", domain="com.microsoft")(pad)
+rule("Pad", domain=MICROSOFT)(pad)
 
 
 def _adds_nothing(node: NodeView) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import partial
 
 from sharding.common.attributes import integer
-from sharding.rules.attention import MICROSOFT, divided_counts, first_outputs, given_parts
+from sharding.rules.attention import divided_counts, first_outputs, given_parts
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import dim, option, shape_of, splits
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
 
 

@@ -20,9 +20,8 @@ from sharding.rules.common import (
     splits,
     with_lengths,
 )
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Split
-
-MICROSOFT = "com.microsoft"
 
 
 @rule("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")

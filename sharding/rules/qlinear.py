@@ -20,10 +20,11 @@ from sharding.rules.common import (
     shape_of,
     splits,
 )
-from sharding.rules.conv import MICROSOFT, Layout, convolution
+from sharding.rules.conv import Layout, convolution
 from sharding.rules.elementwise import broadcast_axes, unary
 from sharding.rules.pieces import joined
 from sharding.rules.quantization import quantized_product, vectors
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Placement, Split
 
 

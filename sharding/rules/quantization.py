@@ -13,8 +13,9 @@ import numpy as np
 from sharding.common.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import Shape, absent, axis_attribute, dim, option, shape_of, splits
-from sharding.rules.conv import MICROSOFT, Layout, convolution
+from sharding.rules.conv import Layout, convolution
 from sharding.rules.matmul import product
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import REPLICATED, Partial, Placement, Split
 
 

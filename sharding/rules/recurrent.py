@@ -12,9 +12,8 @@ from functools import partial
 
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, dim, int64, option, splits
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
-
-MICROSOFT = "com.microsoft"
 
 
 @rule("RNN", "GRU", "LSTM")

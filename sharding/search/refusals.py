@@ -17,12 +17,12 @@ from sharding.graph.values import plain_attribute, shape_of
 from sharding.rewrite.built_weights import MOVES
 from sharding.rules.base import Dim, NodeView, Option
 from sharding.rules.products import product
+from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Split
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MICROSOFT = "com.microsoft"
 
 INDICES: Mapping[tuple[str, str], Sequence[int]] = {
     ("", "Gather"): (1,),

@@ -18,7 +18,6 @@ from sharding.slices.placement import PARTIAL, REPLICATED, Partial, Placement, R
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-DOMAIN = "com.microsoft"
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "AllToAll"})
 
 

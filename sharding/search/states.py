@@ -102,12 +102,9 @@ class _Placer:
         changed = False
         for pair in self.source.state:
             where = found[pair.input]
-            uses, ends = self.held.get(pair.input, {}), self.held.get(pair.output, {})
-            size = self.source.sizes.bytes(self.values[pair.output])
-            moves = [_moved([where], use, size, self.world) for use in uses]
-            moves.append(_moved(ends or [REPLICATED], where, size, self.world))
-            if max(moves) <= NODE_SECONDS:
+            if max(self._moves(pair, where)) <= NODE_SECONDS:
                 continue
+            uses, ends = self.held.get(pair.input, {}), self.held.get(pair.output, {})
             values = self.values[pair.input], self.values[pair.output]
             wish = next((there for there in (*ends, *uses) if self._is_part(there, pair, *values)), None)
             if wish is not None:
@@ -119,6 +116,12 @@ class _Placer:
         captured = not self.captured.isdisjoint((pair.input, pair.output))
         return isinstance(where, Split) and not captured and self._can_be(where, pair, taken, made)
 
+    def _moves(self, pair: StatePair, where: Placement) -> list[float]:
+        """The seconds of each exchange with what uses a pair that lies so, and with what makes its output."""
+        size = self.source.sizes.bytes(self.values[pair.output])
+        moves = [_moved([where], use, size, self.world) for use in self.held.get(pair.input, {})]
+        return [*moves, _moved(self.held.get(pair.output) or [REPLICATED], where, size, self.world)]
+
     def _best(self, pair: StatePair) -> Placement:
         taken, made = self.values[pair.input], self.values[pair.output]
         whole = not self.captured.isdisjoint((pair.input, pair.output)) or pair.input in self.source.defaults
@@ -129,8 +132,7 @@ class _Placer:
         size = self.source.sizes.bytes(made)
 
         def cost(where: Placement) -> tuple[int, bool, int, float]:
-            moves = [_moved([where], use, size, self.world) for use in uses]
-            moves.append(_moved(ends or [REPLICATED], where, size, self.world))
+            moves = self._moves(pair, where)
             far = [seconds for seconds in moves if seconds > NODE_SECONDS]
             return len(far), bool(far) and where not in uses, held_bytes(size, where, self.world), sum(moves)
 

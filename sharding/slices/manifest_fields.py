@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sharding.errors import ShardError
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _PLACEMENT = re.compile(r"replicated|partial|split:\d{1,4}(/\d{1,9})?(\*\d{1,4})?")
 _HALF = re.compile(r"[\ud800-\udfff]")
 _RESERVED = {"", ".", ".."}
@@ -95,7 +95,7 @@ class Field:
 
     def sha256(self) -> str:
         """This value as a SHA-256."""
-        if not isinstance(self.value, str) or not _SHA256.fullmatch(self.value):
+        if not isinstance(self.value, str) or not SHA256.fullmatch(self.value):
             raise self.error("a SHA-256: 64 hexadecimal digits in lower case", self.value)
         return self.value
 

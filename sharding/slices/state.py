@@ -17,7 +17,7 @@ from sharding.common.text import did_you_mean
 from sharding.errors import OptionError
 from sharding.slices.manifest_fields import Field
 from sharding.slices.placement import Split, parse_placement
-from sharding.slices.state_names import CACHE, ONCE, STATE, outputs_for
+from sharding.slices.state_names import CACHE, ONCE, STATE, kind_of, outputs_for
 from sharding.slices.state_use import Carried, Node, Uses
 
 METADATA = "shardrun.state"
@@ -69,7 +69,7 @@ def find(
     for taken, made in finder.uses_of_operators():
         finder.offer(taken, made, STATE)
     for taken, made in named:
-        finder.offer(taken, made, _kind_of(taken))
+        finder.offer(taken, made, kind_of(taken) or STATE)
     for taken in finder.inputs:
         for made, kind in outputs_for(taken):
             if finder.offer(taken, made, kind):
@@ -77,10 +77,6 @@ def find(
     for taken, made in finder.joined():
         finder.offer(taken, made, CACHE)
     return tuple(finder.found[taken] for taken in finder.inputs if taken in finder.found)
-
-
-def _kind_of(name: str) -> str:
-    return next((kind for _, kind in outputs_for(name)), STATE)
 
 
 class _Finder:
@@ -134,7 +130,7 @@ class _Finder:
         why = self._unfit(taken, made)
         if why:
             raise OptionError(f"{said}: {why}, so one cannot be the next step's other.")
-        self._add(taken, made, _kind_of(taken))
+        self._add(taken, made, kind_of(taken) or STATE)
 
     def offer(self, taken: str, made: str, kind: str) -> bool:
         """Adds a pair, if it can be one."""

@@ -1,17 +1,22 @@
-"""Names that exporters give to what a model carries from one step to the next, and their output's names."""
+"""Names that exporters give to what a model carries from one step to the next, their output's names, and the
+names of the tokens that a step reads."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 CACHE, STATE, ONCE = "cache", "state", "once"
 """Keys and values of attention, that grow; a state of any other sort; keys and values of an encoder's output,
 which the first step computes for all that follow."""
+TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+"""Inputs whose axis 1 has the new positions of a step."""
+LAYER = "%d"
+"""What a configuration writes for a layer's number, once in a name."""
 
-_OF_ENCODER = re.compile(r"(?:^|[._/-])(?:encoder|cross)(?=[._/-]|$)")
-_PAST = re.compile(r"(?:^|(?<=[._/-]))past(?:_key_values|_kv|_cache)?(?=[._/-]|\d|$)")
-_PRESENT = ("present", "present_key_values", "present_kv", "present_cache")
+_OF_ENCODER = re.compile(r"(?:^|[._/-])(?:encoder(?=[._/-]|$)|cross)")
+_PAST = re.compile(r"(?:^|(?<=[._/-]))past(?:_key_values?|_kv|_cache)?(?=[._/-]|\d|$)")
+_PRESENT = ("present", "present_key_values", "present_key_value", "present_kv", "present_cache")
 _RECURRENT = re.compile(
     r"(?:^|[._/-])(?:conv|ssm|rnn|recurrent|lstm|gru|shift|wkv)(?=[._/-]|\d|$)|state|accum"
 )
@@ -46,7 +51,7 @@ def outputs_for(name: str) -> Iterator[tuple[str, str]]:
     """The names that the output of an input may have, likely ones first, each with what it is."""
     found = _PAST.search(name)
     if found:
-        kind = ONCE if _OF_ENCODER.search(name) else CACHE
+        kind = ONCE if is_of_encoder(name) else CACHE
         if kind == CACHE and _RECURRENT.search(name) and not _KEY.search(name):
             kind = STATE
         for word in _PRESENT:
@@ -80,3 +85,42 @@ def _stems(name: str) -> Iterator[str]:
                 yield name[len(mark) + 1 :]
             if name.endswith(sign + mark):
                 yield name[: -len(mark) - 1]
+
+
+def kind_of(name: str) -> str | None:
+    """What an input is by its name; None where the name says nothing of a state."""
+    return next((kind for _, kind in outputs_for(name)), None)
+
+
+def is_of_encoder(name: str) -> bool:
+    """Whether a name says that a value comes from an encoder's output."""
+    return _OF_ENCODER.search(name) is not None
+
+
+def is_next(output: str, name: str) -> bool:
+    """Whether an output, maybe another graph's, is the next value of an input by their names."""
+    return any(output == other for other, _ in outputs_for(name))
+
+
+def partners(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Names, or patterns with `LAYER`, of inputs and of the outputs that are their next values, as the tables
+    ``inputs`` and ``outputs`` of a configuration of ONNX Runtime GenAI have them."""
+    for key, pattern in inputs.items():
+        others = [key.replace("past", "present", 1)] if "past" in key else []
+        others += [key.replace(text, "") for text in ("prev_", "_prev") if text in key]
+        made = next((outputs[other] for other in others if other in outputs), None)
+        if isinstance(pattern, str) and isinstance(made, str):
+            yield pattern, made
+
+
+def of_layers(patterns: Iterable[tuple[str, str]], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The pairs of names that patterns stand for; ``names``: a model's inputs."""
+    for pattern, made in patterns:
+        before, layer, behind = pattern.partition(LAYER)
+        if not layer:
+            yield pattern, made
+            continue
+        for name in names if LAYER in made else ():
+            found = re.fullmatch(f"{re.escape(before)}([0-9]+){re.escape(behind)}", name)
+            if found:
+                yield name, made.replace(LAYER, found[1])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sharding.slices.domains import MICROSOFT
+
 Node = tuple[str, str, Sequence[str], Sequence[str]]
 """Domain, operator, inputs and outputs."""
-
-MS = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ def _caches(past: int, axis: int | None, present: int = 1, **more: bool | int) -
 
 
 SLOTS: dict[tuple[str, str], tuple[Slot, ...]] = {
-    (MS, "GroupQueryAttention"): _caches(3, 2, buffer=True),
-    (MS, "SparseAttention"): _caches(3, None),
-    (MS, "DynamicSparseAttention"): _caches(3, None),
-    (MS, "MultiHeadAttention"): _caches(6, 2, fixed_by=8),
-    (MS, "DecoderMaskedMultiHeadAttention"): _caches(5, 2, fixed_by=7),
-    (MS, "Attention"): (Slot(4, 1, 3, fixed_by=6),),
-    (MS, "DecoderMaskedSelfAttention"): (Slot(4, 1, 3, fixed_by=6),),
-    (MS, "QAttention"): (Slot(8, 1, 3),),
-    (MS, "PagedAttention"): _caches(3, None),
-    (MS, "SparsePagedAttention"): _caches(3, None),
-    (MS, "LinearAttention"): (Slot(3, 1, None),),
-    (MS, "CausalConvWithState"): (Slot(3, 1, None),),
-    (MS, "GatedDeltaNet"): (Slot(6, 1, None),),
-    (MS, "VarlenCausalConvWithState"): (Slot(4, 1, None),),
+    (MICROSOFT, "GroupQueryAttention"): _caches(3, 2, buffer=True),
+    (MICROSOFT, "SparseAttention"): _caches(3, None),
+    (MICROSOFT, "DynamicSparseAttention"): _caches(3, None),
+    (MICROSOFT, "MultiHeadAttention"): _caches(6, 2, fixed_by=8),
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): _caches(5, 2, fixed_by=7),
+    (MICROSOFT, "Attention"): (Slot(4, 1, 3, fixed_by=6),),
+    (MICROSOFT, "DecoderMaskedSelfAttention"): (Slot(4, 1, 3, fixed_by=6),),
+    (MICROSOFT, "QAttention"): (Slot(8, 1, 3),),
+    (MICROSOFT, "PagedAttention"): _caches(3, None),
+    (MICROSOFT, "SparsePagedAttention"): _caches(3, None),
+    (MICROSOFT, "LinearAttention"): (Slot(3, 1, None),),
+    (MICROSOFT, "CausalConvWithState"): (Slot(3, 1, None),),
+    (MICROSOFT, "GatedDeltaNet"): (Slot(6, 1, None),),
+    (MICROSOFT, "VarlenCausalConvWithState"): (Slot(4, 1, None),),
     ("", "LinearAttention"): (Slot(3, 1, None),),
     ("", "CausalConvWithState"): (Slot(3, 1, None),),
     ("", "Attention"): _caches(4, 2, fixed_by=6),

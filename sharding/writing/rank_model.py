@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.planning.emit import OWN_DOMAIN, emit_rank
+from sharding.planning.emit import emit_rank
 from sharding.planning.plan import Plan
 from sharding.planning.rank_graph import HeldWeight, RankGraph
 from sharding.rules.flow import FLOW
-from sharding.search.reshard import DOMAIN
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 from sharding.slices.placement import REPLICATED
 from sharding.slices.state import LOGITS_FROM, METADATA, metadata_text
 from sharding.writing.layout import Layout, Part, Place, part_of
@@ -91,7 +91,7 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
         metadata_props=dict(source.metadata_props),
     )
     for node in graph.all_nodes():
-        if node.domain in {DOMAIN, OWN_DOMAIN}:
+        if node.domain in {MICROSOFT, OWN_DOMAIN}:
             graph.opset_imports.setdefault(node.domain, 1)
     metadata = dict(model.metadata_props)
     metadata.update(_metadata(plan, rank))

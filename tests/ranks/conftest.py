@@ -9,27 +9,18 @@ from pathlib import Path
 import pytest
 
 from ranks.common import notice
+from ranks.common.settings import VARIABLES
+from ranks.common.sources import alone
 from tests.ranks import api_models
 from tests.ranks.weights_worker import Workers
-
-LAUNCHERS = (
-    "OMPI_",
-    "PMI",
-    "SLURM_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "SHARDRUN_",
-    "DEVICE_ID",
-    "TORCHELASTIC",
-)
 
 
 @pytest.fixture
 def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher, and no warning given before."""
+    kept = alone(os.environ)
     for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
+        if name not in kept or name in {variable.name for variable in VARIABLES}:
             monkeypatch.delenv(name)
     monkeypatch.setattr(notice.NOTICES, "_given", set())
     yield

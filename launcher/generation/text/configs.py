@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from launcher.generation.generate import Manner
 from launcher.generation.names import STANDARD, Names
 from launcher.generation.options import GENERATE
+from sharding.slices.state_names import partners
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -23,7 +24,6 @@ _OPTIONS = {
 }  # fmt: skip
 """Key of a file -> the option it is the default of."""
 _LENGTHS = ("max_length", "min_length")
-_LAYER = "%d"
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -151,11 +151,7 @@ class GenAI:
         inputs = self._texts(part, "inputs")
         outputs = self._texts(part, "outputs")
         tensors = {key: name for key, name in {**outputs, **inputs}.items() if key in STANDARD}
-        pairs = {}
-        for key, pattern in inputs.items():
-            other = outputs.get(key.replace("past", "present", 1))
-            if "past" in key and other is not None and pattern.count(_LAYER) <= 1:
-                pairs[pattern] = other
+        pairs = dict(partners(inputs, outputs))
         heads, size = self._whole(part, "num_key_value_heads"), self._whole(part, "head_size")
         return Names(tensors, pairs, heads, size)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ranks.collectives.backend import Backend
 from ranks.collectives.base import Communicator
-from ranks.identity import sources
+from ranks.common.sources import by_mpi
 from ranks.identity.place import Identity
 
 
@@ -14,4 +14,4 @@ def _connect(identity: Identity, timeout: float) -> Communicator:
     return connect(identity, timeout)
 
 
-BACKEND = Backend(_connect, suits=sources.by_mpi, order=3, by_mpi=True)
+BACKEND = Backend(_connect, suits=lambda identity: by_mpi(identity.source), order=3, by_mpi=True)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 from ranks.errors import ShardrunError
 
-_kinds: dict[type[ShardrunError], type[ShardrunError]] = {}
-"""What was made so far: errors of one kind are of one kind here, too."""
 
-
+@functools.cache  # errors of one kind are of one kind here, too
 def _also_runtime_error(kind: type[ShardrunError]) -> type[ShardrunError]:
     if issubclass(kind, RuntimeError):
         return kind
-    if kind not in _kinds:
-        body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        _kinds[kind] = type(kind.__name__, (kind, RuntimeError), body)
-    return _kinds[kind]
+    return type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def runtime_error(message: str, kind: type[ShardrunError] = ShardrunError) -> ShardrunError:
     """An error of ``kind`` that is a `RuntimeError` as well, as scripts written for mindspore_lite expect."""
-    return _also_runtime_error(kind)(message)
+    return _also_runtime_error(kind)(message)  # type: ignore[arg-type]  # any class can be hashed
 
 
 def as_runtime_error(prefix: str, error: ShardrunError) -> ShardrunError:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from ranks.collectives.buffers import Pool, Shape, nbytes
+from ranks.collectives.buffers import Shape
+from ranks.run.allocation import Buffers
 from ranks.run.steps.parts import Parts, Values
 from ranks.sessions.cut import Collective
 
 if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
     from sharding.slices.state import StatePair
 
 Shapes = dict[str, Shape]
@@ -76,7 +76,9 @@ class Planner:
             for name, shape in shapes.items()
             if name not in state and all(other.get(name) == shape for other in records[1:])
         }
-        plan = Plan(self._allocate(steady), [])
+        parts = self._parts
+        buffers = Buffers(parts.cut, parts.life, parts.place, parts.memory, parts.elements)
+        plan = Plan(buffers.allocate(steady, self._fresh, len(parts.sessions)), [])
         for level, (session, segment) in enumerate(
             zip(self._parts.sessions, self._parts.cut.segments, strict=True)
         ):
@@ -125,50 +127,6 @@ class Planner:
                 made.states.append((name, pair.input, found))
                 return
         made.grown.append((index, name))
-
-    def _allocate(self, steady: Shapes) -> Values:
-        """Buffers for the values of steady shape; those that do not live together share memory."""
-        life, pools, values = self._parts.life, {}, {}  # type: ignore[var-annotated]
-        taken: dict[str, tuple[Pool, tuple[int, Buffer]]] = {}
-
-        def add(name: str, *, keep: bool = False) -> None:
-            if name not in steady:
-                return
-            memory, exchanged, element = (
-                self._parts.place(name),
-                name in life.exchanged,
-                self._parts.elements[name] or 0,
-            )
-            pool = pools.setdefault(
-                (memory is self._parts.memory, exchanged), Pool(memory, exchanged=exchanged)
-            )
-            taken[name] = pool, pool.take(nbytes(steady[name], element))
-            values[name] = memory.view(taken[name][1][1], steady[name], element)
-            if keep:
-                del taken[name]
-
-        def release(name: str) -> None:
-            if name in taken:
-                pool, block = taken.pop(name)
-                pool.give(block)
-
-        for name in self._fresh:
-            add(name, keep=True)
-        for level in range(len(self._parts.sessions)):
-            for name in life.produced[level]:
-                add(name)
-            for name in life.dead_before_exchange[level]:
-                release(name)
-            for c in self._parts.cut.collectives[level]:
-                if c.output in life.in_place and c.input in values and c.output in steady:
-                    assert c.input and c.output
-                    values[c.output] = values[c.input]
-                    taken[c.output] = taken.pop(c.input)
-                elif c.output:
-                    add(c.output)
-            for name in life.dead_after[level]:
-                release(name)
-        return values
 
 
 def _less(longer: Shape, shorter: Shape) -> Shape | None:

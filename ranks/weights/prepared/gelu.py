@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.onnx_files.walk import mentioned, subgraphs
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
 
-DOMAIN = "com.microsoft"
 _FLOAT = 1  # TensorProto.FLOAT; ONNX Runtime's Gelu on the CPU takes no other type in all its versions
 
 
@@ -27,7 +27,7 @@ def fuse_gelu(model: onnx.ModelProto) -> int:
 
     Their constants stay. Nothing is changed where a value in between is used elsewhere, or is an output.
     """
-    if not any(entry.domain == DOMAIN for entry in model.opset_import):
+    if not any(entry.domain == MICROSOFT for entry in model.opset_import):
         return 0  # ONNX Runtime declares it in each graph that it writes
     graph = _Graph(model.graph)
     chains = [chain for node in model.graph.node if (chain := _chain(node, graph)) is not None]
@@ -41,7 +41,7 @@ def fuse_gelu(model: onnx.ModelProto) -> int:
         elif name in last:
             del node.input[:], node.attribute[:]
             node.input.append(last[name].source)
-            node.op_type, node.domain = "Gelu", DOMAIN
+            node.op_type, node.domain = "Gelu", MICROSOFT
     return len(chains)
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.onnx_files.nodes import make_node
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     import onnx
 
     from sharding.common.names import Names
 
-MICROSOFT = "com.microsoft"
 _DOMAINS = ("", "ai.onnx")
 _FLOAT = 1
 

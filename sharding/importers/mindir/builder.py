@@ -29,6 +29,7 @@ from sharding.importers.mindir.primitives.base import (
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.nodes import make_node
 from sharding.onnx_files.walk import subgraphs
+from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -54,7 +55,7 @@ class Builder:
         """Names what is added: the layer of the node that is converted."""
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._producers: dict[str, tuple[NodeProto, list[Value | None]]] = {}
-        self._imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("com.microsoft", 1)]
+        self._imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(MICROSOFT, 1)]
 
     # Nodes
 

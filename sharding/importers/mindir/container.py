@@ -12,6 +12,7 @@ from sharding.errors import ModelError
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
 from sharding.importers.mindir.encryption import Key, decrypt
+from sharding.importers.sniff import LITE_IDENTIFIERS
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 VERSIONS = (1, 3)
 _BYTES, _VARINT = 2, 0
-LITE_IDENTIFIERS = (b"MSL0", b"MSL1", b"MSL2")
-"""Bytes 4 to 7 of a MindSpore Lite file, by version of its schema (FlatBuffers' file identifier)."""
 
 
 @dataclass

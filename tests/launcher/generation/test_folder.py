@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from launcher.generation.model import read_texts
 from launcher.generation.names import Names
 from launcher.generation.stateful import Program, StatefulDecoder
 from ranks.common.tensors import TensorSpec
+from sharding.slices.state import StatePair
 from tests.launcher.generation import tiny, tokenizers_made
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float32)
@@ -183,7 +186,8 @@ LOGITS = {"logits": (FLOAT, ("b", "s", 9))}
         ({**IDS, "a": (FLOAT, ("b", "s", 4))}, {**LOGITS, "b": (FLOAT, ("b", "s", 4))}, "the model's input 'a' is"),
         ({**IDS, "pixels": (FLOAT, (1, 3))}, LOGITS, "the model's input 'pixels' is none that generation knows"),
         (IDS, {"logits": (FLOAT, ("b", "s", "v"))}, "nothing says how many tokens there are"),
-        ({**IDS, "past.0": (FLOAT, ("b", "h", "p", "d"))}, {**LOGITS, "present.0": (FLOAT, ("b",))}, "past.0 has the"),
+        ({**IDS, "past.0": (FLOAT, ("b", "h", "p", "d"))}, {**LOGITS, "present.0": (FLOAT, ("b", "h", "q", "d"))}, "past.0 has the"),
+        ({**IDS, "past.0": (FLOAT, ("b", 2, "p", 8))}, {**LOGITS, "present.0": (FLOAT, ("b",))}, "the model's input 'past.0' is"),
     ],
 )  # fmt: skip
 def test_graphs_that_are_no_decoders(inputs: Any, outputs: Any, message: str) -> None:
@@ -197,6 +201,8 @@ def test_graphs_that_are_no_decoders(inputs: Any, outputs: Any, message: str) ->
         ("past_key_values.0.key", "present.0.key", ("b", 2, "past", 8), Names(), (1, 2, 0, 8), 2),
         ("past_key_values.0.key", "present_key_values.0.key", ("b", 2, "p", 8), Names(), (1, 2, 0, 8), 2),
         ("past_key_self_3", "present_key_self_3", ("b", 2, "past", 8), Names(), (1, 2, 0, 8), 2),
+        ("past_key_value.0", "present.0", ("b", 2, "past", 8), Names(), (1, 2, 0, 8), 2),
+        ("cache_k_0", "cache_k_0_out", ("b", 2, "past", 8), Names(), (1, 2, 0, 8), 2),
         ("past_0", "present_0", (2, "b", 4, "past", 8), Names(), (2, 1, 4, 0, 8), 3),
         ("past.0.key", "present.0.key", ("b", "h", "past_seq", "d"), Names(heads=2, head_size=8), (1, 2, 0, 8), 2),
         ("past.0.key", "present.0.key", ("b", 4, 8, "past"), Names(), (1, 4, 8, 0), 3),
@@ -216,3 +222,16 @@ def test_state_by_name(
     (state,) = decoder.states[id(made)]
     assert (state.past, state.present, state.shape, state.axis) == (past, present, empty, axis)
     assert decoder.rewinds == (axis is not None)
+
+
+def test_state_that_the_ranks_found_needs_no_names() -> None:
+    class Ranks:
+        session_host = SimpleNamespace(known=SimpleNamespace(states={"a": StatePair("a", "c")}))
+
+    shape = (FLOAT, ("b", 2, "n", 8))
+    made = program({**IDS, "a": shape}, {**LOGITS, "b": shape, "c": shape})
+    with pytest.raises(ConfigError, match="the model's input 'a' is none"):
+        StatefulDecoder(made)
+    found = replace(made, group=cast(Any, Ranks()))
+    (state,) = StatefulDecoder(found).states[id(found)]
+    assert (state.past, state.present, state.axis) == ("a", "c", 2)

@@ -57,7 +57,7 @@ def fill_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     prepare(root, "device")
     weights = export_device_weights(folder / "m.onnx", CONFIG, root / "device" / DEVICE_KEY, driver)
     weights.close()
-    locks._held.clear()
+    locks.PINS.held.clear()
     there = {
         "device": root / "device" / DEVICE_KEY,
         "converted": converted,
@@ -88,7 +88,7 @@ def test_every_kind_is_listed_and_cleared(
     assert f"device {DEVICE_KEY} ({folder / 'm.onnx'} for a GPU) is in use and stays" in said
     assert "(n.onnx, from another format) is in use and stays" in said
     device.close()
-    locks._held.clear()
+    locks.PINS.held.clear()
     shown(capsys, "clear")
     left = [path for path in (folder / "cache").rglob("*") if path.is_file()]
     assert all(path.parent.name == "locks" for path in left)
@@ -167,7 +167,7 @@ def test_a_process_that_uses_slices_keeps_them(folder: Path, capsys: pytest.Capt
         bound(folder / "cache", 0)
         assert cli.main(["cache", "clear", "slices"]) == 0
         assert "is in use and stays" in capsys.readouterr().err and place.is_dir()
-        locks._held.clear()
+        locks.PINS.held.clear()
     bound(folder / "cache", 0)
     assert not place.exists()
     assert cache.sliced(folder / "m.onnx", 2) == place and place.is_dir()

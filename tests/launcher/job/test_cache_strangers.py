@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SHARDRUN_CACHE_LIMIT", raising=False)
     yield tmp_path
-    locks._held.clear()
+    locks.PINS.held.clear()
 
 
 def put(root: Path, names: tuple[str, ...] = THEIRS) -> dict[Path, bytes]:
@@ -76,16 +76,16 @@ def test_a_folder_of_the_users_own(folder: Path, capsys: pytest.CaptureFixture[s
     share(model)
     place = cache.sliced(model, 2)
     check(theirs)
-    locks._held.clear()
+    locks.PINS.held.clear()
     limit.bound(folder / "cache", 0)
     assert not place.exists()
     check(theirs)
     place = cache.sliced(model, 2)
     (place / "rank_0.data").write_bytes(b"")  # damaged, so that it is made again
-    locks._held.clear()
+    locks.PINS.held.clear()
     assert cache.sliced(model, 2) == place and (place / "rank_0.data").stat().st_size
     share(model)
-    locks._held.clear()
+    locks.PINS.held.clear()
     shown(capsys, "clear")
     left = json.loads(shown(capsys, "list", "--json"))
     assert left["items"] == [] and sum(left["bytes"].values()) == 0
@@ -98,7 +98,7 @@ def test_files_that_a_user_puts_into_our_folders(folder: Path, capsys: pytest.Ca
     place = cache.sliced(model, 2)
     theirs = put(folder / "cache", tuple(name for name in THEIRS if "ab" * 32 not in name))
     mine = put(place, ("notes.txt", "old/rank_0.data"))
-    locks._held.clear()
+    locks.PINS.held.clear()
     limit.bound(folder / "cache", 0)
     assert not place.exists()
     share(model)
@@ -115,7 +115,7 @@ def test_a_cache_of_an_earlier_version_is_known_by_its_names(
     model = save_mlp(folder / "m.onnx", width=512)
     share(model)
     cache.sliced(model, 2)
-    locks._held.clear()
+    locks.PINS.held.clear()
     marks = list((folder / "cache" / ".shardrun").iterdir())
     assert len(marks) == 3
     for mark in marks:
@@ -255,7 +255,7 @@ def test_a_forged_slice_folder_is_made_again(folder: Path, how: str) -> None:
     """One that another user put there while he could."""
     model = save_mlp(folder / "m.onnx", width=512)
     place = cache.sliced(model, 2)
-    locks._held.clear()
+    locks.PINS.held.clear()
     right = (place / "rank_0.data").read_bytes()
     (place / "rank_0.data").chmod(0o600)
     (place / "rank_0.data").write_bytes(bytes(len(right)))  # as long as the right one

@@ -116,7 +116,7 @@ def test_outside_of_models_it_is_held_until_the_process_ends(cache: Path) -> Non
     file = imported.as_onnx(MINDIR / "model.mindir")
     gc.collect()
     assert is_held(file.parent)
-    locks._held.pop(file.parent).close()
+    locks.PINS.held.pop(file.parent).close()
     assert not is_held(file.parent)
     shutil.rmtree(file.parent)
     assert not locks.hold(file.parent)

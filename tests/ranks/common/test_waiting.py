@@ -101,7 +101,7 @@ def test_a_stopped_holder_is_named(
     folder: Path, case: Callable[[Path], tuple[Path, Callable[[], Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, wait = case(folder)
-    locks._held.clear()  # what this process itself holds of it
+    locks.PINS.held.clear()  # what this process itself holds of it
     with held(path) as pid, caplog.at_level(logging.WARNING), pytest.raises(HeldError) as raised:
         wait()
     told = f"process {pid} ({sys.executable} -c"

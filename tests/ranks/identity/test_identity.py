@@ -12,11 +12,11 @@ import pytest
 
 from launcher.errors import RankTableError
 from launcher.job import rank_table as launcher_table
+from ranks.common.sources import alone
 from ranks.errors import IdentityError
 from ranks.identity.identity import identify
 from ranks.identity.place import Identity
 from ranks.identity.rank_file import identity_from_table
-from ranks.identity.sources import alone
 from sharding.common.documents import MAX_BYTES
 from sharding.common.rank_table import load_rank_table
 

@@ -66,6 +66,7 @@ def test_a_decoder_is_planned_for_one_new_token(
     [
         ("com.microsoft", "GroupQueryAttention", 3),
         ("com.microsoft", "MultiHeadAttention", 6),
+        ("com.microsoft", "DecoderMaskedMultiHeadAttention", 5),
         ("", "Attention", 4),
     ],
 )

@@ -30,6 +30,8 @@ def concat(taken: str, made: str) -> tuple[str, str, list[str], list[str]]:
         ("past_key_values.0.key", "present_key_values.0.key"),
         ("past_key_values.3.decoder.key", "present.3.decoder.key"),
         ("past.0.key", "present.0.key"),
+        ("past_key_value.0.key", "present.0.key"),
+        ("past_key_value_0", "present_key_value_0"),
         ("past_0", "present_0"),
         ("past_key_0", "present_key_0"),
         ("past_value_7", "present_value_7"),
@@ -84,7 +86,11 @@ def test_states_are_known_by_name(taken: str, made: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["past_key_values.0.encoder.key", "past_key_cross_0", "past_key_values.5.encoder.value"]
+    "name",
+    [
+        *("past_key_values.0.encoder.key", "past_key_cross_0", "past_key_values.5.encoder.value"),
+        "past_crossattention_0_key",
+    ],
 )
 def test_what_an_encoder_gave_is_computed_once(name: str) -> None:
     made = name.replace("past_key_values", "present").replace("past", "present")

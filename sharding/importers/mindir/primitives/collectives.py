@@ -6,6 +6,7 @@ executor runs. A file does not say which rank it is for, nor, in ``AllReduce``, 
 
 from __future__ import annotations
 
+from sharding.common.bounds import MAX_RANKS
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
@@ -16,15 +17,14 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable
+from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
-DOMAIN = "com.microsoft"
-OWN_DOMAIN = "shardrun"
 _REDUCTIONS = {"max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
 
 
 def _group_size(node: Node) -> int:
     size = node.attributes.get("rank_size", node.attributes.get("split_count", 1))
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 65536:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
         raise RefusedError(f"its group has {size!r:.40} ranks")
     return size
 
@@ -40,11 +40,11 @@ def _reduction(node: Node) -> str:
 def all_reduce(b: Builder, node: Node, x: Value) -> Value:
     """The sum over all ranks; the largest, the smallest or the product of what all ranks have, gathered."""
     if (op := _reduction(node)) == "sum":
-        return b.op("AllReduce", [x], domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+        return b.op("AllReduce", [x], domain=MICROSOFT, types=[TensorType(x.dtype, x.shape)])
     axis = b.const([0])
     part = b.op("Unsqueeze", [x, axis])
     shape = None if x.shape is None else (None, *x.shape)
-    every = b.op("AllGather", [part], {"axis": 0}, domain=DOMAIN, types=[TensorType(x.dtype, shape)])
+    every = b.op("AllGather", [part], {"axis": 0}, domain=MICROSOFT, types=[TensorType(x.dtype, shape)])
     return b.cast(b.op(_REDUCTIONS[op], [computable(b, every), axis], {"keepdims": 0}), x.dtype)
 
 
@@ -72,14 +72,14 @@ def all_gather(b: Builder, node: Node, x: Value) -> Value:
         raise RefusedError("it joins on axis 0 a tensor that has no axes")
     shape = None if x.shape is None else (None if x.shape[0] is None else x.shape[0] * size, *x.shape[1:])
     attributes = {"axis": 0, "group_size": size}
-    return b.op("AllGather", [x], attributes, domain=DOMAIN, types=[TensorType(x.dtype, shape)])
+    return b.op("AllGather", [x], attributes, domain=MICROSOFT, types=[TensorType(x.dtype, shape)])
 
 
 def _to_all(b: Builder, x: Value, size: int) -> Value:
     """Part r of axis 0 goes to rank r; what came from the ranks is joined on axis 0 in their order."""
     if not x.shape or (x.shape[0] or 0) % size:
         raise RefusedError(f"axis 0 of its input cannot be cut into {size} parts")
-    return b.op("AllToAll", [x], {"group_size": size}, domain=DOMAIN, types=[TensorType(x.dtype, x.shape)])
+    return b.op("AllToAll", [x], {"group_size": size}, domain=MICROSOFT, types=[TensorType(x.dtype, x.shape)])
 
 
 @primitive("ReduceScatter")

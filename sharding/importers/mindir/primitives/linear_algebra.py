@@ -19,11 +19,12 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
+from sharding.slices.domains import MICROSOFT
 
 
 def inverse_of(b: Builder, x: Value) -> Value:
     """The inverse of each matrix. ONNX has no operator for it; ONNX Runtime has."""
-    return b.op("Inverse", [x], domain="com.microsoft", types=[TensorType(x.dtype, x.shape)])
+    return b.op("Inverse", [x], domain=MICROSOFT, types=[TensorType(x.dtype, x.shape)])
 
 
 @primitive("MatrixInverse", "MatrixInverseExt")

@@ -71,25 +71,26 @@ def _item(tracer: Tracer, operands: list[Traced]) -> Traced:
     if isinstance(whole, Value) and whole.sequence:
         found = b.op("Gather", [whole, b.cast(operands[1], np.int64)], {"axis": 0})
         return b.squeeze(found, [0]) if found.rank == 1 else found
-    index = b.known_ints(operands[1])
-    if not isinstance(whole, tuple) or index is None or len(index) != 1:
-        raise RefusedError("expected a tuple and an index that is known before it runs")
-    if not -len(whole) <= index[0] < len(whole):
-        raise RefusedError(f"item {index[0]} of a tuple of {len(whole)}")
-    return whole[index[0]]
+    items, place = _known_item(tracer, operands)
+    return items[place]
 
 
 def _set_item(tracer: Tracer, operands: list[Traced]) -> Traced:
     """The tuple with another item."""
     if len(operands) != 3:
         raise RefusedError(f"expected a tuple, an index and an item, found {len(operands)} inputs")
+    items, place = _known_item(tracer, operands)
+    return (*items[:place], operands[2], *items[place + 1 :])
+
+
+def _known_item(tracer: Tracer, operands: list[Traced]) -> tuple[tuple[Traced, ...], int]:
+    """A tuple and a place in it, from 0 on."""
     whole, index = operands[0], tracer.builder.known_ints(operands[1])
     if not isinstance(whole, tuple) or index is None or len(index) != 1:
         raise RefusedError("expected a tuple and an index that is known before it runs")
     if not -len(whole) <= index[0] < len(whole):
         raise RefusedError(f"item {index[0]} of a tuple of {len(whole)}")
-    place = index[0] % len(whole)
-    return (*whole[:place], operands[2], *whole[place + 1 :])
+    return whole, index[0] % len(whole)
 
 
 STRUCTURE = {

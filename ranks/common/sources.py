@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ranks.common.settings import VARIABLES
-from ranks.identity.place import Identity
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,11 @@ def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: value for name, value in clean(environ).items() if name not in _OF_RANKS}
 
 
-def by_mpi(identity: Identity, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an MPI launcher said who this rank is.
+def by_mpi(source: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI launcher said who this rank is; ``source``: that of its `Identity`.
 
     Under ``srun --mpi=none`` an MPI library would make every rank a world of its own.
     """
-    if identity.source.startswith("SLURM_"):
+    if source.startswith("SLURM_"):
         return any(name in environ for name in PMIX.by_mpi)
-    return identity.source.startswith(tuple(source.mark for source in SOURCES if source.mark))
+    return source.startswith(tuple(other.mark for other in SOURCES if other.mark))
