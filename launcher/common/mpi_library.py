@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ranks.identity.sources import alone
+from ranks.common.sources import alone
 
 SECONDS = 30.0
 _ASK = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from launcher.errors import ConfigError, LaunchError
 from launcher.submission.names import SYSTEMS
 from launcher.submission.options import SUBMIT, SubmitOptions
-from ranks.identity.sources import alone
+from ranks.common.sources import alone
 from sharding.common.registry import Registry
 
 if TYPE_CHECKING:

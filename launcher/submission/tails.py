@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ranks.identity.sources import alone
+from ranks.common.sources import alone
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20

@@ -122,11 +122,11 @@ def run_rank(job: Job, identity: Identity, show: Show = "table") -> int:
             raise
         leave_now(error, identity)
     if "torch" in sys.modules:
-        from launcher.common.exits import EXIT_OK, leave
+        from launcher.common.exits import leave
 
         # After Gloo between hosts, now and then a rank aborts (SIGABRT) while Python takes torch apart.
         sys.stdout.flush()
-        leave(EXIT_OK)
+        leave(0)
     return 0
 
 

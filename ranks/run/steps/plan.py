@@ -16,6 +16,7 @@ from ranks.run.steps.parts import Parts, Values
 from ranks.sessions.cut import Collective
 
 if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
     from sharding.slices.state import StatePair
 
 Shapes = dict[str, Shape]
