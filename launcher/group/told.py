@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankStats:
-    """What one rank said when it was ready."""
+    """What one rank said when it was ready; ``cpus``: the processors that it may use, such as 0-3."""
 
     rank: int
     host: str
@@ -25,6 +25,7 @@ class RankStats:
     weight_bytes: int
     load_seconds: float
     backend: str
+    cpus: str
 
 
 def spec_of(item: TensorReport) -> TensorSpec:
@@ -45,4 +46,5 @@ def stats_of(rank: int, job: Job, ready: Ready) -> RankStats:
         weight_bytes=stats["weight_bytes"],
         load_seconds=ready["load_seconds"],
         backend=ready["collectives"],
+        cpus=ready["cpus"],
     )

@@ -90,6 +90,7 @@ class Job:
         launcher.check(table)
         heap.spare_addresses()
         self._remote = remote_hosts(table)
+        self._far = over_ssh(self._remote) if launcher.over_ssh else []
         self._listener = Listener(
             world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
         )
@@ -233,7 +234,7 @@ class Job:
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
-            said, far = self._output.tail(None), over_ssh(self._remote)
+            said, far = self._output.tail(None), self._far
             short = self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
@@ -293,8 +294,9 @@ class Job:
         ):
             self._noticed = True
             log.warning(
-                "%d of %d ranks have started; %s reaches %s over ssh",
+                "%d of %d ranks have started; %s reaches %s%s",
                 *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
+                " over ssh" if self._launcher.over_ssh else "",
             )
         return watch.look(self._peers.values())
 
@@ -302,7 +304,7 @@ class Job:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
         said = self._output.tail(None) if missing else []
         more = halted.in_sentences(self._peers.values())
-        return late(what, timeout, missing, self._launcher.name, over_ssh(self._remote), said, more)
+        return late(what, timeout, missing, self._launcher.name, self._far, said, more)
 
     @property
     def launcher_name(self) -> str:

@@ -31,7 +31,11 @@ def world_size(job: Job) -> int | None:
         from launcher.job.rank_table import load_rank_table
 
         return load_rank_table(job.rank_table).world_size
-    return job.ranks if job.ranks is not None else job.slicing.ranks()
+    asked = job.ranks if job.ranks is not None else job.slicing.ranks()
+    if asked is None and job.reference.kind == "file" and job.launcher != "external":
+        places = job.placement.places()
+        return places.ranks if places is not None else None
+    return asked
 
 
 def asked_by(job: Job) -> str:

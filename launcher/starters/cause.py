@@ -107,6 +107,8 @@ def error_of(
         )
     elif code == 0:
         sentence += " before it was done, as os._exit(0) would"
+    elif code is None and trouble.ended is not None and trouble.ended.why:
+        sentence = f"{where} is gone: {trouble.ended.why}"
     elif code is None:
         hint = "Look at its host, and at the network between it and this one."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."

@@ -15,7 +15,7 @@ import pytest
 from launcher import start
 from launcher.errors import RankFailedError
 from launcher.group import halted
-from launcher.group.group import run_program
+from launcher.group.starting import run_program
 from ranks.common import progress as progress_module
 from ranks.common.waiting import is_stopped
 from tests.launcher import slices
