@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
+_CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
 
 
@@ -44,6 +46,8 @@ class Peer:
     pid: int
     stream: Stream
     process: int | None = None
+    cut: bool = False
+    """Whether its connection was lost without a word, as when its host or the network is gone."""
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(
@@ -139,6 +143,7 @@ class Listener:
         except (OSError, wire.WireError) as error:
             if shortage(error):
                 self._on_shortage(error)
+            peer.cut = isinstance(error, OSError) and error.errno in _CUT
             self._on_lost(peer)
 
     def _admit(self, stream: Stream, pid: int | None) -> Peer | None:

@@ -294,7 +294,8 @@ def start(
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
     300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
     the model's own. ``placement``: on which hosts and cores they run, if not on this host or on those of the
-    allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how many.
+    allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how
+    many.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails

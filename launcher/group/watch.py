@@ -150,7 +150,9 @@ class Job:
         with self.changed:
             self._gone.add(peer.rank)
             if peer.rank not in self._done and not self._hung_up:
-                self._trouble(peer.rank)
+                trouble = self._trouble(peer.rank)
+                if peer.cut and trouble.ended is None:
+                    trouble.ended = Ended(peer.rank, None, cause.SILENT)
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:

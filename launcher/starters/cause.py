@@ -28,6 +28,7 @@ _HINTS = {
 }
 
 
+SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
@@ -53,7 +54,8 @@ class Trouble:
     @property
     def told(self) -> bool:
         """Whether it is known how or why it ended."""
-        return self.error is not None or (self.ended is not None and self.ended.code is not None)
+        known = self.ended is not None and (self.ended.code is not None or bool(self.ended.why))
+        return self.error is not None or known
 
 
 def first(troubles: Sequence[Trouble]) -> Trouble | None:
@@ -134,6 +136,10 @@ def launcher_error(
     """
     when = "while the ranks were running" if started else "before the ranks had started"
     if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
+        return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    if started and lost is not None and not lost.told and code == EXIT_ORPHANED:
+        # The others ended since this process hung up, to hear of the one that was gone: nothing was wrong
+        # with that.
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)

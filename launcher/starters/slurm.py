@@ -57,8 +57,8 @@ class SlurmLauncher(Launcher):
         there = {host for host, _ in found.hosts}
         if foreign := [host for host in table.hosts if host not in there]:
             raise LaunchError(
-                f"{found.name} has no host {foreign[0]}: it has {', '.join(sorted(there)[:8])}; use these, or "
-                "another launcher."
+                f"{found.name} has no host {foreign[0]}: it has {', '.join(sorted(there)[:8])}; use these, "
+                "or another launcher."
             )
 
     def place(self, world_size: int, table: RankTable | None) -> RankTable | None:
@@ -206,6 +206,8 @@ class SlurmHandle(ProgramHandle):
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         """See `Handle.attribute`."""
         mark = _LABEL.match(line)
+        if mark and line.startswith("slurmstepd", mark.end()):  # Slurm's own, in a rank's name
+            return [(None, line)]
         return [(int(mark[1]), line[mark.end() :])] if mark else [(None, line)]
 
     def heard(self, line: str) -> Ended | None:
