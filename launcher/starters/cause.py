@@ -31,6 +31,7 @@ _HINTS = {
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
+_ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ calling")
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
@@ -141,6 +142,11 @@ def launcher_error(
         # The others ended since this process hung up, to hear of the one that was gone: nothing was wrong
         # with that.
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    aborter = _ABORTER.search(" ".join(tail))
+    if started and lost is not None and not lost.told and aborter and int(aborter[1]) != lost.rank:
+        # The exit code is that of the rank whose MPI gave up.
+        why = f"the MPI of rank {aborter[1]} lost its connection and ended the job"
+        return error_of(replace(lost, ended=Ended(lost.rank, None, why)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
     if started and lost is not None and not lost.told and not short and code is not None and 1 < code < 128:
