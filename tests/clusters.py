@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NAMES = ("sh1", "sh2")
 ADDRESSES = {"sh1": "10.78.0.1", "sh2": "10.78.0.2"}
-_SWITCH, _NETWORK = "shsw", 24
-_SERVERS = ("ip", "unshare", "nsenter", "sshd", "ssh-keygen", "ssh")
+_NETWORK = 24
+_SERVERS = ("ip", "setpriv", "unshare", "nsenter", "sshd", "ssh-keygen", "ssh")
 _SLURM = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc")
 _CONTROLLER_PORT, _NODE_PORT = 18001, 18002
 _SECONDS = 30
@@ -111,6 +111,9 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Others may make such hosts at the same time.
+        self._networks = {name: f"{name}-{os.getpid()}" for name in (*NAMES, "switch")}
+        self._switch = self._networks["switch"]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._services: list[subprocess.Popen[bytes]] = []
         self.bin = folder / "bin"
@@ -138,36 +141,22 @@ class Hosts:
         program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh}/config "$@"\n')
         program.chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)
-        _run(["ip", "netns", "add", _SWITCH])
-        _run(["ip", "-n", _SWITCH, "link", "add", "br0", "type", "bridge"])
-        _run(["ip", "-n", _SWITCH, "link", "set", "br0", "up"])
+        _run(["ip", "netns", "add", self._switch])
+        _run(["ip", "-n", self._switch, "link", "add", "br0", "type", "bridge"])
+        _run(["ip", "-n", self._switch, "link", "set", "br0", "up"])
         for name, address in ADDRESSES.items():
             self._add(name, address, ssh)
 
     def _add(self, name: str, address: str, ssh: Path) -> None:
-        _run(["ip", "netns", "add", name])
-        _run(
-            [
-                "ip",
-                "link",
-                "add",
-                "eth0",
-                "netns",
-                name,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"p-{name}",
-                "netns",
-                _SWITCH,
-            ]
-        )
-        _run(["ip", "-n", _SWITCH, "link", "set", f"p-{name}", "master", "br0"])
-        _run(["ip", "-n", _SWITCH, "link", "set", f"p-{name}", "up"])
-        _run(["ip", "-n", name, "addr", "add", f"{address}/{_NETWORK}", "dev", "eth0"])
-        for link in ("eth0", "lo"):
-            _run(["ip", "-n", name, "link", "set", link, "up"])
+        network = self._networks[name]
+        ends = f"eth0 netns {network} type veth peer name p-{name} netns {self._switch}"
+        for words in (
+            *(f"netns add {network}", f"link add {ends}"),
+            *(f"-n {self._switch} link set p-{name} {state}" for state in ("master br0", "up")),
+            f"-n {network} addr add {address}/{_NETWORK} dev eth0",
+            *(f"-n {network} link set {link} up" for link in ("eth0", "lo")),
+        ):
+            _run(["ip", *words.split()])
         server = shutil.which("sshd", path=_path())
         script = _HOST.format(
             name=name, ssh=ssh, cgroups=self.folder / "cgroups", address=address, sshd=server
@@ -176,7 +165,7 @@ class Hosts:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 [
-                    *("nsenter", f"--net=/run/netns/{name}"),
+                    *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{network}"),
                     *("unshare", "-u", "-i", "-m", "-p", "-f", "--mount-proc", "--kill-child"),
                     *("bash", "-ec", script),
                 ],
@@ -188,18 +177,9 @@ class Hosts:
     def command(self, host: str, command: Sequence[object], **environ: str) -> list[str]:
         """The words that run a command on a host, from this machine."""
         variables = {"TMPDIR": str(self.folder / f"tmp-{host}"), **environ}
+        inside = ("-n", "-u", "-i", "-m", "-p", f"--wdns={Path.cwd()}")
         return [
-            *(
-                "nsenter",
-                "-t",
-                str(self.process(host)),
-                "-n",
-                "-u",
-                "-i",
-                "-m",
-                "-p",
-                f"--wdns={Path.cwd()}",
-            ),
+            *("nsenter", "-t", str(self.process(host)), *inside),
             *("env", f"PATH={self.bin}{os.pathsep}{_path()}", *(f"{k}={v}" for k, v in variables.items())),
             *map(str, command),
         ]
@@ -231,7 +211,7 @@ class Hosts:
 
     def link(self, host: str, state: str) -> None:
         """Cuts a host's cable (``down``) or joins it again (``up``)."""
-        _run(["ip", "-n", _SWITCH, "link", "set", f"p-{host}", state])
+        _run(["ip", "-n", self._switch, "link", "set", f"p-{host}", state])
 
     def close(self) -> None:
         """Ends the hosts with all that runs on them, and takes their networks away."""
@@ -239,7 +219,7 @@ class Hosts:
             # TERM would leave what `unshare` started alive.
             process.send_signal(signal.SIGKILL)
             process.wait()
-        for name in (*NAMES, _SWITCH):
+        for name in self._networks.values():
             if Path("/run/netns", name).exists():
                 _run(["ip", "netns", "del", name])
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.errors import ConfigError
 from launcher.group.watch import Job
-from launcher.job.hosts import remote_hosts
+from launcher.job.hosts import remote_hosts, unknown_host
 from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, check_count, rank_environment
@@ -55,7 +56,9 @@ def _on_hosts(how: Start, size: int) -> Start:
         return how
     table = make_rank_table(places.spread(size))
     places.say_unused(size)
-    if len(table.hosts) == 1 and not remote_hosts(table):
+    if places.tasks is None and (host := unknown_host(table)):
+        raise ConfigError(f"{places.said_by}: the host {host!r} cannot be found: correct its name")
+    if not remote_hosts(table):
         return how
     return replace(how, rank_table=table)
 

@@ -32,10 +32,11 @@ def world_size(job: Job) -> int | None:
 
         return load_rank_table(job.rank_table).world_size
     asked = job.ranks if job.ranks is not None else job.slicing.ranks()
-    if asked is None and job.reference.kind == "file" and job.launcher != "external":
-        places = job.placement.places()
-        return places.ranks if places is not None else None
-    return asked
+    if job.launcher == "external" or (places := job.placement.places()) is None:
+        return asked
+    if asked is not None:
+        places.spread(asked)  # too many are refused before anything is sliced
+    return places.ranks if asked is None and job.reference.kind == "file" else asked
 
 
 def asked_by(job: Job) -> str:
