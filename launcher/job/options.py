@@ -25,6 +25,7 @@ from launcher.job.values import (
     Switch,
     Text,
     Whole,
+    Words,
     Written,
     parse_bytes,
     parse_dims,
@@ -119,14 +120,14 @@ class Options:
         "NAME[=VALUE]", default=dict,
     )  # fmt: skip
     mpi_args: tuple[str, ...] = described(
-        Written(parse_words, "words of a command line"),
+        Words(parse_words, "words of a command line"),
         RANKS,
         "more arguments for mpirun",
         "ARGS",
         default=(),
     )
     srun_args: tuple[str, ...] = described(
-        Written(parse_words, "words of a command line"), RANKS,
+        Words(parse_words, "words of a command line"), RANKS,
         "more arguments for srun, and for salloc where --nodes asks for it", "ARGS", default=(),
     )  # fmt: skip
     target: str = described(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import build_parser
 from launcher.errors import ConfigError
 from launcher.job.places import allocation
 from launcher.job.places.host_list import parse_hosts, read_hostfile
@@ -211,6 +212,24 @@ def test_variables_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_words("--mca a 'b c'") == ("--mca", "a", "b c")
     with pytest.raises(ConfigError, match="expected words as in a shell"):
         parse_words("'")
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["run", "m", "--srun-args", "--time=5", "--ranks", "2"], {"srun_args": ("--time=5",), "ranks": 2}),
+        (["run", "m", "--srun-args=-p a"], {"srun_args": ("-p", "a")}),
+        (
+            ["exec", "--mpi-args", "-x A", "s.py", "--mpi-args", "-q"],
+            {"mpi_args": ("-x", "A"), "arguments": ["--mpi-args", "-q"]},
+        ),
+        (["exec", "-v", "s.py", "--srun-args", "x"], {"arguments": ["--srun-args", "x"], "verbose": 1}),
+    ],
+)
+def test_arguments_for_others_may_begin_with_a_hyphen(words: list[str], options: dict[str, object]) -> None:
+    """A script's own, which look alike, stay as they are."""
+    given, unknown = build_parser().parse_known_args(words)
+    assert {name: vars(given)[name] for name in options} == options and not unknown
 
 
 def test_a_users_own_settings_reach_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
