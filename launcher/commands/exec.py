@@ -81,6 +81,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
             collectives=options.collectives or settings.collectives(),
             threads=options.threads,
             timeout=options.timeout,
+            hang_timeout=options.hang_timeout,
             placement=options.placement,
             environment=environment,
         )

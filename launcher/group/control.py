@@ -48,7 +48,24 @@ class Peer:
     process: int | None = None
     cut: bool = False
     """Whether its connection was lost without a word, as when its host or the network is gone."""
+    ready: bool = False
+    """Whether it has loaded what it is to serve."""
+    asked: bool = False
+    """Whether it has been asked for a sign of life, and has given none yet."""
     sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def ping(self) -> None:
+        """Asks for a sign of life, unless that would have to wait; any message of the rank's is one."""
+        if self.asked or not self.sending.acquire(blocking=False):
+            return
+        try:
+            if unix.writable(self.stream.socket):
+                self.asked = True
+                self.stream.send(wire.Message(wire.Kind.PING, {}, {}))
+        except OSError:  # it is gone, which is noticed elsewhere
+            return
+        finally:
+            self.sending.release()
 
     def send(
         self,
@@ -139,7 +156,10 @@ class Listener:
         self._on_hello(peer)
         try:
             while True:
-                self._on_message(peer, stream.receive())
+                message = stream.receive()
+                peer.asked = False
+                if message.kind is not wire.Kind.PONG:
+                    self._on_message(peer, message)
         except (OSError, wire.WireError) as error:
             if shortage(error):
                 self._on_shortage(error)

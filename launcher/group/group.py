@@ -277,6 +277,7 @@ def start(
     threads: int | None = None,
     target: str = "cpu",
     timeout: float | None = None,
+    hang_timeout: float | None = None,
     allow_replicated: bool = False,
     options: SliceOptions | None = None,
     environment: Mapping[str, str] | None = None,
@@ -292,7 +293,8 @@ def start(
     that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
     default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
-    300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
+    300), ``hang_timeout`` those for which a rank that is waited for may be stopped or give no sign of life
+    (60). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
     the model's own. ``placement``: on which hosts and cores they run, if not on this host or on those of the
     allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how
     many.
@@ -306,8 +308,8 @@ def start(
     check_collectives(collectives, target)
     how = Start(
         ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
-        target=target, timeout=timeout, allow_replicated=allow_replicated, options=options,
-        environment=environment, precision=precision, placement=placement or Placement(),
+        target=target, timeout=timeout, hang_timeout=hang_timeout, allow_replicated=allow_replicated,
+        options=options, environment=environment, precision=precision, placement=placement or Placement(),
     )  # fmt: skip
     _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:

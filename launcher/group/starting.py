@@ -38,6 +38,7 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
                 environment=rank_environment(placed),
                 table=placed.table,
                 patience=how.seconds,
+                hang=how.hang_seconds,
             )
         except BaseException:
             launcher.release()

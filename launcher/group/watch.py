@@ -55,14 +55,14 @@ class Job:
         environment: Mapping[str, str],
         table: RankTable | None = None,
         patience: float | None = None,
+        hang: float | None = None,
     ) -> None:
-        """Starts the ranks; raises `LaunchError`. ``patience``: seconds that a rank which is waited for may
-        be stopped by a signal; None for as long as it likes.
+        """Starts the ranks; raises `LaunchError`. ``patience``, ``hang``: what `halted.Watch` is given.
 
         ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
         send.
         """
-        self._patience = patience
+        self._patience, self._hang = patience, hang
         self.world_size = world_size
         self._owner = os.getpid()
         self._is_script = program[0] == "exec"
@@ -142,6 +142,7 @@ class Job:
                     self._done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
                 self.ready[peer.rank] = cast("Ready", message.fields)
+                peer.ready = True
             else:
                 self.answers.take(peer.rank, message)
             self.changed.notify_all()
@@ -270,7 +271,7 @@ class Job:
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
         self.check_owner()
-        watch = halted.Watch(self._patience)
+        watch = halted.Watch(self._patience, self._hang)
         with self.changed:
             found = halted.wait_aloud(
                 self.changed.wait_for,

@@ -62,7 +62,7 @@ class Job(Options):
 
     def _of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""
-        names = ["env", *(item.name for item in fields(Placement))]
+        names = ["env", "hang_timeout", *(item.name for item in fields(Placement))]
         found = [name for name in names if getattr(self, name) != getattr(Job(), name)]
         return OPTIONS[found[0]].flag if found else ""
 

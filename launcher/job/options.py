@@ -146,6 +146,12 @@ class Options:
     timeout: float | None = described(
         Seconds(), RANKS, "how long a rank waits for another one (default: 300)", "SECONDS"
     )
+    hang_timeout: float | None = described(
+        Seconds(), RANKS,
+        "how long a rank that is waited for may be stopped, or give no sign of life (default: 60, or "
+        "--timeout where that is less)",
+        "SECONDS",
+    )  # fmt: skip
     allow_replicated: bool = described(
         Switch(), SLICING,
         "go on where nothing of the model can be split, with the whole model on every rank",

@@ -39,6 +39,7 @@ class Start:
     threads: int | None = None
     target: str = "cpu"
     timeout: float | None = None
+    hang_timeout: float | None = None
     allow_replicated: bool = False
     options: SliceOptions | None = None
     environment: Mapping[str, str] | None = None
@@ -65,6 +66,11 @@ class Start:
         from launcher.job.rank_table import load_rank_table
 
         return load_rank_table(Path(self.rank_table))
+
+    @property
+    def hang_seconds(self) -> float:
+        """How long a rank may give no sign of life."""
+        return settings.DEFAULT_HANG if self.hang_timeout is None else self.hang_timeout
 
     @cached_property
     def seconds(self) -> float:

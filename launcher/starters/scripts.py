@@ -18,7 +18,14 @@ from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from sharding.common.storage import probe, why_unwritable
 
-_OF_ALL_RANKS = {"ranks", "rank_table", "launcher", "env", *(item.name for item in fields(Placement))}
+_OF_ALL_RANKS = {
+    "ranks",
+    "rank_table",
+    "launcher",
+    "env",
+    "hang_timeout",
+    *(item.name for item in fields(Placement)),
+}
 """Options that say what the scripts themselves do."""
 
 RANK_SCRIPT = """\

@@ -21,6 +21,7 @@ from sharding.common.text import did_you_mean, shortened
 COLLECTIVES = Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
 """What joins the ranks; `ranks.collectives.BACKENDS` has what each is."""
 DEFAULT_TIMEOUT = 300.0
+DEFAULT_HANG = 60.0
 SECONDS = f"a number of seconds above 0 and at most {LONGEST_TIMEOUT:.0f}"
 
 T = TypeVar("T")

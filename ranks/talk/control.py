@@ -153,6 +153,9 @@ class Control:
         try:
             while True:
                 message = self._stream.receive()
+                if message.kind is wire.Kind.PING:
+                    self.send(wire.Kind.PONG)
+                    continue
                 if message.kind is wire.Kind.STOP:
                     self._stopping = True
                     timer = threading.Timer(_STOP_SECONDS, self._end)

@@ -89,6 +89,8 @@ class Kind(IntEnum):
     STOP = 7
     BYE = 8
     SESSION = 9
+    PING = 10
+    PONG = 11
 
 
 @dataclass(frozen=True)
