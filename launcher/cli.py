@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.commands.options import Late
+from launcher.commands.options import Late, joined
 from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -161,7 +161,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(args, namespace)
+        return super().parse_known_args(joined(self, self._given), namespace)
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]

@@ -51,6 +51,9 @@ def main(program: Sequence[str]) -> None:
             from ranks.talk.control import Control
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
+            from ranks.identity.binding import bind
+
+            bind(identity)
         if program[0] == "serve":
             from ranks.run.serve import serve
 

@@ -213,7 +213,9 @@ def test_help_lists_it_with_ours(site: Path, tmp_path: Path) -> None:
     text = " ".join(done.stdout.split()).replace("- ", "-")  # lines are broken at hyphens
     assert done.returncode == 0
     assert (
-        "local: processes of this machine; mpirun; plug-starter: processes as the tests need them; broken; "
+        "local: processes of this machine; mpirun: Open MPI, MPICH or Intel MPI; slurm: Slurm's srun, in an "
+        "allocation or with --nodes; ssh: the system's ssh to each host, without MPI; "
+        "plug-starter: processes as the tests need them; broken; "
         "external: this process is one rank that something else started (default: auto)"
     ) in text
     assert "mse, rmse, mae, max_error, cosine_similarity; plug_halves" in text
@@ -222,7 +224,7 @@ def test_help_lists_it_with_ours(site: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (("--launcher", "slurm"), 2, "'plug-starter', 'broken'"),
+        (("--launcher", "slurmd"), 2, "'plug-starter', 'broken'"),
         (("--launcher", "broken"), 1, "broken of the group shardrun.starters (plug.missing:STARTER) can"),
         (("--collectives", "nothing"), 1, "cannot be used: it is no Backend"),
     ],

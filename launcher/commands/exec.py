@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
 
     given = vars(args)
     launcher = given.get("launcher", "auto")
-    several = "ranks" in given or "rank_table" in given
+    several = not given.keys().isdisjoint(("ranks", "rank_table", "hosts", "hostfile", "nodes"))
     if several and launcher == "external":
         raise ConfigError(
-            "--launcher external excludes --ranks and --rank-table: whoever starts the ranks says them"
+            "--launcher external excludes --ranks, --rank-table and hosts: whoever starts the ranks says them"
         )
     try:
         check_script(args.script)
@@ -62,14 +62,29 @@ def run(args: argparse.Namespace) -> int:
 def _on_ranks(args: argparse.Namespace) -> int:
     from launcher.common.exits import report
     from launcher.errors import RankFailedError
-    from launcher.group.group import run_program
-    from launcher.job.options import grouped
+    from launcher.group.starting import run_program
+    from launcher.job.options import OPTIONS, Options, grouped
+    from ranks.common import settings
 
     given = vars(args)
-    options = {option.name: given[option.name] for option in grouped(RANKS) if option.name in given}
-    environment = {TARGET.name: given["target"]} if "target" in given else {}
+    options = Options().with_flags({option.name: given.get(option.name) for option in grouped(RANKS)})
+    options.check_exclusive()
+    for option in (OPTIONS["rank_table"], OPTIONS["hostfile"]):
+        options.check_file(option)
+    environment = {**options.env, **({TARGET.name: given["target"]} if "target" in given else {})}
     try:
-        run_program(["exec", args.script, *args.arguments], **options, environment=environment)
+        run_program(
+            ["exec", args.script, *args.arguments],
+            options.ranks,
+            launcher=options.launcher,
+            rank_table=options.rank_table,
+            collectives=options.collectives or settings.collectives(),
+            threads=options.threads,
+            timeout=options.timeout,
+            hang_timeout=options.hang_timeout,
+            placement=options.placement,
+            environment=environment,
+        )
     except RankFailedError as error:
         if not error.code or error.code < 0:
             raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, RANKS, Option, grouped
-from launcher.job.values import File, Switch, Whole
+from launcher.job.values import File, Switch, Whole, Words
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -31,6 +31,30 @@ class Late(str):
         return late
 
     make: Callable[[], str]
+
+
+class TakesFlags(argparse._StoreAction):
+    """Of an option whose value is the next word even where that begins with a hyphen."""
+
+
+def joined(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The same command line, where argparse takes each of those words for the value that it is."""
+    actions = parser._option_string_actions
+    rest_is_not_ours = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    found: list[str] = []
+    left = iter(words)
+    for word in left:
+        action = actions.get(word)
+        takes_one = action is not None and action.nargs is None and action.const is None
+        ours = word.startswith("-") and word != "--"
+        value = next(left, None) if takes_one else None
+        if value is not None and isinstance(action, TakesFlags):
+            found.append(f"{word}={value}")
+        else:
+            found += [word] if value is None else [word, value]
+        if rest_is_not_ours and not ours:
+            break
+    return [*found, *left]
 
 
 def _starters() -> str:
@@ -86,6 +110,8 @@ def _taken(option: Option) -> dict[str, Any]:
     if isinstance(kind, Switch):
         return {"action": "store_true"}
     shown = {"metavar": option.metavar}
+    if isinstance(kind, Words):
+        return {**shown, "action": TakesFlags, "type": _typed(kind.parse)}
     if kind.repeated:
         return {**shown, "action": "append"}
     if kind.choices is not None:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import ConfigError
-from sharding.common.bounds import MAX_RANKS
+from launcher.job.places.host_list import parse_count, parse_hosts
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
@@ -44,41 +43,11 @@ def run(args: argparse.Namespace) -> int:
     return _make(args) if args.action == "make" else _check(args.file)
 
 
-def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """Hosts and rank counts of ``HOST:N,...``; IPv6 addresses stand in brackets, N is 1 if left out."""
-    hosts = []
-    for part in text.split(","):
-        item = part.strip()
-        host, count = item, "1"
-        if item.startswith("["):
-            host, bracket, rest = item[1:].partition("]")
-            if not bracket or (rest and not rest.startswith(":")):
-                raise ConfigError(f"--hosts: expected [ADDRESS]:N, found {item!r}")
-            count = rest[1:] if rest else "1"
-        elif item.count(":") == 1:
-            host, count = item.split(":")
-        elif item.count(":") > 1:
-            raise ConfigError(f"--hosts: put the IPv6 address in brackets, as [::1]:2, found {item!r}")
-        if not host:
-            raise ConfigError(f"--hosts: expected HOST:N,HOST:N,..., found {text!r}")
-        hosts.append((host, parse_count(count, f"--hosts: {host}")))
-    if sum(count for _, count in hosts) > MAX_RANKS:
-        raise ConfigError(f"--hosts: expected at most {MAX_RANKS} ranks in all, found {text!r}")
-    return hosts
-
-
-def parse_count(text: str, what: str) -> int:
-    """A number of ranks from the command line."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_RANKS):
-        raise ConfigError(f"{what}: expected a number of ranks from 1 to {MAX_RANKS}, found {text!r}")
-    return int(text)
-
-
 def _make(args: argparse.Namespace) -> int:
     from launcher.job.rank_table import make_rank_table
 
     hosts = (
-        parse_hosts(args.hosts)
+        [(host, count or 1) for host, count in parse_hosts(args.hosts)]
         if args.hosts is not None
         else [("localhost", parse_count(args.local, "--local"))]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
+_CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
 
 
@@ -45,7 +47,26 @@ class Peer:
     pid: int
     stream: Stream
     process: int | None = None
+    cut: bool = False
+    """Whether its connection was lost without a word, as when its host or the network is gone."""
+    ready: bool = False
+    """Whether it has loaded what it is to serve."""
+    asked: bool = False
+    """Whether it has been asked for a sign of life, and has given none yet."""
     sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def ping(self) -> None:
+        """Asks for a sign of life, unless that would have to wait; any message of the rank's is one."""
+        if self.asked or not self.sending.acquire(blocking=False):
+            return
+        try:
+            if unix.writable(self.stream.socket):
+                self.asked = True
+                self.stream.send(wire.Message(wire.Kind.PING, {}, {}))
+        except OSError:  # it is gone, which is noticed elsewhere
+            return
+        finally:
+            self.sending.release()
 
     def send(
         self,
@@ -136,10 +157,14 @@ class Listener:
         self._on_hello(peer)
         try:
             while True:
-                self._on_message(peer, stream.receive())
+                message = stream.receive()
+                peer.asked = False
+                if message.kind is not wire.Kind.PONG:
+                    self._on_message(peer, message)
         except (OSError, wire.WireError) as error:
             if shortage(error):
                 self._on_shortage(error)
+            peer.cut = isinstance(error, OSError) and error.errno in _CUT
             self._on_lost(peer)
 
     def _admit(self, stream: Stream, pid: int | None) -> Peer | None:

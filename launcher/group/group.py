@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -16,17 +15,11 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, ShardrunError
 from launcher.group.requests import Requests
+from launcher.group.starting import prepared
 from launcher.group.told import spec_of, stats_of
-from launcher.group.watch import Job
 from launcher.inspection.reference import refer
-from launcher.job.start_arguments import (
-    Start,
-    check_collectives,
-    check_count,
-    count_ranks,
-    rank_environment,
-)
-from launcher.starters import base
+from launcher.job.places.placement import Placement
+from launcher.job.start_arguments import Start, check_collectives, count_ranks
 from ranks.cache.locks import Pin, keeping
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
@@ -43,6 +36,7 @@ if TYPE_CHECKING:
     from launcher.generation.options import GenerateOptions
     from launcher.group.requests import Run
     from launcher.group.session import RanksHost
+    from launcher.group.watch import Job
     from launcher.job.rank_table import RankTable
     from launcher.job.values import Setting
     from ranks.common.progress import Progress
@@ -214,10 +208,12 @@ def start(
     threads: int | None = None,
     target: str = "cpu",
     timeout: float | None = None,
+    hang_timeout: float | None = None,
     allow_replicated: bool = False,
     options: SliceOptions | None = None,
     environment: Mapping[str, str] | None = None,
     precision: Asked | None = None,
+    placement: Placement | None = None,
     progress: Progress | None = None,
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
@@ -228,8 +224,11 @@ def start(
     that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
     default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
     ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
-    300). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
-    the model's own. ``progress`` is called with how many ranks are ready, and of how many.
+    300), ``hang_timeout`` those for which a rank that is waited for may be stopped or give no sign of life
+    (60). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
+    the model's own. ``placement``: on which hosts and cores they run, if not on this host or on those of the
+    allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how
+    many.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
@@ -240,8 +239,8 @@ def start(
     check_collectives(collectives, target)
     how = Start(
         ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
-        target=target, timeout=timeout, allow_replicated=allow_replicated, options=options,
-        environment=environment, precision=precision,
+        target=target, timeout=timeout, hang_timeout=hang_timeout, allow_replicated=allow_replicated,
+        options=options, environment=environment, precision=precision, placement=placement or Placement(),
     )  # fmt: skip
     _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:
@@ -252,22 +251,13 @@ def _started(path: Path, how: Start, progress: Progress | None) -> Group:
     reference = refer(path)
     reference.check()
     size = count_ranks(reference, how)
-    ready = _ready(how, size)
+    begin = prepared(how, size)
     made = _sliced(path, size, how) if reference.kind == "file" else path
     if made.is_dir():
         warn_unsplit(made, path)
     asked = [how.precision.to_text()] if how.precision else []
     # Links stay links: the data of a model that is one may lie beside its name.
-    return Group(ready(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, progress)
-
-
-def _ready(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
-    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
-    launcher = base.choose(how.launcher, how.table, how.collectives)
-    variables = rank_environment(how)
-    return functools.partial(
-        Job, launcher, world_size=size, environment=variables, table=how.table, patience=how.seconds
-    )
+    return Group(begin(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, progress)
 
 
 @contextlib.contextmanager
@@ -296,35 +286,3 @@ def _sliced(path: Path, size: int, how: Start) -> Path:
         timeout=how.seconds,
         before=lambda: declared_by(path),
     )
-
-
-def run_program(
-    program: Sequence[str],
-    ranks: int | None = None,
-    *,
-    launcher: str = "auto",
-    rank_table: str | os.PathLike[str] | RankTable | None = None,
-    collectives: str = "auto",
-    threads: int | None = None,
-    timeout: float | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> None:
-    """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
-    end.
-
-    Raises like `start`, `RankFailedError` when a rank ends with anything but success, and `OSError` where
-    some of what the ranks printed could not be written.
-    """
-    how = Start(
-        launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads, timeout=timeout,
-        environment=environment,
-    )  # fmt: skip
-    size = ranks if ranks is not None else how.table.world_size if how.table is not None else 1
-    check_count(size, how.table)
-    job = _ready(how, size)(program)
-    try:
-        job.wait()
-    finally:
-        job.close()
-    if job.lost_output is not None:
-        raise job.lost_output

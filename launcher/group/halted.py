@@ -1,7 +1,8 @@
 """Ranks that a signal has stopped, while somebody waits for them.
 
 A stopped rank says nothing and does not end. Where others wait for it in a collective, they notice after
-their time-out; where every rank is stopped, or the last one of a request, nobody would ever notice.
+their time-out; where every rank is stopped, or the last one of a request, nobody would ever notice. Ranks of
+this host are looked at; all are asked for a sign of life, which a thread gives while others compute.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ def in_sentences(peers: Iterable[Peer]) -> str:
 class Watch:
     """Watches for stopped ranks during one wait for them: call `look` from time to time."""
 
-    def __init__(self, limit: float | None) -> None:
-        """``limit``: seconds that a rank may be stopped; None for as long as it likes."""
+    def __init__(self, limit: float | None, hang: float | None = None) -> None:
+        """``hang``: seconds that a rank may be stopped, or give no sign of life once it is ready; None, or
+        more than ``limit``: that one. ``limit``: the same while it starts and loads, when a library may keep
+        the interpreter to itself for long; None for as long as it likes."""
         self._limit = limit
+        self._hang = limit if hang is None or (limit is not None and limit < hang) else hang
         self._began = self._looked = time.monotonic()
         self._seconds: dict[int, float] = {}
         self._told: set[int] = set()
@@ -47,26 +51,38 @@ class Watch:
         now = time.monotonic()
         # This process may have been stopped too, as in a frozen container: that time is no rank's fault.
         passed, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
+        peers = list(peers)
         found = stopped(peers)
-        self._seconds = {peer.rank: self._seconds.get(peer.rank, -passed) + passed for peer in found}
+        halted = {peer.rank for peer in found}
+        silent = [peer for peer in peers if peer.asked and peer.rank not in halted]
+        self._seconds = {
+            peer.rank: self._seconds.get(peer.rank, -passed) + passed for peer in (*found, *silent)
+        }
         if now - self._began < NOTICE_SECONDS:
             return None
+        for peer in peers:
+            peer.ping()
         for peer in found:
             if peer.rank not in self._told:
                 self._told.add(peer.rank)
-                most = "" if self._limit is None else f", at most {self._limit:.3g} s"
+                most = "" if self._hang is None else f", at most {self._hang:.3g} s"
                 log.warning("waiting for rank %d%s: it is %s", peer.rank, most, in_words(peer.pid))
-        if self._limit is None:
-            return None
         for peer in found:
-            if self._seconds[peer.rank] >= self._limit + _GRACE:
-                where = f"rank {peer.rank} on host {peer.host}"
-                return RankFailedError(
-                    f"{where} did not go on within {self._limit:g} s: it is {in_words(peer.pid)}.",
-                    rank=peer.rank,
-                    host=peer.host,
+            if self._hang is not None and self._seconds[peer.rank] >= self._hang + _GRACE:
+                return _hung(peer, f"did not go on within {self._hang:g} s: it is {in_words(peer.pid)}.")
+        for peer in silent:
+            limit = self._hang if peer.ready else self._limit
+            if limit is not None and self._seconds[peer.rank] >= limit + _GRACE:
+                return _hung(
+                    peer,
+                    f"has given no sign of life for {limit:g} s: its process {peer.pid} is stopped there, or "
+                    "a library keeps all of it waiting (--hang-timeout allows more time).",
                 )
         return None
+
+
+def _hung(peer: Peer, what: str) -> RankFailedError:
+    return RankFailedError(f"rank {peer.rank} on host {peer.host} {what}", rank=peer.rank, host=peer.host)
 
 
 def wait_aloud(

@@ -62,7 +62,7 @@ class Output:
 
     def _take_of(self, rank: int | None, name: StreamName, text: str) -> None:
         if rank is None or name == "stderr":
-            self._tails[rank].append(text.rstrip("\n"))
+            self._tails[rank].append(text.rstrip("\r\n"))
         if rank is None:
             ended = self._handle.heard(text)
             if ended is not None:

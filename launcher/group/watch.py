@@ -55,14 +55,14 @@ class Job:
         environment: Mapping[str, str],
         table: RankTable | None = None,
         patience: float | None = None,
+        hang: float | None = None,
     ) -> None:
-        """Starts the ranks; raises `LaunchError`. ``patience``: seconds that a rank which is waited for may
-        be stopped by a signal; None for as long as it likes.
+        """Starts the ranks; raises `LaunchError`. ``patience``, ``hang``: what `halted.Watch` is given.
 
         ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
         send.
         """
-        self._patience = patience
+        self._patience, self._hang = patience, hang
         self.world_size = world_size
         self._owner = os.getpid()
         self._is_script = program[0] == "exec"
@@ -90,6 +90,7 @@ class Job:
         launcher.check(table)
         heap.spare_addresses()
         self._remote = remote_hosts(table)
+        self._far = over_ssh(self._remote) if launcher.over_ssh else []
         self._listener = Listener(
             world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
         )
@@ -141,6 +142,7 @@ class Job:
                     self._done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
                 self.ready[peer.rank] = cast("Ready", message.fields)
+                peer.ready = True
             else:
                 self.answers.take(peer.rank, message)
             self.changed.notify_all()
@@ -149,7 +151,9 @@ class Job:
         with self.changed:
             self._gone.add(peer.rank)
             if peer.rank not in self._done and not self._hung_up:
-                self._trouble(peer.rank)
+                trouble = self._trouble(peer.rank)
+                if peer.cut and trouble.ended is None:
+                    trouble.ended = Ended(peer.rank, None, cause.SILENT)
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:
@@ -233,7 +237,7 @@ class Job:
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
-            said, far = self._output.tail(None), over_ssh(self._remote)
+            said, far = self._output.tail(None), self._far
             short = self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
@@ -274,7 +278,7 @@ class Job:
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
         self.check_owner()
-        watch = halted.Watch(self._patience)
+        watch = halted.Watch(self._patience, self._hang)
         with self.changed:
             found = halted.wait_aloud(
                 self.changed.wait_for,
@@ -300,8 +304,9 @@ class Job:
         ):
             self._noticed = True
             log.warning(
-                "%d of %d ranks have started; %s reaches %s over ssh",
+                "%d of %d ranks have started; %s reaches %s%s",
                 *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
+                " over ssh" if self._launcher.over_ssh else "",
             )
         return watch.look(self._peers.values())
 
@@ -309,7 +314,7 @@ class Job:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
         said = self._output.tail(None) if missing else []
         more = halted.in_sentences(self._peers.values())
-        return late(what, timeout, missing, self._launcher.name, over_ssh(self._remote), said, more)
+        return late(what, timeout, missing, self._launcher.name, self._far, said, more)
 
     @property
     def launcher_name(self) -> str:

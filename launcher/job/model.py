@@ -31,7 +31,12 @@ def world_size(job: Job) -> int | None:
         from launcher.job.rank_table import load_rank_table
 
         return load_rank_table(job.rank_table).world_size
-    return job.ranks if job.ranks is not None else job.slicing.ranks()
+    asked = job.ranks if job.ranks is not None else job.slicing.ranks()
+    if job.launcher == "external" or (places := job.placement.places()) is None:
+        return asked
+    if asked is not None:
+        places.spread(asked)  # too many are refused before anything is sliced
+    return places.ranks if asked is None and job.reference.kind == "file" else asked
 
 
 def asked_by(job: Job) -> str:

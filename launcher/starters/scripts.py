@@ -5,18 +5,27 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.job import Job
 from launcher.job.options import DATA, RANKS, TYPES, Options, grouped
+from launcher.job.places.placement import Placement
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from sharding.common.storage import probe, why_unwritable
 
-_OF_ALL_RANKS = {"ranks", "rank_table", "launcher"}
+_OF_ALL_RANKS = {
+    "ranks",
+    "rank_table",
+    "launcher",
+    "env",
+    "hang_timeout",
+    *(item.name for item in fields(Placement)),
+}
 """Options that say what the scripts themselves do."""
 
 RANK_SCRIPT = """\

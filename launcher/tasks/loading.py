@@ -37,7 +37,9 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
         collectives=job.collectives or settings.collectives(),
         threads=job.threads,
         timeout=job.timeout,
-        environment=model.environment,
+        hang_timeout=job.hang_timeout,
+        environment={**job.env, **model.environment},
+        placement=job.placement,
         precision=precision.asked(job),
         progress=progress,
     )

@@ -81,6 +81,7 @@ def run_group(job: Job, show: Show = "table") -> None:
         if source is not None:
             check_signature(source, manifest.inputs, manifest.outputs, key)
         from launcher.common.report import human_bytes, progress
+        from launcher.group.told import places
 
         began = time.perf_counter()
         size = human_bytes(sum(rank.weight_bytes for rank in manifest.ranks))
@@ -96,7 +97,7 @@ def run_group(job: Job, show: Show = "table") -> None:
                 )  # fmt: skip
             result = repeat(job, lambda: dict(group.predict(feeds)))
             by = {"collectives by": group.stats[0].backend} if manifest.collectives else {}
-            result.facts |= {**by, "start and load": seconds(loaded)}
+            result.facts |= {**places(group.stats), **by, "start and load": seconds(loaded)}
         finish(job, manifest, feeds, result, source, show)
 
 

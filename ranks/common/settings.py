@@ -14,12 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from ranks.errors import SettingError
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
+from sharding.common.ranges import parse_ranges
 from sharding.common.registry import Names
 from sharding.common.text import did_you_mean, shortened
 
 COLLECTIVES = Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
 """What joins the ranks; `ranks.collectives.BACKENDS` has what each is."""
 DEFAULT_TIMEOUT = 300.0
+DEFAULT_HANG = 60.0
 SECONDS = f"a number of seconds above 0 and at most {LONGEST_TIMEOUT:.0f}"
 
 T = TypeVar("T")
@@ -81,6 +83,12 @@ def _threads(text: str) -> int | None:
     return int(text) if fits else None
 
 
+def _bind(text: str) -> str | None:
+    if text in {"none", "cores", "numa"}:
+        return text
+    return text if all(parse_ranges(part) is not None for part in text.split("/")) else None
+
+
 def _bytes(text: str) -> int | None:
     found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if found is None:
@@ -105,6 +113,10 @@ THREADS: Variable[int | None] = Variable(
 CHOSEN: Variable[str] = Variable(
     "SHARDRUN_COLLECTIVES", "the name of collectives", lambda text: text if text in COLLECTIVES else None,
     "auto", "auto", "which collectives join the ranks", lambda: COLLECTIVES,
+)  # fmt: skip
+BIND: Variable[str] = Variable(
+    "SHARDRUN_BIND", "none, cores, numa, or a list of cores such as 0-7 or 0-3/4-7", _bind, "",
+    "cores, where each rank of a host can have one", "which cores a rank that shardrun starts runs on",
 )  # fmt: skip
 WEIGHTS: Variable[str] = Variable(
     "SHARDRUN_WEIGHTS", "on or off", _one_of(on="on", off="off"), "", "where ranks of a host hold the same",
@@ -155,6 +167,9 @@ IDENTITY = _internal(
     "the variables of the rank, the number of ranks, the local rank and, if there is one, the local size, "
     "where a launcher of another package has its own", of_one_job=True,
 )  # fmt: skip
+BOUND = _internal(
+    "SHARDRUN_BOUND", "1", "no other rank of the job runs on this rank's cores", of_one_job=True
+)
 SAFE_PATH = _internal(
     "SHARDRUN_SAFE_PATH", "1", "PYTHONSAFEPATH is set for the rank alone, and not for what it starts"
 )
@@ -169,9 +184,12 @@ PYTHON: Variable[str] = Variable(
 )  # fmt: skip
 
 VARIABLES: tuple[Variable[Any], ...] = (
-    *(TIMEOUT, THREADS, CHOSEN, WEIGHTS, CACHE, CACHE_LIMIT, CUDA_GRAPHS, TARGET, MINDSPORE_LITE),
-    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, SAFE_PATH, RUN_ALL),
+    *(TIMEOUT, THREADS, CHOSEN, BIND, WEIGHTS, CACHE, CACHE_LIMIT, CUDA_GRAPHS, TARGET, MINDSPORE_LITE),
+    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, BOUND, SAFE_PATH, RUN_ALL),
 )
+
+FOR_RANKS = tuple(item for item in VARIABLES if not item.of_one_job and not item.internal)
+"""What a user's own settings are, which ranks on every host are to have."""
 
 default_timeout = TIMEOUT.get
 """Seconds a collective waits for a peer."""

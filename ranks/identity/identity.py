@@ -100,7 +100,7 @@ def _from_pmi(environ: Environ) -> Identity | None:
         return None
     rank, size = numbers
     local_rank, local_size = _number(environ, "MPI_LOCALRANKID"), _number(environ, "MPI_LOCALNRANKS")
-    if local_rank is None and _in_slurm_step(environ):
+    if local_rank is None and in_slurm_step(environ):
         local_rank = _number(environ, "SLURM_LOCALID")
         local_size = _slurm_local_size(environ, size)
     if local_rank is None and size == 1:
@@ -122,7 +122,7 @@ def _from_slurm(environ: Environ) -> Identity | None:
     a shell from salloc has SLURM_NTASKS too; neither is a rank. Only a process that srun started has the
     SLURM_STEP_ID of an ordinary step.
     """
-    if not _in_slurm_step(environ):
+    if not in_slurm_step(environ):
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if _text(environ, "SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     names = ("SLURM_PROCID", size_name, "SLURM_LOCALID")
@@ -196,7 +196,7 @@ def _environment_key(size: int, environ: Environ) -> str:
         return f"pmix:{space}"
     if _text(environ, "PMI_RANK") and (proxy := _pmi_proxy()):
         return f"pmi:{proxy}"
-    if _in_slurm_step(environ):
+    if in_slurm_step(environ):
         return f"slurm:{_text(environ, 'SLURM_JOB_ID')}.{_text(environ, 'SLURM_STEP_ID')}"
     return f"env:{size}:{_text(environ, 'MASTER_ADDR')}:{_text(environ, 'MASTER_PORT')}"
 
@@ -216,7 +216,8 @@ def _pmi_proxy() -> str | None:
     return None
 
 
-def _in_slurm_step(environ: Environ) -> bool:
+def in_slurm_step(environ: Environ = os.environ) -> bool:
+    """Whether ``srun`` started this process as a task: see `_from_slurm`."""
     step = _text(environ, "SLURM_STEP_ID") or _text(environ, "SLURM_STEPID")
     return step is not None and step.isdecimal() and int(step) < _FIRST_SLURM_RESERVED_STEP
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
 from ranks.talk.wire import Kind, Message
+from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
@@ -120,6 +122,7 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, o
         "stats": dataclasses.asdict(model.stats),
         "collectives": collectives,
         "load_seconds": seconds,
+        "cpus": in_ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
     }
 
 

@@ -74,7 +74,9 @@ class SessionConfig:
 
 def default_threads(local_size: int = 1, environ: Mapping[str, str] = os.environ) -> int:
     """Threads per rank: ``SHARDRUN_THREADS``, else this process's cores shared by the ranks of this host."""
-    return settings.threads(environ) or max(1, limits.cores() // max(1, local_size))
+    if (asked := settings.threads(environ)) is not None:
+        return asked
+    return max(1, limits.share(max(1, local_size), bound=bool(settings.BOUND.text(environ))))
 
 
 def create(model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:

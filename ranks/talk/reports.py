@@ -81,7 +81,8 @@ class RunReport(TypedDict):
 
 
 class Ready(TypedDict):
-    """What a rank has loaded, in its message that it is ready."""
+    """What a rank has loaded, in its message that it is ready; ``cpus``: the processors that it may use, such
+    as 0-3."""
 
     inputs: list[TensorReport]
     optional_inputs: list[TensorReport]
@@ -89,3 +90,4 @@ class Ready(TypedDict):
     stats: StatsReport
     collectives: str
     load_seconds: float
+    cpus: str

@@ -91,7 +91,9 @@ class Stream:
             if descriptors:
                 self._reader.take(descriptors)
             return count
-        except TimeoutError:
+        except TimeoutError as error:
+            if error.errno is not None:  # the kernel's, of a host that does not answer
+                raise
             raise wire.WireError("no message came in time") from None
         finally:
             if self.deadline is not None:

@@ -96,6 +96,13 @@ def readable(what: socket.socket | int, seconds: float) -> bool:
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
+def writable(what: socket.socket) -> bool:
+    """Whether a socket takes a short message now."""
+    poll = select.poll()
+    poll.register(what, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def has_ended(process: int, seconds: float = 0.0) -> bool:
     """Whether the process of a pidfd has ended, or does within so many seconds."""
     return readable(process, seconds)

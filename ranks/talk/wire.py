@@ -91,6 +91,8 @@ class Kind(IntEnum):
     SESSION = 9
     TOKENS = 10
     HALT = 11
+    PING = 12
+    PONG = 13
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ _SHORT = (
 def cores(root: Path = Path("/")) -> int:
     """Cores that this process can keep busy; the hardware threads of one core count once, as in ONNX
     Runtime."""
+    return _within(_seen(), root)
+
+
+def _seen() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     found = set()
@@ -41,7 +45,17 @@ def cores(root: Path = Path("/")) -> int:
             found.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
         except OSError:
             found.add(str(cpu))
-    return _within(len(found), root)
+    return len(found)
+
+
+def share(size: int, *, bound: bool = False, root: Path = Path("/")) -> int:
+    """The `cores` of one of ``size`` processes that divide them; ``bound``: this one has been given its own,
+    while a quota is still that of all."""
+    if not bound:
+        return cores(root) // size
+    quota = cpu_quota(root)
+    own = _seen()
+    return own if quota is None else min(own, math.floor(quota + 0.01) // size)
 
 
 def processors(root: Path = Path("/")) -> int:

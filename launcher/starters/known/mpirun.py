@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.starters.base import Launcher, Starter
+
+if TYPE_CHECKING:
+    from launcher.job.places.placement import Placement
+    from launcher.job.rank_table import RankTable
 
 
 def _make() -> Launcher:
@@ -11,4 +17,10 @@ def _make() -> Launcher:
     return MpirunLauncher()
 
 
-STARTER = Starter(_make, order=2, by_mpi=True)
+def _here(table: RankTable | None, placement: Placement) -> bool:
+    from launcher.starters.mpirun import candidates
+
+    return next(candidates(), None) is not None
+
+
+STARTER = Starter(_make, order=3, by_mpi=True, meaning="Open MPI, MPICH or Intel MPI", here=_here)

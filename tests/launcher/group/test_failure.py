@@ -164,7 +164,7 @@ def test_exception_in_the_with(run_script: Runner, two_slices: Path, launcher: s
 
 EXEC = """
     import os, sys
-    from launcher.group.group import run_program
+    from launcher.group.starting import run_program
     from launcher.errors import ShardrunError
     try:
         print("[]", flush=True)

@@ -15,7 +15,7 @@ import pytest
 from launcher import start
 from launcher.errors import RankFailedError
 from launcher.group import halted
-from launcher.group.group import run_program
+from launcher.group.starting import run_program
 from ranks.common import progress as progress_module
 from ranks.common.waiting import is_stopped
 from tests.launcher import slices
@@ -109,6 +109,31 @@ def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_pat
     with pytest.raises(RankFailedError, match=r"^rank 0 on host .* did not go on within 1 s: it is process"):
         run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
     assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_a_rank_of_another_host_gives_no_sign_of_life(
+    quickly: None, mark: str, two_slices: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of it only what it says is known. While it computes or waits for a peer, it answers."""
+    with start(two_slices, launcher="local", threads=1, hang_timeout=2.0) as group:
+        peers = group._job._peers.values()
+        for peer in peers:
+            assert peer.process is not None
+            os.close(peer.process)
+            peer.process = None
+        halt([group.stats[1].pid])
+        with pytest.raises(RankFailedError) as caught:
+            group.predict(slices.feeds(1))
+        assert caught.value.rank == 1
+        where = f"rank 1 on host {os.uname().nodename}"
+        assert str(caught.value).startswith(f"{where} has given no sign of life for 2 s: its process ")
+    assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_a_rank_that_works_for_long_does_not_hang(quickly: None, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(3)\nend = time.time() + 2\nwhile time.time() < end: pass\n")
+    run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
 
 
 def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(

@@ -17,7 +17,7 @@ from launcher import start
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import control
 from launcher.group.control import _listen_unix as listen
-from launcher.group.group import run_program
+from launcher.group.starting import run_program
 from tests.launcher import cli_tools
 from tests.launcher.processes import Runner
 

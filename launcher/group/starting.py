@@ -1,0 +1,94 @@
+"""From what a start is asked for to its ranks: hosts, then what starts ranks there, then the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+from launcher.group.watch import Job
+from launcher.job.hosts import remote_hosts, unknown_host
+from launcher.job.places.placement import Places
+from launcher.job.rank_table import make_rank_table
+from launcher.job.start_arguments import Start, check_count, rank_environment
+from launcher.starters import base
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+log = logging.getLogger(__name__)
+
+
+def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
+    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
+    how = _on_hosts(how, size)
+    launcher = base.choose(how.launcher, how.table, how.collectives, how.placement)
+    rank_environment(how)
+
+    def begin(program: Sequence[str]) -> Job:
+        try:
+            placed = replace(how, rank_table=launcher.place(size, how.table))
+            return Job(
+                launcher,
+                program,
+                world_size=size,
+                environment=rank_environment(placed),
+                table=placed.table,
+                patience=how.seconds,
+                hang=how.hang_seconds,
+            )
+        except BaseException:
+            launcher.release()
+            raise
+
+    return begin
+
+
+def _on_hosts(how: Start, size: int) -> Start:
+    """The same with a rank table of the hosts that are given, or that a batch system gave."""
+    places = how.places
+    if how.rank_table is not None or places is None:
+        return how
+    if how.launcher == "local" and places.tasks is not None:
+        _say_not_used(places)
+        return how
+    table = make_rank_table(places.spread(size))
+    places.say_unused(size)
+    if places.tasks is None and (host := unknown_host(table)):
+        raise ConfigError(f"{places.said_by}: the host {host!r} cannot be found: correct its name")
+    if not remote_hosts(table):
+        return how
+    return replace(how, rank_table=table)
+
+
+def _say_not_used(places: Places) -> None:
+    """The local launcher was asked for, though a batch system gave other hosts too."""
+    others = [host for host, _ in places.hosts if host != os.uname().nodename]
+    if others:
+        log.warning(
+            "%s has %d hosts, but --launcher local starts all ranks on this one",
+            places.said_by, len(places.hosts),
+        )  # fmt: skip
+
+
+def run_program(program: Sequence[str], ranks: int | None = None, **how: Setting) -> None:
+    """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
+    end.
+
+    ``how``: what `launcher.job.start_arguments.Start` has. Raises like `launcher.start`, `RankFailedError`
+    when a rank ends with anything but success, and `OSError` where some of what the ranks printed could not
+    be written.
+    """
+    asked = Start(**how)
+    size = ranks if ranks is not None else asked.size() or 1
+    check_count(size, asked.table)
+    job = prepared(asked, size)(program)
+    try:
+        job.wait()
+    finally:
+        job.close()
+    if job.lost_output is not None:
+        raise job.lost_output

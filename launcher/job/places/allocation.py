@@ -1,0 +1,147 @@
+"""What a batch system gave this job: Slurm, PBS and LSF say it in environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import ConfigError
+from launcher.job.places.host_list import read_hostfile
+from ranks.identity.identity import identify, in_slurm_step
+from sharding.common.bounds import MAX_RANKS
+from sharding.common.text import shortened
+
+_NODE = re.compile(r"([^\[\],]*)\[([^\]]*)\]|([^\[\],]+)")
+_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The hosts of a job with the ranks that each is meant to have, and ``ranks`` of all of them."""
+
+    name: str
+    """The system and the job's number: ``Slurm job 12``."""
+    hosts: tuple[tuple[str, int], ...]
+    ranks: int
+    slurm: bool = False
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The allocation that this process may fill with ranks; None without one, and where this process is
+    itself a task that was started in one: others are beside it. Raises `ConfigError`."""
+    if in_slurm_step(environ) or identify(environ=environ).world_size > 1:
+        return None
+    return of_slurm(environ) or _of_pbs(environ) or _of_lsf(environ)
+
+
+def of_slurm(environ: Mapping[str, str]) -> Allocation | None:
+    """What Slurm says of a job, in its script, in a shell of ``salloc``, or to ``salloc``'s command."""
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    number = environ.get("SLURM_JOB_ID")
+    if not nodes or not number:
+        return None
+    names = list(expand(nodes))
+    per_node = environ.get("SLURM_TASKS_PER_NODE")
+    counts = list(expand_counts(per_node, "SLURM_TASKS_PER_NODE")) if per_node else [1] * len(names)
+    if len(counts) != len(names):
+        raise ConfigError(
+            f"SLURM_TASKS_PER_NODE ({shortened(per_node or '', 80)}) counts {len(counts)} nodes, but "
+            f"SLURM_JOB_NODELIST ({shortened(nodes, 80)}) has {len(names)}: give the hosts with --hosts"
+        )
+    tasks = environ.get("SLURM_NTASKS") or environ.get("SLURM_NPROCS") or ""
+    # Where no number of tasks was asked for, the counts are those of processors.
+    ranks = sum(counts) if environ.get("SLURM_NTASKS_PER_NODE") else len(names)
+    if tasks.isdecimal() and 0 < int(tasks[:9]) <= MAX_RANKS:
+        ranks = int(tasks)
+    return Allocation(f"Slurm job {number}", tuple(zip(names, counts, strict=True)), ranks, slurm=True)
+
+
+def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
+    file, number = environ.get("PBS_NODEFILE"), environ.get("PBS_JOBID")
+    return _of_file(f"PBS job {number}", file) if file and number else None
+
+
+def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
+    number = environ.get("LSB_JOBID")
+    if not number:
+        return None
+    if file := environ.get("LSB_DJOB_HOSTFILE"):
+        return _of_file(f"LSF job {number}", file)
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    if not words:
+        return None
+    if len(words) % 2 or not all(count.isdecimal() and int(count[:9]) > 0 for count in words[1::2]):
+        raise ConfigError(
+            f"LSB_MCPU_HOSTS must be hosts, each with a number after it, but is "
+            f"{shortened(environ['LSB_MCPU_HOSTS'], 80)!r}: give the hosts with --hosts"
+        )
+    hosts = tuple((host, int(count)) for host, count in zip(words[::2], words[1::2], strict=True))
+    return Allocation(f"LSF job {number}", hosts, sum(count for _, count in hosts))
+
+
+def _of_file(name: str, file: str) -> Allocation:
+    """One line a rank, each with its host."""
+    hosts = tuple((host, count or 1) for host, count in read_hostfile(Path(file)))
+    return Allocation(name, hosts, sum(count for _, count in hosts))
+
+
+def expand(text: str) -> Iterator[str]:
+    """The nodes of Slurm's compressed list: ``a[1-3,07],b2``. Raises `ConfigError`."""
+    made = 0
+    for item in _split(text):
+        names = [""]
+        for found in _NODE.finditer(item):
+            if found[3] is not None:
+                names = [name + found[3] for name in names]
+            else:
+                numbers = list(_numbers(found[2], text))
+                names = [f"{name}{found[1]}{number}" for name in names for number in numbers[:MAX_RANKS]]
+        made += len(names)
+        if made > MAX_RANKS or not all(names):
+            raise _unreadable(text)
+        yield from names
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that stand outside brackets."""
+    depth, start = 0, 0
+    for at, sign in enumerate(f"{text},"):
+        depth += {"[": 1, "]": -1}.get(sign, 0)
+        if depth not in {0, 1}:
+            raise _unreadable(text)
+        if sign == "," and depth == 0:
+            yield text[start:at].strip()
+            start = at + 1
+    if depth:
+        raise _unreadable(text)
+
+
+def _numbers(text: str, whole: str) -> Iterator[str]:
+    for part in text.split(","):
+        first, hyphen, last = part.partition("-")
+        last = last if hyphen else first
+        if not (first.isdecimal() and last.isdecimal() and len(last) <= 9 and len(first) <= 9):
+            raise _unreadable(whole)
+        if not 0 <= int(last) - int(first) < MAX_RANKS:
+            raise _unreadable(whole)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError(
+        f"SLURM_JOB_NODELIST must be a list of nodes such as a[1-3],b2, but is {shortened(text, 80)!r}: give "
+        "the hosts with --hosts"
+    )
+
+
+def expand_counts(text: str, name: str) -> Iterator[int]:
+    """The numbers of Slurm's compressed list: ``2(x3),1``. Raises `ConfigError`."""
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part.strip())
+        if found is None or int(found[2] or 1) > MAX_RANKS:
+            raise ConfigError(f"{name} must be numbers such as 2(x3),1, but is {shortened(text, 80)!r}")
+        yield from [int(found[1])] * int(found[2] or 1)

@@ -1,0 +1,139 @@
+"""What runs on a host whose ranks are started over ssh: it starts them, and passes on what they print and how
+each ended.
+
+Its input is one line of JSON, then the words ``TERM`` and ``KILL``; at its end, which comes when the launcher
+or the network is gone, every rank is killed. So nothing secret is on a command line, and nothing outlives the
+launcher. Its output is frames: a line of JSON, followed by as many bytes as that says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO, BinaryIO, TypedDict, cast
+
+_CHUNK = 64 << 10
+
+
+class Asked(TypedDict):
+    """What an agent is to start: ``program`` once for each of ``ranks``, which are their own variables."""
+
+    folder: str
+    environment: dict[str, str]
+    ranks: list[dict[str, str]]
+    program: list[str]
+
+
+class _Ranks:
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def say(self, fields: Mapping[str, object], data: bytes = b"") -> None:
+        """Sends one frame; where nobody listens any more, the ranks end."""
+        head = json.dumps({**fields, "bytes": len(data)}).encode() + b"\n"
+        try:
+            with self._lock:
+                self._output.write(head + data)
+                self._output.flush()
+        except (OSError, ValueError):
+            self.signal(signal.SIGKILL)
+
+    def start(self, asked: Asked) -> None:
+        from ranks.common.sources import clean
+
+        shared = {**clean(), **asked["environment"]}
+        for variables in asked["ranks"]:
+            rank = int(variables["RANK"])
+            process = subprocess.Popen(
+                asked["program"],
+                env={**shared, **variables},
+                cwd=asked["folder"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # what a rank starts can be ended with it
+            )
+            self._running[rank] = process
+
+    def wait(self) -> None:
+        """Passes on until every rank has ended."""
+        with selectors.DefaultSelector() as selector:
+            ends = {}
+            for rank, process in self._running.items():
+                for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+                    selector.register(cast("IO[bytes]", stream), selectors.EVENT_READ, (rank, name))
+                ends[os.pidfd_open(process.pid)] = rank
+            for end, rank in ends.items():
+                selector.register(end, selectors.EVENT_READ, (rank, ""))
+            while ends:
+                for key, _ in selector.select():
+                    rank, name = key.data
+                    if name:
+                        data = os.read(key.fd, _CHUNK)
+                        if data:
+                            self.say({"rank": rank, "stream": name}, data)
+                        else:
+                            selector.unregister(key.fileobj)
+                    else:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+                        del ends[key.fd]
+                        self._end(rank)
+
+    def _end(self, rank: int) -> None:
+        process = self._running[rank]
+        # What the rank started, while its number cannot be another's: it is not reaped yet.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            with contextlib.suppress(OSError, TypeError):
+                while data := os.read(stream.fileno(), _CHUNK):
+                    self.say({"rank": rank, "stream": name}, data)
+        self.say({"rank": rank, "code": code})
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to every rank that runs, and where it is SIGKILL, to all that they started."""
+        for process in list(self._running.values()):
+            if process.returncode is None:
+                with contextlib.suppress(OSError):
+                    (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+
+
+def main() -> None:
+    """Serves until its ranks have ended, or its input has."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    ranks = _Ranks(output)
+    asked: Asked = json.loads(sys.stdin.buffer.readline())
+    try:
+        ranks.start(asked)
+    except OSError as error:
+        ranks.signal(signal.SIGKILL)
+        ranks.say({"problem": f"{error.filename}: {error.strerror}"})
+        os._exit(1)
+    ranks.say({"started": os.uname().nodename})
+    threading.Thread(target=_obey, args=(ranks,), daemon=True).start()
+    ranks.wait()
+    os._exit(0)
+
+
+def _obey(ranks: _Ranks) -> None:
+    for line in sys.stdin.buffer:
+        ranks.signal(signal.SIGKILL if line.strip() == b"KILL" else signal.SIGTERM)
+    ranks.signal(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

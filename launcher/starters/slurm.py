@@ -1,0 +1,291 @@
+"""The slurm launcher: ranks are tasks of one step of srun, in an allocation around us or one of its own.
+
+srun says only in words how a task ended, and passes the environment on by itself. What is to be secret is on
+no command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, LaunchError
+from launcher.job.places import allocation
+from launcher.job.rank_table import make_rank_table
+from launcher.starters import cause, mpirun
+from launcher.starters import environment as environments
+from launcher.starters.base import Ended, Launcher
+from launcher.starters.program import ProgramHandle
+from ranks.common.settings import CHOSEN
+from sharding.common.limits import shortage
+from sharding.common.ranges import parse_ranges
+
+if TYPE_CHECKING:
+    from launcher.job.places.allocation import Allocation
+    from launcher.job.rank_table import RankTable
+
+_LIST_SECONDS = 20
+_HOLD = 'env -0 && printf "\\0\\0" && exec cat'
+"""What salloc runs: it says its environment, and keeps the allocation until our end of its input closes."""
+_SPEAKS = {"openmpi": "pmix", "openmpi4": "pmix", "mpich": "pmi2", "intel": "pmi2"}
+"""By which of Slurm's plugins a library of each MPI learns of its peers."""
+_LABEL = re.compile(r" *(\d+): ")
+_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
+_CODE = re.compile(r"Exited with exit code (\d+)")
+
+
+class SlurmLauncher(Launcher):
+    """Starts the ranks through srun."""
+
+    name = "slurm"
+    over_ssh = False
+
+    def __init__(self) -> None:
+        self._granted: Granted | None = None
+
+    def check(self, table: RankTable | None) -> None:
+        """Raises `LaunchError` for hosts that Slurm did not give."""
+        found = self._allocation()
+        if found is None or table is None:
+            return
+        there = {host for host, _ in found.hosts}
+        if foreign := [host for host in table.hosts if host not in there]:
+            raise LaunchError(
+                f"{found.name} has no host {foreign[0]}: it has {', '.join(sorted(there)[:8])}; use these, "
+                "or another launcher."
+            )
+
+    def place(self, world_size: int, table: RankTable | None) -> RankTable | None:
+        """The nodes of an allocation, one of its own where none is around us; see `Launcher.place`."""
+        srun = _program("srun")
+        if table is not None:
+            return table
+        found = allocation.of_slurm(os.environ)
+        if found is not None and self.placement.nodes is not None:
+            raise ConfigError(
+                f"--nodes asks for nodes, but this is {found.name}, which has some: leave out --nodes"
+            )
+        if self.placement.nodes is not None and self.placement.nodes > world_size:
+            raise ConfigError(
+                f"--nodes {self.placement.nodes}: more nodes than ranks, of which there are {world_size}"
+            )
+        if found is None:
+            self._granted = Granted(self.placement.nodes, world_size, self.placement.srun_args, srun)
+            found = self._allocation()
+            assert found is not None
+        count = len(found.hosts)
+        each = [world_size * (at + 1) // count - world_size * at // count for at in range(count)]
+        return make_rank_table([(host, n) for (host, _), n in zip(found.hosts, each, strict=True) if n])
+
+    def release(self) -> None:
+        """See `Launcher.release`."""
+        if self._granted is not None:
+            self._granted.close()
+
+    def _allocation(self) -> Allocation | None:
+        return allocation.of_slurm(self._granted.environment if self._granted is not None else os.environ)
+
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> SlurmHandle:
+        """See `Launcher.start`."""
+        assert table is not None  # `place` made one
+        inherited = environments.clean()
+        if self._granted is not None:
+            inherited |= {k: v for k, v in self._granted.environment.items() if k.startswith("SLURM_")}
+        ours = {**environment, **environments.safe_path(inherited)}
+        if path := environments.python_path(inherited):
+            ours["PYTHONPATH"] = path
+        chosen = CHOSEN.get(environment) if len(table.hosts) > 1 else "shm"
+        plugin = choose_plugin(chosen, _program("srun"))
+        if plugin != "none" and (library := mpirun.find().library) is not None:
+            ours.setdefault("MPI4PY_LIBMPI", str(library))
+        # One line a rank, with its host: the only way to say which rank runs where.
+        hosts = "".join(f"{device.host}\n" for device in table.devices)
+        found = self._allocation()
+        places = dict(found.hosts) if found is not None else {}
+        crowded = any(len(devices) > places.get(host, world_size) for host, devices in table.hosts.items())
+        listing = os.memfd_create("hosts", 0)
+        try:
+            os.write(listing, hosts.encode())
+            command = [
+                _program("srun"),
+                *_arguments(world_size, len(table.hosts), plugin, crowded, inherited),
+            ]
+            command += [] if self._granted is not None else self.placement.srun_args
+            command += [*environments.boot_command(), *program]
+            full = {**inherited, **ours, "SLURM_HOSTFILE": f"/proc/self/fd/{listing}"}
+            return SlurmHandle(command, full, listing, self._granted)
+        except OSError as error:
+            if shortage(error):
+                raise cause.shortage(error) from None
+            raise LaunchError(f"srun cannot be started: {error.strerror or error}.") from None
+        finally:
+            os.close(listing)
+
+
+def _arguments(
+    world_size: int, hosts: int, plugin: str, crowded: bool, environ: Mapping[str, str]
+) -> list[str]:
+    arguments = [f"--ntasks={world_size}", f"--nodes={hosts}", "--distribution=arbitrary"]
+    arguments += ["--label", "--kill-on-bad-exit=1", "--input=none", "--export=ALL", f"--mpi={plugin}"]
+    # Ranks bind themselves, each to its part of what its host's step has.
+    arguments += ["--cpu-bind=none"]
+    if each := environ.get("SLURM_CPUS_PER_TASK"):  # srun does not take it from the environment by itself
+        arguments += [f"--cpus-per-task={each}"]
+    if crowded:
+        arguments += ["--overcommit"]
+    return arguments
+
+
+def choose_plugin(collectives: str, srun: str) -> str:
+    """Slurm's plugin by which the ranks' MPI library finds its peers; ``none`` where they need no MPI, or
+    where none fits and nobody asked for it. Raises `LaunchError`."""
+    if collectives not in {"auto", "mpi"}:
+        return "none"
+    try:
+        flavour = mpirun.find().flavour
+    except LaunchError as problem:
+        if collectives == "mpi":
+            raise LaunchError(f"The mpi collectives need an MPI: {problem}") from None
+        return "none"
+    wanted = _SPEAKS[flavour]
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"], capture_output=True, text=True, errors="replace", timeout=_LIST_SECONDS,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"`srun --mpi=list` does not answer ({error}): see that Slurm works here."
+        ) from None
+    known = set(re.findall(r"[\w]+", answer.stdout + answer.stderr))
+    if wanted in known:
+        return wanted
+    if collectives == "mpi":
+        raise LaunchError(
+            f"This Slurm has no MPI plugin {wanted}, by which {flavour} finds its ranks: install it, or use "
+            "the launcher mpirun, or the gloo collectives."
+        )
+    return "none"
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise LaunchError(
+            f"There is no {name} on PATH: install Slurm's programs, load the site's module, or use another "
+            "launcher."
+        )
+    return found
+
+
+class SlurmHandle(ProgramHandle):
+    """A running srun."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        listing: int,
+        granted: Granted | None,
+    ) -> None:
+        self._granted = granted
+        super().__init__("srun", command, environment, kept=(listing,))
+
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
+        """See `Handle.attribute`."""
+        mark = _LABEL.match(line)
+        if mark and line.startswith("slurmstepd", mark.end()):  # Slurm's own, in a rank's name
+            return [(None, line)]
+        return [(int(mark[1]), line[mark.end() :])] if mark else [(None, line)]
+
+    def heard(self, line: str) -> Ended | None:
+        """Finds in srun's own words which rank ended first and how; see `Handle.heard`."""
+        found = _ENDED.search(line)
+        if found is None:
+            return None
+        ranks = parse_ranges(found["ranks"])
+        code = _code(found["how"])
+        if not ranks or code is None:
+            return None
+        return Ended(ranks[0], code)
+
+    def close(self) -> None:
+        """Gives back an allocation of its own."""
+        if self._granted is not None:
+            self._granted.close()
+
+
+def _code(how: str) -> int | None:
+    if (exited := _CODE.match(how)) is not None:
+        code = int(exited[1])
+        return code if code < 128 else 128 - code
+    said = how.removesuffix(" (core dumped)").strip()
+    known = {signal.strsignal(number): number for number in signal.Signals}
+    return -known[said] if said in known else None
+
+
+class Granted:
+    """An allocation that was asked for, held by a salloc that ends with this process."""
+
+    def __init__(self, nodes: int | None, ranks: int, more: Sequence[str], srun: str) -> None:
+        """Waits until Slurm grants it; raises `LaunchError` where it does not."""
+        command = [_program("salloc"), "--quiet", f"--ntasks={ranks}"]
+        command += [f"--nodes={nodes}"] if nodes is not None else []
+        command += [*more, "sh", "-c", _HOLD]
+        self.environment: dict[str, str] = {}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environments.clean(), start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None and self._process.stderr is not None
+        said = b""
+        while not said.endswith(b"\0\0\0"):
+            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not part:
+                problem = self._process.stderr.read().decode(errors="replace").strip()
+                lines = [
+                    line.removeprefix("salloc: ").removeprefix("error: ") for line in problem.splitlines()
+                ]
+                raise LaunchError(
+                    f"Slurm gives no nodes for these ranks: {'; '.join(lines) or 'salloc ended'}."
+                )
+            said += part
+        for item in said.decode(errors="surrogateescape").split("\0"):
+            name, equals, value = item.partition("=")
+            if equals:
+                self.environment[name] = value
+
+    def close(self) -> None:
+        """Gives it back. Safe to call twice."""
+        if self._process.poll() is None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            self._process.terminate()
+            try:
+                self._process.wait(_LIST_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,186 @@
+"""Ranks on two hosts that share nothing but files: over ssh, by mpirun, and by Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import NAMES
+from tests.launcher.clusters.conftest import Cluster
+from tests.launcher.processes import wait_until
+
+FIRST, SECOND = NAMES
+TWO = ("--hosts", f"{FIRST}:1,{SECOND}:1")
+IN_TWO_NODES = ("salloc", "--quiet", "--nodes=2", "--ntasks=2")
+WHERE = """
+import os
+from ranks.identity.identity import identify
+me = identify()
+cores = len(os.sched_getaffinity(0))
+print(me.rank, me.world_size, me.local_rank, me.host, os.environ["SHARDRUN_TARGET"], os.environ["A"], cores)
+"""
+DYING = """
+import os, signal, sys, time
+from ranks.identity.identity import identify
+if identify().rank == 1:
+    time.sleep(0.3)
+    {}
+time.sleep(60)
+"""
+
+
+def script(cluster: Cluster, text: str) -> Path:
+    path = cluster.folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+def row(text: str, name: str) -> str:
+    found = re.search(rf"^{name}  +(.*?)\s*$", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpirun"])
+def test_a_job(cluster: Cluster, launcher: str) -> None:
+    done = cluster.run("run", cluster.slices, *TWO, "--launcher", launcher, "--verify")
+    assert done.returncode == 0, done.stderr
+    assert row(done.stdout, "hosts") == f"{FIRST} (rank 0); {SECOND} (rank 1)"
+    assert row(done.stdout, "collectives by") == {"ssh": "gloo", "mpirun": "mpi"}[launcher]
+    assert done.stdout.count(" ok") and "DIFFERS" not in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpirun"])
+def test_variables_reach_all_hosts(cluster: Cluster, launcher: str) -> None:
+    """A user's own ones by their names, ours by themselves; two ranks of a host have a core each."""
+    path = script(cluster, WHERE)
+    words = ("--hosts", f"{FIRST},{SECOND}", "--ranks", 3, "--launcher", launcher, "--env", "A")
+    done = cluster.run("exec", *words, path, SHARDRUN_TARGET="cpu", A="b")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(re.sub(r"^\[rank \d+\] ", "", line) for line in done.stdout.splitlines())
+    if len(os.sched_getaffinity(0)) == 2:
+        assert lines == [f"0 3 0 {FIRST} cpu b 1", f"1 3 1 {FIRST} cpu b 1", f"2 3 0 {SECOND} cpu b 2"]
+    places = [f"0 3 0 {FIRST} cpu b", f"1 3 1 {FIRST} cpu b", f"2 3 0 {SECOND} cpu b"]
+    assert [line.rpartition(" ")[0] for line in lines] == places
+
+
+def test_an_allocation_is_used_whole(slurm: Cluster) -> None:
+    """Without a word of hosts, ranks or launcher."""
+    model = slurm.folder / "model.onnx"
+    if not model.exists():
+        from tests.launcher.cli_tools import save_mlp
+
+        save_mlp(model)
+    done = slurm.run("run", model, "--verify", before=IN_TWO_NODES)
+    assert done.returncode == 0, done.stderr
+    assert row(done.stdout, "ranks") == "2"
+    assert row(done.stdout, "hosts") == f"{FIRST} (rank 0); {SECOND} (rank 1)"
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "ssh", "slurm"])
+def test_in_an_allocation_by_name(slurm: Cluster, launcher: str) -> None:
+    done = slurm.run(
+        "exec", "--ranks", 2, "--launcher", launcher, "--collectives", "gloo", "--env", "A=b",
+        script(slurm, WHERE), before=IN_TWO_NODES, SHARDRUN_TARGET="cpu",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"0 2 0 {FIRST} cpu b" in done.stdout and f"[rank 1] 1 2 0 {SECOND} cpu b" in done.stdout
+
+
+def test_what_is_not_used_is_said(slurm: Cluster) -> None:
+    job = "Slurm job [0-9]+ has"
+    done = slurm.run("exec", "--ranks", 1, script(slurm, "print('done')"), before=IN_TWO_NODES)
+    assert done.returncode == 0 and "done" in done.stdout
+    assert re.search(f"{job} 2 hosts, but 1 starts: {SECOND} is not used", done.stderr)
+    done = slurm.run(
+        "exec", "--ranks", 2, "--launcher", "local", script(slurm, "print('done')"), before=IN_TWO_NODES
+    )
+    assert re.search(f"{job} 2 hosts, but --launcher local starts all ranks on this one", done.stderr)
+
+
+def test_nodes_of_its_own(slurm: Cluster) -> None:
+    done = slurm.run(
+        *("exec", "--nodes", 2, "--ranks", 3, "--env", "A=b", "--collectives", "gloo", script(slurm, WHERE)),
+        SHARDRUN_TARGET="cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    hosts = sorted(re.findall(r"\d 3 \d (\S+) cpu b", done.stdout))
+    assert hosts in ([FIRST, FIRST, SECOND], [FIRST, SECOND, SECOND])
+    assert slurm.slurm is not None
+    slurm.slurm.idle()
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ("sys.exit(7)", f"rank 1 on host {SECOND} ended with exit code 7."),
+        ("os.kill(os.getpid(), signal.SIGKILL)", f"rank 1 on host {SECOND} was killed by SIGKILL."),
+        ("os._exit(0)", f"rank 1 on host {SECOND} ended with exit code 0 before it was done"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_the_first_cause_on_another_host(slurm: Cluster, launcher: str, ending: str, message: str) -> None:
+    before = IN_TWO_NODES if launcher == "slurm" else ()
+    hosts = ("--ranks", 2) if launcher == "slurm" else TWO
+    path = script(slurm, DYING.format(ending))
+    done = slurm.run("exec", *hosts, "--launcher", launcher, "--collectives", "gloo", path, before=before)
+    assert done.returncode not in {0, 2}
+    assert done.stderr.startswith(f"shardrun: error: {message}"), done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpirun"])
+def test_a_cut_cable_is_named(cluster: Cluster, launcher: str) -> None:
+    """Neither side hears of it: both notice that nothing comes any more, and nothing is left of the job."""
+    path = script(cluster, "import time; print('running', flush=True); time.sleep(100)")
+
+    def cut() -> None:
+        if wait_until(lambda: cluster.ranks(FIRST) and cluster.ranks(SECOND), 60):
+            wait_until(lambda: False, 2.0)  # until they have said hello
+        cluster.hosts.link(SECOND, "down")
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    try:
+        words = ("exec", *TWO, "--launcher", launcher, "--collectives", "gloo", path)
+        command = cluster.hosts.command(FIRST, [sys.executable, "-m", "launcher.cli", *words])
+        done = subprocess.run(
+            command, cwd=cluster.folder, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )  # fmt: skip
+        assert wait_until(lambda: not cluster.ranks(SECOND), 20), cluster.ranks(SECOND)
+    finally:
+        thread.join()
+        cluster.hosts.link(SECOND, "up")
+    assert done.returncode == 1
+    assert f"shardrun: error: rank 1 on host {SECOND} is gone: " in done.stderr
+
+
+def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:
+    """Known hosts are respected: nobody is asked, and nothing is trusted."""
+    known = cluster.hosts.folder / "ssh" / "known_hosts"
+    text = known.read_text()
+    try:
+        known.write_text("".join(line for line in text.splitlines(True) if not line.startswith(SECOND)))
+        done = cluster.run("exec", *TWO, "--launcher", "ssh", script(cluster, "print('ran')"))
+    finally:
+        known.write_text(text)
+    assert done.returncode == 1
+    assert f"It starts ranks over ssh on {SECOND}: see" in done.stderr
+    assert "Host key verification failed." in done.stderr
+
+
+def test_a_world_of_its_own_is_refused(slurm: Cluster) -> None:
+    """With a plugin that the library does not understand, MPI makes each task a world of one, in silence."""
+    done = slurm.run(
+        *("run", slurm.slices, "--collectives", "mpi", "--timeout", "30"),
+        before=("srun", "--nodes=2", "--ntasks=2", "--mpi=pmi2", "--kill-on-bad-exit=1"),
+    )
+    assert done.returncode != 0
+    assert "made a world of 1, but PMI_RANK and PMI_SIZE say that 2 ranks were started" in done.stderr
+    assert "choose another `srun --mpi=`" in done.stderr

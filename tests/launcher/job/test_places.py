@@ -1,0 +1,248 @@
+"""Hosts from lists, hostfiles and batch systems, and how many ranks each gets."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import build_parser
+from launcher.errors import ConfigError
+from launcher.job.places import allocation
+from launcher.job.places.host_list import parse_hosts, read_hostfile
+from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
+from launcher.job.start_arguments import Start, rank_environment
+from sharding.common.ranges import in_ranges, parse_ranges
+
+SLURM = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "a[1-2],b07",
+    "SLURM_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_NTASKS": "5",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", [("a", None)]),
+        ("a:2,b:1", [("a", 2), ("b", 1)]),
+        (" a , 10.0.0.1:3", [("a", None), ("10.0.0.1", 3)]),
+        ("[::1]:2,[fe80::1]", [("::1", 2), ("fe80::1", None)]),
+    ],
+)
+def test_lists_of_hosts(text: str, hosts: list[tuple[str, int | None]]) -> None:
+    assert list(parse_hosts(text)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected HOST:N"),
+        ("a:0", "a: expected a number of ranks from 1"),
+        ("a,,b", "expected HOST:N"),
+        ("-oProxyCommand=x", "expected HOST:N"),
+        ("a b", "expected HOST:N"),
+        ("::1", "put the IPv6 address in brackets"),
+        ("[::1", r"expected \[ADDRESS\]:N"),
+        ("a:1,a:2", "each host once, found a twice"),
+        ("a:4000,b:4000", "at most [0-9]+ ranks in all, found 8000"),
+    ],
+)
+def test_what_is_no_list_of_hosts(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--hosts: .*{message}"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a slots=2\nb slots=4 max_slots=8 # more\n\n# c\n", [("a", 2), ("b", 4)]),
+        ("a:2\nb:3", [("a", 2), ("b", 3)]),
+        ("a\nb\n", [("a", None), ("b", None)]),
+        ("a\na\nb\na\n", [("a", 3), ("b", None)]),
+    ],
+)
+def test_hostfiles(tmp_path: Path, text: str, hosts: list[tuple[str, int | None]]) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert list(read_hostfile(path)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected lines of HOST, .* found none"),
+        ("a\nb c\n", "line 2: expected HOST, .* found 'c' after the host"),
+        ("a slots=x", "line 1: expected a number of ranks"),
+        ("a:b", "line 1: a: expected a number of ranks"),
+    ],
+)
+def test_what_is_no_hostfile(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"hostfile {path}.*{message}"):
+        read_hostfile(path)
+    with pytest.raises(ConfigError, match=r"hostfile .*absent: No such file"):
+        read_hostfile(tmp_path / "absent")
+
+
+def test_slurm() -> None:
+    found = allocation.find(SLURM)
+    assert found == allocation.Allocation("Slurm job 12", (("a1", 2), ("a2", 2), ("b07", 1)), 5, slurm=True)
+    without = {name: value for name, value in SLURM.items() if name != "SLURM_NTASKS"}
+    assert allocation.find(without).ranks == 3  # type: ignore[union-attr]  # one a node: counts are of cores
+    assert allocation.find({**without, "SLURM_NTASKS_PER_NODE": "2"}).ranks == 5  # type: ignore[union-attr]
+
+
+def test_a_task_of_a_step_has_no_hosts_to_fill() -> None:
+    task = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    assert allocation.find({**SLURM, **task}) is None
+    batch = {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert allocation.find({**SLURM, **batch}) is not None
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    assert allocation.find({**SLURM, **ranks}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("a", ["a"]),
+        ("a[1-3,07]", ["a1", "a2", "a3", "a07"]),
+        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
+        ("x,y[1]-z", ["x", "y1-z"]),
+    ],
+)
+def test_slurms_lists_of_nodes(text: str, nodes: list[str]) -> None:
+    assert list(allocation.expand(text)) == nodes
+
+
+@pytest.mark.parametrize("text", ["a[", "a]", "a[1-]", "a[2-1]", "a[[1]]", "a,,b", "a[1-999999999]"])
+def test_what_is_no_list_of_nodes(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^SLURM_JOB_NODELIST must be a list of nodes .* --hosts"):
+        list(allocation.expand(text))
+
+
+def test_contradicting_slurm() -> None:
+    with pytest.raises(ConfigError, match=r"counts 2 nodes, but SLURM_JOB_NODELIST .* has 3"):
+        allocation.find({**SLURM, "SLURM_TASKS_PER_NODE": "2(x2)"})
+    with pytest.raises(ConfigError, match=r"SLURM_TASKS_PER_NODE must be numbers"):
+        allocation.find({**SLURM, "SLURM_TASKS_PER_NODE": "two"})
+
+
+def test_pbs_and_lsf(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("n1.site\nn1.site\nn2.site\n")
+    hosts = (("n1.site", 2), ("n2.site", 1))
+    pbs = allocation.find({"PBS_JOBID": "7.s", "PBS_NODEFILE": str(file)})
+    assert pbs == allocation.Allocation("PBS job 7.s", hosts, 3)
+    assert allocation.find({"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": str(file)}) == allocation.Allocation(
+        "LSF job 8", hosts, 3
+    )
+    lsf = allocation.find({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "n1.site 2 n2.site 1"})
+    assert lsf == allocation.Allocation("LSF job 8", hosts, 3)
+    with pytest.raises(ConfigError, match="LSB_MCPU_HOSTS must be hosts, each with a number"):
+        allocation.find({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "n1 n2 2"})
+    assert allocation.find({}) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size", "counts"),
+    [
+        ([("a", 2), ("b", 2)], 2, [("a", 1), ("b", 1)]),
+        ([("a", 2), ("b", 2)], 3, [("a", 2), ("b", 1)]),
+        ([("a", 1), ("b", 3)], 4, [("a", 1), ("b", 3)]),
+        ([("a", None), ("b", None)], 5, [("a", 3), ("b", 2)]),
+        ([("a", 2), ("b", 2)], 1, [("a", 1)]),
+    ],
+)
+def test_ranks_are_spread_over_all_hosts(
+    hosts: list[tuple[str, int | None]], size: int, counts: list[tuple[str, int]]
+) -> None:
+    assert Places("--hosts", tuple(hosts)).spread(size) == counts
+
+
+def test_more_ranks_than_places() -> None:
+    hosts = (("a", 1), ("b", 2))
+    with pytest.raises(ConfigError, match=r"--hosts: expected places for 5 ranks, found 3: give more hosts"):
+        Places("--hosts", hosts).spread(5)
+    assert Places("Slurm job 1", hosts, 3).spread(5) == [("a", 2), ("b", 3)]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (1, "Slurm job 1 has 2 hosts, but 1 starts: b is not used"),
+        (2, "Slurm job 1 has places for 3 ranks, but 2 start"),
+        (3, ""),
+        (4, "Slurm job 1 has places for 3 ranks, but 4 start: some share a place"),
+    ],
+)
+def test_what_an_allocation_leaves_unused_is_said(
+    caplog: pytest.LogCaptureFixture, size: int, message: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Places("Slurm job 1", (("a", 1), ("b", 2)), 3).say_unused(size)
+    assert [record.getMessage() for record in caplog.records] == ([message] if message else [])
+
+
+def test_hosts_given_go_before_an_allocation(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("c slots=2\n")
+    assert Placement().places(SLURM).said_by == "Slurm job 12"  # type: ignore[union-attr]
+    assert Placement(hosts=(("x", 1),)).places(SLURM).hosts == (("x", 1),)  # type: ignore[union-attr]
+    assert Placement(hostfile=file).places(SLURM).hosts == (("c", 2),)  # type: ignore[union-attr]
+    assert Placement(nodes=2).places({}) is None and Placement().places({}) is None
+
+
+def test_variables_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "a=b c")
+    monkeypatch.delenv("NOT_HERE", raising=False)
+    assert parse_variables(["HERE", "X=", "Y=1=2"]) == {"HERE": "a=b c", "X": "", "Y": "1=2"}
+    for text, message in {
+        "NOT_HERE": "NOT_HERE is not set here; give --env NOT_HERE=VALUE",
+        "1=2": "expected NAME or NAME=VALUE, found '1=2'",
+        "RANK=1": "each rank gets a RANK of its own",
+        "SHARDRUN_JOB=x": "each rank gets a SHARDRUN_JOB of its own",
+        "OMPI_COMM_WORLD_SIZE=2": "each rank gets",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            parse_variables([text])
+    assert parse_words("--mca a 'b c'") == ("--mca", "a", "b c")
+    with pytest.raises(ConfigError, match="expected words as in a shell"):
+        parse_words("'")
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["run", "m", "--srun-args", "--time=5", "--ranks", "2"], {"srun_args": ("--time=5",), "ranks": 2}),
+        (["run", "m", "--srun-args=-p a"], {"srun_args": ("-p", "a")}),
+        (
+            ["exec", "--mpi-args", "-x A", "s.py", "--mpi-args", "-q"],
+            {"mpi_args": ("-x", "A"), "arguments": ["--mpi-args", "-q"]},
+        ),
+        (["exec", "-v", "s.py", "--srun-args", "x"], {"arguments": ["--srun-args", "x"], "verbose": 1}),
+    ],
+)
+def test_arguments_for_others_may_begin_with_a_hyphen(words: list[str], options: dict[str, object]) -> None:
+    """A script's own, which look alike, stay as they are."""
+    given, unknown = build_parser().parse_known_args(words)
+    assert {name: vars(given)[name] for name in options} == options and not unknown
+
+
+def test_a_users_own_settings_reach_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI passes none of the environment on to another host by itself."""
+    monkeypatch.setenv("SHARDRUN_TARGET", "cpu")
+    monkeypatch.setenv("SHARDRUN_TIMEOUT", "7")
+    monkeypatch.setenv("SHARDRUN_CONTROL", "unix:@somebody")
+    told = rank_environment(Start(timeout=5, placement=Placement(bind="numa"), environment={"A": "b"}))
+    assert told["SHARDRUN_TARGET"] == "cpu" and told["SHARDRUN_TIMEOUT"] == "5"
+    assert told["SHARDRUN_BIND"] == "numa" and told["A"] == "b" and "SHARDRUN_CONTROL" not in told
+
+
+def test_ranges() -> None:
+    assert parse_ranges("0-3,8,2") == [0, 1, 2, 3, 8]
+    assert in_ranges([8, 3, 2, 1, 0, 3]) == "0-3,8" and in_ranges([]) == ""
+    assert [parse_ranges(text) for text in ("", "a", "3-1", "1-", "-1", "1,,2")] == [None] * 6

@@ -1,0 +1,235 @@
+"""srun's command line, what it says of ended tasks, and ranks that a stand-in of it starts here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError, LaunchError
+from launcher.job.places.placement import Placement
+from launcher.job.rank_table import make_rank_table
+from launcher.starters import base, mpirun, slurm
+from launcher.starters.base import Ended
+from launcher.starters.known.slurm import STARTER
+from launcher.starters.slurm import SlurmHandle, SlurmLauncher
+from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.starters.test_mpirun import use_path, write_program
+
+HERE = os.uname().nodename
+ALLOCATION = {
+    "SLURM_JOB_ID": "3",
+    "SLURM_JOB_NODELIST": HERE,
+    "SLURM_TASKS_PER_NODE": "2",
+    "SLURM_NTASKS": "2",
+}
+# Starts the tasks on this machine, as srun does: each with its variables, their output marked, the others
+# ended when one fails, and the end of a task told in srun's words.
+SRUN = f"""\
+#!{sys.executable}
+import os, signal, subprocess, sys, threading, time
+if "--mpi=list" in sys.argv:
+    print("MPI plugin types are...\\n\\tnone\\n\\tpmi2")
+    raise SystemExit
+with open(os.environ["SAID"], "a") as file:
+    print(*sys.argv[1:], file=file)
+flags = [word for word in sys.argv[1:] if word.startswith("--")]
+program = sys.argv[1 + len(flags):]
+size = int(next(word for word in flags if word.startswith("--ntasks=")).partition("=")[2])
+hosts = open(os.environ["SLURM_HOSTFILE"]).read().split()
+assert len(hosts) == size
+tasks = []
+def copy(rank, source, target):
+    for line in source:
+        target.write(f"{{rank}}: {{line}}"); target.flush()
+def end(number, frame):
+    for task in tasks: task.kill()
+    os._exit(143)
+signal.signal(signal.SIGTERM, end)
+copies = []
+for rank in range(size):
+    own = {{"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size),
+           "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(size)}}
+    tasks.append(subprocess.Popen(program, env={{**os.environ, **own}}, stdout=-1, stderr=-1, text=True))
+    for source, target in ((tasks[-1].stdout, sys.stdout), (tasks[-1].stderr, sys.stderr)):
+        copies.append(threading.Thread(target=copy, args=(rank, source, target)))
+        copies[-1].start()
+worst = 0
+while worst == 0 and None in [task.poll() for task in tasks]:
+    time.sleep(0.02)
+    worst = next((task.returncode for task in tasks if task.poll()), 0)
+if worst:
+    rank = next(rank for rank, task in enumerate(tasks) if task.returncode)
+    how = "Killed" if worst == -9 else f"Exited with exit code {{worst}}"
+    print(f"srun: error: {{hosts[rank]}}: task {{rank}}: {{how}}", file=sys.stderr, flush=True)
+    for task in tasks:
+        if task.poll() is None: task.kill()
+for one in copies: one.join()
+os._exit(worst if worst >= 0 else 128 - worst)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A folder with an ``srun``."""
+    program = tmp_path / "bin" / "srun"
+    program.parent.mkdir()
+    program.write_text(SRUN)
+    program.chmod(0o755)
+    return program.parent
+
+
+def told(folder: Path, more: dict[str, str]) -> dict[str, str]:
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return {**ALLOCATION, "PATH": path, "SAID": str(folder / "said"), **more}
+
+
+def test_ranks_of_a_job(stand_in: Path, tmp_path: Path) -> None:
+    """The number of ranks and the hosts are those of the allocation."""
+    save_mlp(tmp_path / "model.onnx")
+    done = shardrun(
+        *("run", "model.onnx", "--launcher", "slurm", "--srun-args=--time=1 --comment=x", "--verify"),
+        cwd=tmp_path, **told(stand_in, {"SLURM_CPUS_PER_TASK": "3"}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ranks                      2" in done.stdout and "shm" in done.stdout
+    said = (stand_in / "said").read_text().split(" ")
+    assert said[:3] == ["--ntasks=2", "--nodes=1", "--distribution=arbitrary"]
+    assert {"--kill-on-bad-exit=1", "--mpi=none", "--cpu-bind=none", "--cpus-per-task=3"} <= set(said)
+    assert {"--time=1", "--comment=x"} <= set(said) and "--overcommit" not in said
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "message"),
+    [
+        ("sys.exit(7)", 7, "rank 1 on host HERE ended with exit code 7."),
+        ("os.kill(os.getpid(), 9)", 1, "rank 1 on host HERE was killed by SIGKILL."),
+        ("os._exit(0)", 1, "rank 1 on host HERE ended with exit code 0 before it was done"),
+    ],
+)
+def test_the_first_cause_is_named(
+    stand_in: Path, tmp_path: Path, ending: str, code: int, message: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, sys, time\nif os.environ['SLURM_PROCID'] == '1': {ending}\ntime.sleep(60)\n"
+    )
+    done = shardrun("exec", "--ranks", 2, "--launcher", "slurm", script, cwd=tmp_path, **told(stand_in, {}))
+    assert done.returncode == code
+    assert done.stderr.startswith(f"shardrun: error: {message.replace('HERE', HERE)}"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "ended"),
+    [
+        ("srun: error: n2: task 3: Exited with exit code 7", Ended(3, 7)),
+        ("srun: error: n2: tasks 2-3: Exited with exit code 1", Ended(2, 1)),
+        ("srun: error: n2: task 1: Killed", Ended(1, -9)),
+        ("srun: error: n2: task 1: Segmentation fault (core dumped)", Ended(1, -11)),
+        ("srun: error: n2: task 1: Exited with exit code 143", Ended(1, -15)),
+        ("srun: error: n2: task 1: Something else", None),
+        ("srun: error: Unable to allocate resources: Invalid node name specified", None),
+    ],
+)
+def test_what_srun_says_of_tasks(line: str, ended: Ended | None) -> None:
+    handle = SlurmHandle.__new__(SlurmHandle)
+    assert handle.heard(line) == ended
+
+
+def test_whose_line_it_is() -> None:
+    handle = SlurmHandle.__new__(SlurmHandle)
+    assert handle.attribute(" 3: a: b\n") == [(3, "a: b\n")]
+    assert handle.attribute("srun: error: x\n") == [(None, "srun: error: x\n")]
+    slurms = "0: slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED ***\n"
+    assert handle.attribute(slurms) == [(None, slurms)]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "listed", "plugin"),
+    [
+        ("openmpi", "none pmi2 pmix", "pmix"),
+        ("openmpi", "none pmi2", "none"),
+        ("mpich", "none pmi2 pmix", "pmi2"),
+        ("intel", "none pmi2", "pmi2"),
+        ("mpich", "none pmix", "none"),
+    ],
+)
+def test_the_plugin_that_the_library_understands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: mpirun.Flavour, listed: str, plugin: str
+) -> None:
+    """With another one every rank is a world of its own, and nobody says so."""
+    srun = write_program(
+        tmp_path / "srun", f"echo 'MPI plugin types are...'; for p in {listed}; do echo $p; done"
+    )
+    monkeypatch.setattr(mpirun, "find", lambda: mpirun.Mpirun(Path("mpirun"), flavour))
+    assert slurm.choose_plugin("auto", str(srun)) == plugin
+    assert slurm.choose_plugin("gloo", str(srun)) == "none"
+    if plugin == "none":
+        with pytest.raises(
+            LaunchError, match=r"no MPI plugin (pmix|pmi2), by which .* or the gloo collectives"
+        ):
+            slurm.choose_plugin("mpi", str(srun))
+    else:
+        assert slurm.choose_plugin("mpi", str(srun)) == plugin
+
+
+def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_program(tmp_path / "srun", "exit 0")
+    use_path(monkeypatch, tmp_path)
+    for name, value in {
+        **ALLOCATION,
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }.items():
+        monkeypatch.setenv(name, value)
+    inside, outside = make_rank_table([("n1", 1), ("n2", 1)]), make_rank_table([("n1", 1), ("n3", 1)])
+    assert isinstance(base.choose("auto", inside), SlurmLauncher)
+    assert not isinstance(base.choose("auto", outside), SlurmLauncher)
+    assert not isinstance(base.choose("auto", None), SlurmLauncher)
+    with pytest.raises(LaunchError, match="Slurm job 3 has no host n3: it has n1, n2"):
+        SlurmLauncher().check(outside)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert not STARTER.here(inside, Placement())
+
+
+def test_nodes_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are held by salloc, until they are given back."""
+    out = tmp_path / "out"
+    write_program(tmp_path / "srun", "exit 0")
+    write_program(
+        tmp_path / "salloc",
+        f'echo "$@" > {out}; while [ "$1" != sh ]; do shift; done\n'
+        'SLURM_JOB_ID=9 SLURM_JOB_NODELIST="n[1-2]" SLURM_TASKS_PER_NODE="2,1" SLURM_NTASKS=3 "$@"\n'
+        f"echo ended >> {out}",
+    )
+    use_path(monkeypatch, tmp_path)
+    launcher = base.choose("auto", placement=Placement(nodes=2, srun_args=("--partition=p",)))
+    assert isinstance(launcher, SlurmLauncher)
+    table = launcher.place(3, None)
+    assert table is not None and {host: len(ranks) for host, ranks in table.hosts.items()} == {
+        "n1": 1,
+        "n2": 2,
+    }
+    assert out.read_text().startswith("--quiet --ntasks=3 --nodes=2 --partition=p sh -c ")
+    launcher.release()
+    launcher.release()
+    with pytest.raises(ConfigError, match="--nodes 2: more nodes than ranks, of which there are 1"):
+        launcher.place(1, None)
+
+
+def test_nodes_that_slurm_does_not_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_program(tmp_path / "srun", "exit 0")
+    write_program(tmp_path / "salloc", "echo 'salloc: error: invalid partition specified: p' >&2; exit 1")
+    use_path(monkeypatch, tmp_path)
+    launcher = base.choose("slurm", placement=Placement(nodes=1))
+    with pytest.raises(
+        LaunchError, match=r"^Slurm gives no nodes for these ranks: invalid partition specified: p\.$"
+    ):
+        launcher.place(1, None)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(LaunchError, match="There is no srun on PATH"):
+        SlurmLauncher().place(1, None)
+    with pytest.raises(ConfigError, match=r"^--nodes is for the launcher slurm, but local is asked for$"):
+        base.choose("local", placement=Placement(nodes=1))

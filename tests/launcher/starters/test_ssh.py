@@ -1,0 +1,165 @@
+"""Ranks over ssh: a stand-in of it starts them here, as sshd would on another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError, LaunchError, RankFailedError
+from launcher.group.starting import run_program
+from launcher.job.places.host_list import parse_hosts
+from launcher.job.places.placement import Placement
+from launcher.job.rank_table import make_rank_table
+from launcher.starters import agent, base, mpirun, ssh
+from launcher.starters.agent import Asked
+from launcher.starters.ssh import SshLauncher
+from tests.launcher.cli_tools import ROOT
+from tests.launcher.processes import wait_until
+from tests.launcher.starters.test_mpirun import use_path, write_program
+from tests.left_behind import holding
+
+FAR = "127.0.0.2"
+# sshd gives the words to a login shell, which begins elsewhere and has none of our variables.
+SSH = f"""\
+echo "$@" >> SAID
+while [ "$1" != -- ]; do shift; done
+if [ "$2" != {FAR} ]; then echo "ssh: connect to host $2 port 22: Connection refused" >&2; exit 255; fi
+cd /
+exec env -i PATH=/usr/bin:/bin HOME=/ sh -c "$3"
+"""
+SECONDS = 60.0
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What ssh is told, where this machine's other loopback address is another host."""
+    path = tmp_path / "said"
+    program = write_program(tmp_path / "bin" / "ssh", SSH.replace("SAID", str(path)))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+    monkeypatch.setattr(ssh, "is_here", lambda host: host == "localhost")
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def run(script: str, hosts: str = f"localhost:1,{FAR}:2", **environment: str) -> None:
+    path = Path("script.py")
+    path.write_text(f"import os, sys, time, signal\nrank = int(os.environ['RANK'])\n{script}\n")
+    placement = Placement(hosts=parse_hosts(hosts))
+    run_program(
+        ["exec", str(path)], launcher="ssh", placement=placement, environment=environment, timeout=SECONDS
+    )
+
+
+def test_what_each_rank_is_told(said: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing secret is on a command line, and this machine's rank needs no ssh."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SHARDRUN_COLLECTIVES", "A")
+    run(f"print(*(os.environ[name] for name in {names}), os.getcwd())", A="x y")
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [
+        f"0 3 0 1 auto x y {tmp_path}",
+        f"[rank 1] 1 3 0 2 auto x y {tmp_path}",
+        f"[rank 2] 2 3 1 2 auto x y {tmp_path}",
+    ]
+    words = said.read_text()
+    assert words.count("launcher.starters.agent") == 1 and "BatchMode=yes" in words
+    assert not [word for word in ("SHARDRUN_JOB", "SHARDRUN_CONTROL", "x y", "HostKey") if word in words]
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ("sys.exit(7)", "ended with exit code 7."),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV."),
+        ("os._exit(0)", "ended with exit code 0 before it was done"),
+        ("raise ValueError('on purpose')", "ValueError: on purpose"),
+    ],
+)
+def test_the_first_cause_is_named(said: Path, ending: str, message: str) -> None:
+    host = os.uname().nodename
+    with pytest.raises(RankFailedError, match=f"^rank 1 on host {host}:? {message}") as caught:
+        run(f"if rank == 1: {ending}\ntime.sleep({SECONDS})")
+    assert caught.value.rank == 1
+
+
+def test_what_a_rank_wrote_last_is_shown(said: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailedError, match=r"was killed by SIGKILL(.|\n)*Its last lines:\n  last"):
+        run("if rank == 2:\n  sys.stderr.write('last'); sys.stderr.flush(); os.kill(os.getpid(), 9)\n"
+            f"time.sleep({SECONDS})")  # fmt: skip
+    assert "[rank 2] last\n" in capfd.readouterr().err
+
+
+def test_a_host_that_cannot_be_reached(said: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        run("time.sleep(60)", "localhost:1,127.0.0.3:1")
+    text = str(caught.value)
+    assert text.startswith(
+        "ssh ended with exit code 255 before the ranks had started. It starts ranks over ssh"
+    )
+    assert "on 127.0.0.3: see" in text and "port 22: Connection refused" in text
+
+
+def test_nothing_outlives_a_connection(tmp_path: Path) -> None:
+    """When the agent's input ends, its ranks are killed, and what they started too."""
+    mark = f"MARK=left-{os.getpid()}"
+    script = f"import subprocess; subprocess.run(['sleep', '{SECONDS}'])"
+    asked: Asked = {
+        "folder": str(tmp_path),
+        "environment": dict([mark.split("=")]),
+        "ranks": [{"RANK": "0"}, {"RANK": "1"}],
+        "program": [sys.executable, "-c", script],
+    }
+    command = [sys.executable, "-m", agent.__name__]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.flush()
+        try:
+            assert wait_until(lambda: len(holding(mark)) == 4, SECONDS)
+        finally:
+            process.stdin.close()
+        frames = [json.loads(line) for line in process.stdout]
+    assert process.returncode == 0 and wait_until(lambda: not holding(mark), 10), holding(mark)
+    assert "started" in frames[0]
+    assert sorted((frame["rank"], frame["code"]) for frame in frames[1:]) == [(0, -9), (1, -9)]
+
+
+def test_a_connection_that_ends_takes_its_ranks_along(said: Path) -> None:
+    """The launcher does not wait for a word that cannot come."""
+    handle = SshLauncher().start(["exec", "x.py"], 1, {}, make_rank_table([(FAR, 1)]))
+    try:
+        handle._agents[0]._process.kill()
+        ended = [handle.wait(), handle.wait()]
+    finally:
+        handle.close()
+        for pipe in handle.pipes:
+            os.close(pipe.descriptor)
+    assert ended[0] is not None and ended[0].rank in {None, 0} and ended[1] is None
+
+
+def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For several hosts, where nothing else can start ranks there."""
+    two = make_rank_table([("node1", 1), ("node2", 1)])
+    assert not isinstance(base.choose("auto", two), SshLauncher)
+    monkeypatch.setattr(mpirun, "candidates", lambda: iter(()))
+    assert isinstance(base.choose("auto", two), SshLauncher)
+    with pytest.raises(
+        ConfigError, match="The mpi collectives need the launcher mpirun or slurm, but ssh is asked"
+    ):
+        base.choose("ssh", two, "mpi")
+
+
+def test_without_ssh(said: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_path(monkeypatch, tmp_path / "nothing")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(LaunchError, match=f"^There is no ssh on PATH, by which to reach {FAR}: install"):
+        run("pass")
+
+
+def test_a_name_that_nobody_knows() -> None:
+    with pytest.raises(ConfigError, match=r"^--hosts: the host 'no\.such\.host' cannot be found: correct"):
+        run_program(["exec", "x.py"], placement=Placement(hosts=parse_hosts("no.such.host")))

@@ -1,0 +1,127 @@
+"""Which cores each rank of a host gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ranks.errors import IdentityError
+from ranks.identity import binding
+from ranks.identity.place import Identity
+from ranks.sessions.session import default_threads
+from sharding.common import limits
+
+
+def machine(root: Path, nodes: Sequence[str], siblings: dict[int, str] | None = None) -> Path:
+    """The files by which Linux describes processors: NUMA nodes, and hardware threads of one core."""
+    for number, text in enumerate(nodes):
+        folder = root / f"sys/devices/system/node/node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{text}\n")
+    for cpu, text in (siblings or {}).items():
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    return root
+
+
+def shares(nodes: Sequence[Sequence[binding.Core]], size: int, asked: str = "") -> list[list[int]]:
+    return [sorted(binding.share(nodes, place, size, asked)) for place in range(size)]
+
+
+def plain(*nodes: Sequence[int]) -> list[list[binding.Core]]:
+    return [[frozenset([cpu]) for cpu in node] for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "expected"),
+    [
+        (plain(range(4)), 2, [[0, 1], [2, 3]]),
+        (plain(range(5)), 2, [[0, 1], [2, 3, 4]]),
+        (plain(range(3)), 3, [[0], [1], [2]]),
+        (plain((0, 2, 4, 6), (1, 3, 5, 7)), 2, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        (plain((0, 2, 4, 6), (1, 3, 5, 7)), 4, [[0, 2], [4, 6], [1, 3], [5, 7]]),
+        (plain((0, 1), (2, 3)), 3, [[0], [1], [2, 3]]),
+        (plain((0,), (1, 2, 3)), 4, [[0], [1], [2], [3]]),
+    ],
+)
+def test_ranks_share_no_core(nodes: list[list[binding.Core]], size: int, expected: list[list[int]]) -> None:
+    assert shares(nodes, size) == expected
+    assert shares(nodes, size, "cores") == expected
+
+
+def test_hardware_threads_of_a_core_stay_together(tmp_path: Path) -> None:
+    root = machine(tmp_path, ["0-7"], {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
+    nodes = binding.nodes_of(set(range(8)), root)
+    assert shares(nodes, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert shares(binding.nodes_of({0, 4, 5}, root), 2) == [[0, 4], [5]]
+
+
+def test_numa_nodes(tmp_path: Path) -> None:
+    nodes = binding.nodes_of(set(range(8)), machine(tmp_path, ["0-3", "4-7"]))
+    assert shares(nodes, 2, "numa") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shares(nodes, 4, "numa") == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+    assert shares(nodes, 1, "numa") == [list(range(8))]
+
+
+def test_lists() -> None:
+    nodes = plain(range(8))
+    assert shares(nodes, 2, "4-7") == [[4, 5], [6, 7]]
+    assert shares(nodes, 2, "0-1/5,7") == [[0, 1], [5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "message"),
+    [
+        ("cores", 9, "9 ranks are on this host, but there are 8 cores for them"),
+        ("0", 2, "2 ranks are on this host, but there are 1 cores"),
+        ("6-9", 1, "may use the cores 0-7, and not 8-9: choose among those"),
+        ("0/1", 3, "has cores for 2 ranks, but 3 are on this host"),
+    ],
+)
+def test_cores_that_are_not_there(asked: str, size: int, message: str) -> None:
+    with pytest.raises(IdentityError, match=f"^--bind {asked}.*{message}"):
+        binding.share(plain(range(8)), 0, size, asked)
+
+
+@pytest.fixture
+def affinity(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """What this process, which may use four processors, is bound to."""
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append(set(cpus)))
+    monkeypatch.setenv("SHARDRUN_BOUND", "")
+    return bound
+
+
+def test_by_default_where_each_rank_can_have_a_core(affinity: list[set[int]], tmp_path: Path) -> None:
+    binding.bind(Identity(1, 2, 1, 2), tmp_path)
+    assert affinity == [{2, 3}] and os.environ["SHARDRUN_BOUND"] == "1"
+    for identity in (Identity(1, 5, 1, 5), Identity(), Identity(1, 2, 0, 1), Identity(1, 2, 1, None)):
+        binding.bind(identity, tmp_path)
+    assert len(affinity) == 1
+
+
+def test_none_and_what_is_asked_for(
+    affinity: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDRUN_BIND", "none")
+    binding.bind(Identity(1, 2, 1, 2), tmp_path)
+    assert affinity == []
+    monkeypatch.setenv("SHARDRUN_BIND", "3")
+    binding.bind(Identity(), tmp_path)
+    assert affinity == [{3}]
+
+
+def test_threads_of_a_bound_rank_are_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = limits.cores()
+    assert default_threads(2, {"SHARDRUN_BOUND": "1"}) == cores
+    assert default_threads(2, {}) == max(1, cores // 2)
+    assert default_threads(2, {"SHARDRUN_BOUND": "1", "SHARDRUN_THREADS": "7"}) == 7
+    monkeypatch.setattr(limits, "cpu_quota", lambda root=Path("/"): 2.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert limits.share(2, bound=True, root=tmp_path) == 1  # the quota is of all ranks
+    assert limits.share(1, bound=True, root=tmp_path) == 2
