@@ -14,8 +14,6 @@ from sharding.common.text import shortened
 Host: TypeAlias = tuple[str, "int | None"]
 """A host's name and the ranks that it may have; None where nothing says."""
 
-# Names end up on command lines of mpirun and ssh, where a leading hyphen would be an option.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}|[0-9A-Fa-f:.%a-z]{2,64}", re.ASCII)
 _SLOTS = re.compile(r"(?:slots|max_slots|max-slots|cpus)\s*=\s*(\S*)", re.ASCII | re.IGNORECASE)
 _FORMS = "HOST, HOST:N or HOST slots=N"
 _MOST_BYTES = 16 << 20
@@ -80,9 +78,14 @@ def _host(item: str, where: str, text: str) -> Host:
         host, count = item.split(":")
     elif item.count(":") > 1:
         raise ConfigError(f"{where}: put the IPv6 address in brackets, as [::1]:2, found {item!r}")
-    if not _NAME.fullmatch(host):
+    if not _is_name(host):
         raise ConfigError(f"{where}: expected HOST:N,HOST:N,..., found {shortened(text, 80)!r}")
     return host, None if count is None else parse_count(count, f"{where}: {host}")
+
+
+def _is_name(host: str) -> bool:
+    # It ends up on command lines of mpirun and ssh, where a leading hyphen would be an option.
+    return 0 < len(host) <= 255 and host.isprintable() and host[0] != "-" and not set(host) & set(" ,=/")
 
 
 def _checked(hosts: Iterable[Host], before: str) -> tuple[Host, ...]:

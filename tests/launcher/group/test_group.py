@@ -21,7 +21,10 @@ import pytest
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTableError, ShardrunError
 from launcher.group.requests import PredictError
+from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
+from sharding.common import limits
+from sharding.common.ranges import parse_ranges
 from tests.launcher import slices
 from tests.launcher.processes import ROOT, Runner, wait_until
 
@@ -187,11 +190,19 @@ def test_threads_take_turns(group: Group, two_slices: Path) -> None:
     assert not wrong
 
 
-def test_ranks_may_use_every_core(group: Group) -> None:
+def test_ranks_use_every_core_and_share_none(group: Group) -> None:
     # Open MPI by itself binds each of two ranks to one core, and Intel MPI too.
-    assert {frozenset(os.sched_getaffinity(stats.pid)) for stats in group.stats} == {
-        frozenset(os.sched_getaffinity(0))
-    }
+    held = [os.sched_getaffinity(stats.pid) for stats in group.stats]
+    assert set.union(*held) == os.sched_getaffinity(0)
+    if limits.processors() > 1:
+        assert not set.intersection(*held)
+    assert [parse_ranges(stats.cpus) for stats in group.stats] == [sorted(cpus) for cpus in held]
+
+
+def test_unbound_ranks_may_use_every_core(two_slices: Path, launcher: str) -> None:
+    with start(two_slices, launcher=launcher, placement=Placement(bind="none")) as group:
+        for stats in group.stats:
+            assert os.sched_getaffinity(stats.pid) == os.sched_getaffinity(0)
 
 
 def test_secret_is_on_no_command_line_and_inherited_by_nobody_else(group: Group) -> None:
@@ -349,7 +360,7 @@ def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
     [
         ({"ranks": 3}, ConfigError, "ranks=3 contradicts the slice folder .* \\(2 ranks\\)"),
         ({"ranks": 0}, ConfigError, "ranks=0 contradicts"),
-        ({"launcher": "ssh"}, ConfigError, "no launcher 'ssh': choose one of auto, local, mpirun"),
+        ({"launcher": "rsh"}, ConfigError, "no launcher 'rsh': choose one of auto, local, mpirun, slurm"),
         ({"timeout": 0}, ConfigError, "time-out must be"),
         ({"threads": 0}, ConfigError, "number of threads must be"),
         ({"threads": True}, ConfigError, "number of threads must be"),

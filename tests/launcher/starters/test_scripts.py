@@ -208,7 +208,9 @@ def test_every_option_of_a_rank_is_passed_on(folder: Path, monkeypatch: pytest.M
         "against": folder / "m.onnx",
     }  # fmt: skip
     of_ranks = [option.name for group in (RANKS, TYPES, DATA) for option in grouped(group)]
-    assert sorted(given) == sorted({*of_ranks} - {"ranks", "rank_table", "launcher"})
+    of_starting = {"ranks", "rank_table", "launcher", "hosts", "hostfile", "nodes", "bind", "env"}
+    of_starting |= {"mpi_args", "srun_args", "hang_timeout"}
+    assert sorted(given) == sorted({*of_ranks} - of_starting)
     assert all(given[name] != getattr(Job(), name) for name in given)
     arguments = shlex.split(" ".join(scripts._arguments(Job(model=folder / "m.onnx", ranks=1, **given))))
     read = cli.build_parser().parse_args(["run", f"{folder}/m.onnx", *arguments])
