@@ -121,6 +121,7 @@ SLOW = (
     "sharding/slices/test_slices.py",
     "sharding/common/test_storage.py",
     "sharding/writing/test_write.py",
+    "test_kept.py",
 )
 
 

@@ -4,7 +4,8 @@
     model.path        # an ONNX file (large ones keep their weights in external data beside it)
     model.feeds       # example inputs, of two different shapes: [{"input_ids": array, ...}, {...}]
 
-The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder.
+The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder. Graphs of random models
+that take long to export are kept (see `tests.kept`).
 """
 
 import fcntl
@@ -18,12 +19,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests import kept
 
 ROOT = Path(__file__).parents[1]
 BUILD_SECONDS = 600
@@ -79,6 +81,8 @@ _FEEDS: dict[str, Callable[[], tuple[Feeds, Feeds]]] = {
 }
 
 NAMES = tuple(_FEEDS)
+ARCHIVE = kept.GRAPHS / "models.zip"
+KEPT = ("bert_base", "gpt2_lm", "resnet18", "mobilenet_v2")
 
 
 @functools.cache
@@ -97,18 +101,27 @@ def _ppocr_file() -> Path:
     return Path(spec.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx"
 
 
+def recipe() -> str:
+    """Names what the random models are made by."""
+    return kept.recipe(ROOT / "tests/model_builders.py")
+
+
 @functools.cache
-def _recipe() -> str:
+def is_kept(name: str) -> bool:
+    """Whether the graph of this model need not be exported."""
+    return kept.holds(ARCHIVE, name, recipe())
+
+
+@functools.cache
+def _folder() -> str:
     """Names this way of building: another exporter or builder makes other files, in another folder."""
-    sources = [ROOT / "tests/model_builders.py", ROOT / "examples/minilm/export.py"]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    for package in ("torch", "transformers", "onnxscript"):
-        digest.update(version(package).encode())
-    return digest.hexdigest()[:12]
+    sources = (ROOT / "examples/minilm/export.py", Path(kept.__file__), ARCHIVE)
+    read = [source.read_bytes() for source in sources if source.is_file()]
+    return hashlib.sha256(f"{recipe()} {kept.installed()}".encode() + b"".join(read)).hexdigest()[:12]
 
 
 def _built(name: str) -> Path:
-    folder = cache_folder() / _recipe() / name
+    folder = cache_folder() / _folder() / name
     path = folder / f"{name}.onnx"
     if path.is_file():
         return path
@@ -126,6 +139,14 @@ def _built(name: str) -> Path:
 
 def _build(name: str, path: Path) -> None:
     path.parent.mkdir()
+    if is_kept(name):
+        kept.restore(ARCHIVE, name, path)
+        return
+    run_builder(name, path)
+
+
+def run_builder(name: str, path: Path) -> None:
+    """Build the model `name` at `path`, in a process of its own."""
     command = [sys.executable, "-m", "tests.model_builders", name, str(path)]
     done = subprocess.run(
         command,

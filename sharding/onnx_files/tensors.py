@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,16 +36,16 @@ class WeightTensor:
     tensor: ir.TensorProtocol
     extent: Extent | None
 
-    @property
+    @functools.cached_property
     def dtype(self) -> str:
         """The element type's name, such as float32 or bfloat16."""
         return dtype_name(self.tensor.dtype)
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(axis) for axis in self.tensor.shape.numpy())
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of the whole tensor; 0 for strings, which are never stored as plain bytes."""
         return 0 if self.is_text else int(self.tensor.nbytes)

@@ -4,7 +4,7 @@
     model = zoo.get("bert")
     model.path, model.feeds                  # an ONNX file and two sets of example inputs of other shapes
 
-The cache is that of `tests.models`.
+The cache is that of `tests.models`. Exported graphs are kept in `tests/data` (see `kept`).
 """
 
 import fcntl
@@ -13,18 +13,21 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
+from tests import kept
 from tests.architectures import decoders, encoders, language, variants
 from tests.architectures.build import EXPORTED, MODULES
 from tests.models import BUILD_SECONDS, ROOT, Model, cache_folder
 
 BASES = variants.BASES
 NAMES = (*EXPORTED, *BASES)
+
+ARCHIVE = kept.GRAPHS / "architectures.zip"
 
 TRANSFORMER_LAYERS = language.LAYERS
 LAYERS = {
@@ -68,7 +71,7 @@ def get(name: str) -> Model:
 
 
 def build(names: Iterable[str]) -> None:
-    """Build what the cache lacks, all in one process: importing torch and transformers takes seconds."""
+    """Build what the cache lacks: from kept graphs, and the rest in one process: torch is slow to import."""
     wanted = list(dict.fromkeys(item for name in names for item in (BASES.get(name, name), name)))
     if all(_path(name).is_file() for name in wanted):
         return
@@ -80,14 +83,19 @@ def build(names: Iterable[str]) -> None:
         # Built beside its final place and renamed whole: an interrupted build never looks like a model.
         with tempfile.TemporaryDirectory(dir=folder, prefix="build.") as scratch:
             built = {name: Path(scratch) / name / f"{name}.onnx" for name in missing}
-            for path in built.values():
+            for name, path in built.items():
                 path.parent.mkdir()
-            _run({name: built.get(name, _path(name)) for name in wanted})
+                if is_kept(name):
+                    kept.restore(ARCHIVE, name, path)
+            run_builders({name: built.get(name, _path(name)) for name in wanted})
             for name, path in built.items():
                 path.parent.rename(_path(name).parent)
 
 
-def _run(targets: dict[str, Path]) -> None:
+def run_builders(targets: Mapping[str, Path]) -> None:
+    """Build what is not there yet, in a process of its own."""
+    if all(path.is_file() for path in targets.values()):
+        return
     command = [sys.executable, "-m", "tests.architectures.build"]
     command += [f"{name}={path}" for name, path in targets.items()]
     done = subprocess.run(
@@ -105,16 +113,28 @@ def _run(targets: dict[str, Path]) -> None:
         )
 
 
+def recipe(name: str) -> str:
+    """Names what an exported architecture is made by: other builders make another."""
+    module = next(module for module in MODULES if name in module.BUILDERS)
+    return kept.recipe(Path(__file__).with_name("exporting.py"), Path(str(module.__file__)))
+
+
+@functools.cache
+def is_kept(name: str) -> bool:
+    """Whether the graph of this architecture need not be exported."""
+    return name in EXPORTED and kept.holds(ARCHIVE, name, recipe(name))
+
+
 @functools.cache
 def _path(name: str) -> Path:
     """Where a model is kept; the folder is another one for other builders, exporters or quantisers."""
-    sources = [Path(__file__).with_name("exporting.py")]
     base = BASES.get(name, name)
-    for module in (*MODULES, variants):
-        names = BASES if module is variants else module.BUILDERS
-        sources += [Path(str(module.__file__))] if base in names or name in names else []
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    for package in ("torch", "transformers", "onnxscript", "onnxruntime", "onnxruntime-gpu"):
+    digest = hashlib.sha256(f"{recipe(base)} {kept.installed()}".encode())
+    if is_kept(base):
+        digest.update(Path(kept.__file__).read_bytes() + ARCHIVE.read_bytes())
+    if name in BASES:
+        digest.update(Path(variants.__file__).read_bytes())
+    for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
             digest.update(version(package).encode())
         except PackageNotFoundError:  # one of the two builds of onnxruntime

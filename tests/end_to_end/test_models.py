@@ -1,4 +1,4 @@
-"""Every model of the zoo, on 2, 3 and 4 ranks, under both launchers, against plain ONNX Runtime."""
+"""Every model of the zoo, on 2, 3 and 4 ranks and under both launchers, against plain ONNX Runtime."""
 
 import functools
 import shutil
@@ -19,6 +19,9 @@ from tests import models
 SEVEN = ("minilm", "bert_base", "gpt2", "resnet18", "mobilenet_v2", "ppocr_rec", "mlp")
 # The head of 50257 words is one weight more than the seven have, and a prime number short of any even split.
 GRID = [(name, ranks) for name in SEVEN for ranks in (2, 3, 4)] + [("gpt2_lm", 2)]
+UNDER_MPIRUN = {name: 2 + number % 3 for number, name in enumerate(SEVEN)}
+"""How many ranks mpirun starts for each: what they run is the same as under the other launcher."""
+TWO_A_LAYER = {("bert_base", 2), ("gpt2", 2)}
 TOLERANCE = 1e-4
 
 
@@ -51,8 +54,14 @@ def reference(name: str) -> list[dict[str, NDArray[Any]]]:
     return [dict(zip(names, session.run(names, feeds), strict=True)) for feeds in model.feeds]
 
 
-@pytest.mark.parametrize("launcher", ["local", "mpirun"])
-def test_sharded_equals_unsharded(sliced: Sliced, launcher: str) -> None:
+def test_sharded_equals_unsharded(sliced: Sliced) -> None:
+    check(sliced, "local")
+    if UNDER_MPIRUN.get(sliced.model.name) == sliced.ranks:
+        check(sliced, "mpirun")
+
+
+def check(sliced: Sliced, launcher: str) -> None:
+    """Run the ranks and compare each output for each of the example inputs."""
     with start(sliced.folder, ranks=sliced.ranks, launcher=launcher, threads=1) as group:
         for feeds, expected in zip(sliced.model.feeds, reference(sliced.model.name), strict=True):
             outputs = group.predict(feeds)
@@ -68,21 +77,20 @@ def test_every_rank_holds_its_share(sliced: Sliced) -> None:
     """What the manifest says a rank holds is what its file has room for, and something is split."""
     manifest = sliced.manifest
     split = {name for name, weight in manifest.weights.items() if weight.placement.startswith("split")}
-    assert split
+    assert split and manifest.collectives
     whole = sum(weight.bytes for name, weight in manifest.weights.items() if name not in split)
     total = sum(manifest.weights[name].bytes for name in split)
     for rank in manifest.ranks:
         assert rank.weight_bytes - whole <= 0.52 * total * 2 / sliced.ranks
         assert sum(file.bytes for file in rank.files) >= rank.weight_bytes
+    if (sliced.model.name, sliced.ranks) in TWO_A_LAYER:
+        check_two_sums_a_layer(manifest)
 
 
-@pytest.mark.parametrize(
-    "sliced", [("bert_base", 2), ("gpt2", 2)], indirect=True, ids=["bert_base-2", "gpt2-2"]
-)
-def test_transformers_reduce_twice_a_layer_and_halve_their_weights(sliced: Sliced) -> None:
+def check_two_sums_a_layer(manifest: Manifest) -> None:
     """Megatron-LM's plan: in each of 12 layers one AllReduce after attention, one after the MLP."""
-    operators = [collective.op for collective in sliced.manifest.collectives]
+    operators = [collective.op for collective in manifest.collectives]
     assert operators.count("AllReduce") == 24
-    source = sum(weight.bytes for weight in sliced.manifest.weights.values())
-    for rank in sliced.manifest.ranks:
+    source = sum(weight.bytes for weight in manifest.weights.values())
+    for rank in manifest.ranks:
         assert rank.weight_bytes <= 0.52 * source, "embeddings must be split too"
