@@ -24,6 +24,7 @@ GRAPHS = {
     # The columns of a product are cut, and the sums of the parts are joined.
     "of a part": "h = MatMul(x, w) a = Abs(h) r = REDUCE<keepdims = 1>(a, last) e = Add(r, small) "
     "q = Reciprocal(e) n = Mul(h, q) y = MatMul(n, v)",
+    "of a part, for the whole": "h = MatMul(x, w) a = Abs(h) r = REDUCE<keepdims = 1>(a, last) y = Mul(x, r)",
     # Whole on each rank, and broadcast to what is cut.
     "of the whole": "t = MatMul(x, w) u = MatMul(t, v) a = Abs(u) r = REDUCE<keepdims = 1>(a, last) "
     "e = Add(r, small) c = Sqrt(e) q = Cast<to = 1>(c) n = Div(u, q) h = MatMul(n, w) y = MatMul(h, v)",
