@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from sharding.common.names import Names, all_names
+from sharding.graph.reduced import Reduced
 from sharding.graph.symbols import all_known, shown, shown_shape
 from sharding.graph.values import bodies, captured_names, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import dtype_name
@@ -18,7 +19,7 @@ from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
 from sharding.planning.regroup import regroup
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
-from sharding.search.reshard import COLLECTIVES, local_shape, reshard
+from sharding.search.reshard import COLLECTIVES, local_shape, reshard, slice_axis
 from sharding.search.states import Placed
 from sharding.search.steps import Step
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
@@ -95,6 +96,7 @@ class RankEmitter:
         edges = (*source.model.graph.inputs, *source.model.graph.outputs)
         self.state = {value: state[value.name or ""] for value in edges if state and value.name in state}
         """State inputs and outputs, and the placement at which they have the model's name for them."""
+        self.reduced = Reduced()
         self.inputs = [self._given(value) for value in source.model.graph.inputs]
 
     def _given(self, value: ir.Value) -> ir.Value:
@@ -209,9 +211,17 @@ class RankEmitter:
         ][: len(node.inputs)]
         if self.head is not None and node is self.head.node:
             inputs[0] = self._from_position(inputs[0])
+        for index in self.reduced.too_long(node, step.view, option):
+            inputs[index] = self._first_of_last(node.inputs[index], inputs[index])
         produced: list[Given] = self.copy(inputs) if option.emit is None else list(option.emit(self, inputs))
+        if not self.reduced.note(node, step.view, option):
+            produced = [self._first_of_last(node.outputs[0], produced[0])]
         for value, placement, local in zip(node.outputs, option.outputs, produced, strict=True):
             self.held[value] = {placement: self._adopt(value, placement, local)}
+
+    def _first_of_last(self, value: ir.Value | None, held: Given) -> Given:
+        """What a value is that has the length 1 on its last axis, also where that came out longer."""
+        return slice_axis(self, held, len(shape_of(value) or ()) - 1, 0, 1)
 
     def _from_position(self, hidden: ir.Value | None) -> ir.Value:
         """Hidden states from the first position on of which logits are wanted."""

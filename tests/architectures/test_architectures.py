@@ -91,6 +91,11 @@ EMPTY = {
     "t5_encoder": ("batch", "sequence"),
     "albert": ("batch", "sequence"),
     "llama_cache": ("batch", "sequence", "past_length"),
+    "llama": ("batch",),
+    "qwen2": ("batch", "sequence"),
+    "gpt_oss": ("batch", "sequence"),
+    "t5_decoder": ("batch", "sequence", "source_length"),
+    "mixtral": ("batch", "sequence"),
     "clip": ("images",),
     "vit": ("batch",),
 }
