@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
+from ranks.common.tensors import element_dtype
 from ranks.run.plans import MAX_PLANS, Plans
 from ranks.run.point_to_point import ReshapedError
 from ranks.run.steps.plan import Level, Plan, Planner, Shapes
@@ -133,6 +134,9 @@ class Steps:
             return np.asarray(array, dtype=object)
         buffer = plan.values.get(name) if plan is not None else None
         if buffer is None:
+            fits = array.flags.c_contiguous and array.dtype == element_dtype(element)
+            if name in known_feeds.FILLED and memory is self._parts.host and fits:
+                return array  # a mask that has grown: nobody writes to it
             buffer = memory.allocate(array.shape, element)
         memory.load(buffer, array)
         return buffer
