@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+MASKS = frozenset({"attention_mask", "decoder_attention_mask"})
+POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
 _Make = Callable[[TensorSpec, int, int, int], "Array"]
 
 
@@ -25,12 +27,18 @@ def _mask(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
     return np.ones((batch, past + count), spec.dtype)
 
 
+def spread(spec: TensorSpec, positions: Array) -> Array:
+    """Positions (batch, count) as an input takes them: where they have several axes (time, height, width),
+    each counts alike in text."""
+    lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
+    return np.broadcast_to(positions, (*lead, *positions.shape))
+
+
 def _positions(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
     line = np.arange(past, past + count, dtype=spec.dtype)
-    if len(spec.shape) <= 1 and not (spec.open_rank and spec.name.endswith("position_ids")):
+    if len(spec.shape) <= 1 and not (spec.open_rank and spec.name in POSITIONS):
         return line
-    lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
-    return np.broadcast_to(line, (*lead, batch, count))
+    return spread(spec, np.broadcast_to(line, (batch, count)))
 
 
 def _count(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
@@ -58,10 +66,8 @@ def _every(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
 
 
 FILLED: Mapping[str, _Make] = {
-    "attention_mask": _mask,
-    "decoder_attention_mask": _mask,
-    "position_ids": _positions,
-    "decoder_position_ids": _positions,
+    **dict.fromkeys(sorted(MASKS), _mask),
+    **dict.fromkeys(sorted(POSITIONS), _positions),
     "cache_position": _positions,
     "past_sequence_length": _past,
     "past_seq_len": _past,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ranks.collectives.buffers import Memory, nbytes
 from ranks.errors import ShardrunError
+from ranks.state.feeds import MASKS, POSITIONS, spread
 from ranks.state.sequence import SequenceState
 from ranks.state.session import INTERRUPTED, Host, Known, Session
 
@@ -130,14 +131,10 @@ class Batch:
             mask = line >= longest - 1 - lengths[:, None]
         feeds: dict[str, Array] = {known.tokens.name: ids.reshape(rows, 1).astype(known.tokens.dtype)}
         for spec in known.others:
-            if spec.name.endswith("attention_mask") and spec.name in known.filled:
+            if spec.name in MASKS and spec.name in known.filled:
                 feeds[spec.name] = mask.astype(spec.dtype)
-            elif spec.name.endswith("position_ids") and spec.name in known.filled:
-                # Of several axes (time, height, width) each counts alike in text.
-                lead = tuple(dim if isinstance(dim, int) and dim > 0 else 1 for dim in spec.shape[:-2])
-                feeds[spec.name] = np.broadcast_to(
-                    lengths.reshape(rows, 1).astype(spec.dtype), (*lead, rows, 1)
-                )
+            elif spec.name in POSITIONS and spec.name in known.filled:
+                feeds[spec.name] = spread(spec, lengths.reshape(rows, 1).astype(spec.dtype))
         try:
             results = self._host.step(self._number, feeds)
         except ShardrunError:

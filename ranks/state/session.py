@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ShardrunError
-from ranks.state.feeds import ONE_LENGTH, size
+from ranks.state.feeds import MASKS, ONE_LENGTH, POSITIONS, size
 from sharding.slices.state import StatePair
 from sharding.slices.state_names import TOKENS
 
@@ -72,10 +72,10 @@ class Known:
 
 def _batches(pairs: Sequence[StatePair], filled: Sequence[TensorSpec]) -> str:
     growing = [pair for pair in pairs if pair.kind == "append"]
-    masked = any(spec.name.endswith("attention_mask") for spec in filled)
+    masked = any(spec.name in MASKS for spec in filled)
     if not growing or not masked or any(spec.name in ONE_LENGTH for spec in filled):
         return ""
-    placed = [spec for spec in filled if spec.name.endswith("position_ids")]
+    placed = [spec for spec in filled if spec.name in POSITIONS]
     if any(len(spec.shape) < 2 for spec in placed):  # the same for each row
         return ""
     if all(pair.buffer for pair in growing):

@@ -25,11 +25,7 @@ from sharding.slices.manifest import read_manifest
 from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import environment, save_mlp
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture
@@ -94,23 +90,23 @@ def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: py
         return original(path)
 
     monkeypatch.setattr(cache_folder, "hash_file", counted)
-    first = cache.fingerprint(model)
+    first = cache_folder.fingerprint(model)
     assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
-    assert cache.fingerprint(model) == first and len(hashed) == 2
+    assert cache_folder.fingerprint(model) == first and len(hashed) == 2
     data = folder / "m.onnx.data"
     os.utime(data, ns=(1, 1))
-    assert cache.fingerprint(model) == first and len(hashed) == 4
+    assert cache_folder.fingerprint(model) == first and len(hashed) == 4
     content = bytearray(data.read_bytes())
     content[0] ^= 1
     data.write_bytes(content)  # in place, and with the time that it had, as when an archive is unpacked
     os.utime(data, ns=(1, 1))
-    assert cache.fingerprint(model) != first and len(hashed) == 6
+    assert cache_folder.fingerprint(model) != first and len(hashed) == 6
     content[0] ^= 1
     data.write_bytes(content)
     for damaged in ("{", "[]", '{"files": 3}', '{"files": [["m.onnx", null]], "sha256": "x"}', "\0"):
         for memo in (folder / "cache" / "hashes").iterdir():
             memo.write_text(damaged)
-        assert cache.fingerprint(model) == first
+        assert cache_folder.fingerprint(model) == first
 
 
 def flipped(path: Path) -> None:
@@ -180,13 +176,13 @@ def test_a_touched_folder_is_read_and_kept(folder: Path, slicings: list[Any]) ->
 
 def test_a_damaged_note_of_a_hash_is_none(folder: Path) -> None:
     model = save_mlp(folder / "m.onnx")
-    right = cache.fingerprint(model)
+    right = cache_folder.fingerprint(model)
     (memo,) = cache_folder.hashes_folder().iterdir()
     text = memo.read_text()
     wrong = text.replace(right, right[:-1] + ("0" if right[-1] != "0" else "1"))
     for damaged in (wrong, text[:-5], "", text.replace('"check"', '"chuck"')):
         memo.write_text(damaged)
-        assert cache.fingerprint(model) == right
+        assert cache_folder.fingerprint(model) == right
         assert right in memo.read_text()
 
 

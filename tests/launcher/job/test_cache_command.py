@@ -21,12 +21,7 @@ from ranks.sessions.session import SessionConfig, create
 from ranks.weights.prepared.store import default_store
 from tests.launcher.cli_tools import save_mlp
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SHARDRUN_CACHE_LIMIT", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def fill(folder: Path) -> tuple[Path, object]:

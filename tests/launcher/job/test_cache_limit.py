@@ -30,23 +30,18 @@ from tests.ranks.fake_cuda import CONFIG, FakeDriver
 DEVICE_KEY = "1" * 32
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SHARDRUN_CACHE_LIMIT", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def fill_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """One of each kind, in use by nobody, the first unused for longest."""
     monkeypatch.setattr(imported, "is_imported", lambda path: path.suffix == ".mindir")
-    monkeypatch.setattr("sharding.importers.import_model", lambda path: path)
 
-    def write(_: object, path: Path, output: Path) -> list[Path]:
+    def convert(path: Path, output: Path) -> None:
+        output.parent.mkdir()
         output.write_bytes(bytes(1 << 16))
-        return [output]
 
-    monkeypatch.setattr("sharding.importers.write.write_onnx", write)
+    monkeypatch.setattr(imported, "_convert", convert)
     (folder / "n.mindir").write_bytes(b"x")
     root = folder / "cache"
     place, session = fill(folder)

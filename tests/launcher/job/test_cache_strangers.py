@@ -40,12 +40,7 @@ THEIRS = (
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SHARDRUN_CACHE_LIMIT", raising=False)
-    yield tmp_path
-    locks.PINS.held.clear()
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def put(root: Path, names: tuple[str, ...] = THEIRS) -> dict[Path, bytes]:

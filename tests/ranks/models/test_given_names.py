@@ -6,26 +6,19 @@ import importlib.util
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from launcher.job.verify import run_reference
-from ranks import Context, Model, ModelType
 from ranks.errors import ShardrunError
 from ranks.models import imported
 from ranks.run import executor
 from sharding.importers.mindir.encryption import Key
+from tests.ranks.models.test_mindir import built
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
 KEY = b"0123456789ABCDEF"
-
-
-def built(path: Path, **options: Any) -> Model:
-    model = Model()
-    model.build_from_file(str(path), ModelType.MINDIR, Context(), **options)
-    return model
 
 
 def test_errors_name_the_model_that_was_given(

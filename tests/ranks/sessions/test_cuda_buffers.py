@@ -116,15 +116,18 @@ def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
     assert_close(run_all(save(models, tmp_path), feeds), reference(models, feeds))
 
 
+def check_mesh(mesh: Mesh, folder: Path) -> None:
+    feeds = [feeds_of(rows, seed) for seed, rows in enumerate([6, 6, 1, 6, 0, 5])]
+    wanted = [mesh_reference(2, feed) for feed in feeds]
+    for found, right in zip(run_all(save_mesh(mesh, folder, micro_batches=2), feeds), wanted, strict=True):
+        for outputs in found:
+            assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
+
+
 @pytest.mark.usefixtures("tensors")
 @pytest.mark.parametrize("sizes", [{"pipeline": 2}, {"data": 2, "pipeline": 2, "tensor": 2}], ids=str)
 def test_a_mesh_on_tensors(sizes: dict[str, int], tmp_path: Path) -> None:
-    mesh = Mesh.of(**sizes)
-    feeds = [feeds_of(rows, seed) for seed, rows in enumerate([6, 6, 1, 6, 0, 5])]
-    wanted = [mesh_reference(2, feed) for feed in feeds]
-    for found, right in zip(run_all(save_mesh(mesh, tmp_path, micro_batches=2), feeds), wanted, strict=True):
-        for outputs in found:
-            assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
+    check_mesh(Mesh.of(**sizes), tmp_path)
 
 
 @pytest.fixture
@@ -144,12 +147,7 @@ def test_random_graphs_over_device_collectives(seed: int, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("nccl")
 def test_a_mesh_over_device_collectives(tmp_path: Path) -> None:
     """Sends, receives and announcements; nothing is sent before its receiver can take it."""
-    mesh = Mesh.of(data=2, pipeline=2)
-    feeds = [feeds_of(rows, seed) for seed, rows in enumerate([6, 6, 1, 6, 0, 5])]
-    wanted = [mesh_reference(2, feed) for feed in feeds]
-    for found, right in zip(run_all(save_mesh(mesh, tmp_path, micro_batches=2), feeds), wanted, strict=True):
-        for outputs in found:
-            assert all(close(array, whole) for array, whole in zip(outputs, right, strict=True))
+    check_mesh(Mesh.of(data=2, pipeline=2), tmp_path)
 
 
 @pytest.mark.usefixtures("nccl")

@@ -435,12 +435,17 @@ class Process:
         self.process.wait(60)
 
 
-def test_owner_and_workers_of_the_api(path: Path, tmp_path: Path) -> None:
-    """`share_weights` and `attach`; the owner is killed, and the workers go on with its last version."""
+def saved_sets(folder: Path) -> tuple[list[dict[str, Array]], str, Path]:
+    """Two sets of values, saved as ``new.npz``; the names of the weights; a cache folder."""
     sets = [others(CASE, seed) for seed in (1, 2)]
     arrays = {f"{index}/{name}": array for index, values in enumerate(sets) for name, array in values.items()}
-    np.savez(tmp_path / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
-    names, cache = ",".join(CASE.variable), tmp_path / "cache"
+    np.savez(folder / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
+    return sets, ",".join(CASE.variable), folder / "cache"
+
+
+def test_owner_and_workers_of_the_api(path: Path, tmp_path: Path) -> None:
+    """`share_weights` and `attach`; the owner is killed, and the workers go on with its last version."""
+    sets, names, cache = saved_sets(tmp_path)
     owner = Process(OWNER, path, tmp_path / "new.npz", names, os.getpid(), cache=cache)
     processes = [owner]
     try:
@@ -474,10 +479,7 @@ def test_owner_and_workers_of_the_api(path: Path, tmp_path: Path) -> None:
 
 def test_an_owner_that_is_stopped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last version serves meanwhile, with one wait; when it goes on, its newest comes."""
-    sets = [others(CASE, seed) for seed in (1, 2)]
-    arrays = {f"{index}/{name}": array for index, values in enumerate(sets) for name, array in values.items()}
-    np.savez(tmp_path / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
-    names, cache = ",".join(CASE.variable), tmp_path / "cache"
+    sets, names, cache = saved_sets(tmp_path)
     monkeypatch.setenv("SHARDRUN_CACHE", str(cache))
     waits: list[float] = []
     settimeout = socket.socket.settimeout
@@ -562,10 +564,7 @@ FORKED = """
 
 def test_a_child_that_an_attached_process_forks(path: Path, tmp_path: Path) -> None:
     """Parent and child both have the owner's newest values at their next prediction."""
-    sets = [others(CASE, seed) for seed in (1, 2)]
-    arrays = {f"{index}/{name}": array for index, values in enumerate(sets) for name, array in values.items()}
-    np.savez(tmp_path / "new.npz", **arrays)  # type: ignore[arg-type]  # numpy takes any names
-    names, cache = ",".join(CASE.variable), tmp_path / "cache"
+    sets, names, cache = saved_sets(tmp_path)
     owner = Process(OWNER, path, tmp_path / "new.npz", names, os.getpid(), cache=cache)
     arguments = owner.line(), path, json.dumps(FEEDS["x"].tolist()), names
     pair = Process(FORKED, *arguments, cache=cache)

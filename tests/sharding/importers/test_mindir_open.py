@@ -18,6 +18,7 @@ from scripts.mindir_table import OPEN
 from sharding import slice_model
 from sharding.errors import ModelError
 from sharding.importers import OPSETS, import_model
+from tests.sharding.importers.mindir_answers import assert_same, of_torch
 from tests.sharding.lockstep import run_slices
 
 Array = np.ndarray[Any, Any]
@@ -75,32 +76,16 @@ def examples(name: str) -> Iterator[Example]:
             pytest.importorskip(
                 "torch", reason="torch, which answers for kernels that MindSpore's CPU lacks, is missing"
             )
-            from tests.sharding.importers.mindir_open_references import answers as by_torch
+            from tests.sharding.importers.mindir_open_references import REFERENCES
 
-            answers = by_torch(network, inputs)
+            answers = of_torch(REFERENCES[network], inputs)
         yield inputs, answers
-
-
-def check(found: list[Array], wanted: list[Array]) -> None:
-    """The same types and shapes, integers exactly, floats to 1e-5 of the largest. MindSpore gives magnitudes
-    of complex numbers as complex ones."""
-    assert len(found) == len(wanted)
-    for ours, given in zip(found, wanted, strict=True):
-        theirs = given.real if given.dtype.kind == "c" else given
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        if theirs.dtype.kind in "biu":
-            np.testing.assert_array_equal(ours, theirs)
-            continue
-        finite = np.isfinite(theirs)
-        np.testing.assert_array_equal(ours[~finite], theirs[~finite])
-        scale = max(float(np.abs(theirs[finite]).max(initial=0)), 1e-6)
-        assert np.abs(ours[finite].astype(np.float64) - theirs[finite]).max(initial=0) / scale <= 1e-5
 
 
 def check_vectors(found: list[Array], wanted: list[Array]) -> None:
     """Singular values and vectors, or eigenvalues and vectors: the values as they are; the vectors, whose
     signs are nobody's, by what they make, by being orthogonal, and by MindSpore's where values differ."""
-    check(found[:1], wanted[:1])
+    assert_same(found[:1], wanted[:1])
     assert [(item.dtype, item.shape) for item in found] == [(item.dtype, item.shape) for item in wanted]
     values, *sides = (item.astype(np.float64) for item in found)
     theirs = [item.astype(np.float64) for item in wanted[1:]]
@@ -121,9 +106,9 @@ def check_vectors(found: list[Array], wanted: list[Array]) -> None:
 
 
 def compare(name: str, found: list[Array], wanted: list[Array]) -> None:
-    """By `check_vectors` or `check`."""
+    """By `check_vectors` or `assert_same`."""
     decomposed = name.startswith(("svd", "eigh")) and len(wanted) > 1
-    (check_vectors if decomposed else check)(found, wanted)
+    (check_vectors if decomposed else assert_same)(found, wanted)
 
 
 def session(path: Path, opset: int | None = None) -> onnxruntime.InferenceSession:
