@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from launcher.group.group import start as start
     from launcher.group.language import generate as generate
     from launcher.group.language import load_language_model as load_language_model
+    from launcher.group.led import lead as lead
 
     __version__: str
 
 __all__ = [
-    "Group", "PredictError", "RankFailedError", "ShardrunError", "generate", "load_language_model", "start",
+    "Group", "PredictError", "RankFailedError", "ShardrunError", "generate", "lead",
+    "load_language_model", "start",
 ]  # fmt: skip
 
 
@@ -30,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from launcher.group import language
 
         return getattr(language, name)
+    if name == "lead":
+        from launcher.group import led
+
+        return led.lead
     if name in __all__:
         from launcher.group import group
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.interrupts import held_back
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.model import ReadyModel
 from launcher.group.told import spec_of, stats_of
 from launcher.group.watch import Job
 from launcher.inspection.reference import refer
@@ -28,7 +29,6 @@ from launcher.job.start_arguments import (
 )
 from launcher.starters import base
 from ranks.cache.locks import Pin, keeping
-from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS
 from ranks.talk import wire
@@ -39,14 +39,10 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from launcher.generation.generate import Generation
-    from launcher.generation.options import GenerateOptions
     from launcher.group.session import RanksHost
     from launcher.job.rank_table import RankTable
-    from launcher.job.values import Setting
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
-    from ranks.state.session import Session
     from ranks.talk.reports import StateReport, StatsReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
@@ -60,7 +56,7 @@ class PredictError(ShardrunError):
     """The model could not compute these inputs; the group is still good."""
 
 
-class Group:
+class Group(ReadyModel):
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
@@ -73,7 +69,6 @@ class Group:
         self._model, self._job = model, job
         self._lock = threading.Lock()
         self._request = 0
-        self._noted = False
         self._host: RanksHost | None = None
         self._answers = job.answers
         self.communication_seconds = self.run_seconds = 0.0
@@ -102,49 +97,9 @@ class Group:
         After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it comes, for
         which the next call waits.
         """
-        if not isinstance(feeds, Mapping):
-            raise ShardrunError(
-                f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
-                f"but are {type(feeds).__name__}."
-            )
-        self._check_open()
-        specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
-        arrays = order_feeds(specs, feeds)
-        self._note_symbols(specs, arrays)
-        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        tensors = self._tensors(feeds)
         with self._lock:
             return self._asked(tensors, {})
-
-    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
-        """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
-        if self._noted or not log.isEnabledFor(logging.INFO):
-            return
-        found = unlike(specs, [array.shape for array in arrays])
-        if found:
-            self._noted = True
-            log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
-
-    def session(self) -> Session:
-        """A sequence whose state stays on the ranks from one step to the next; several may be open at once.
-
-        Raises `ShardrunError` for a model without state.
-        """
-        from ranks.state.session import Session
-
-        return Session(self.session_host)
-
-    def generate(
-        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Setting
-    ) -> Generation:
-        """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
-        need a tokenizer: see `launcher.load_language_model`.
-
-        Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
-        """
-        from launcher.generation.model import of_ranks
-
-        self._check_open()
-        return of_ranks(self).generate(prompt, options, **more)
 
     @property
     def session_host(self) -> RanksHost:
@@ -322,7 +277,7 @@ def _started(path: Path, how: Start, progress: Progress | None) -> Group:
     reference.check()
     size = count_ranks(reference, how)
     ready = _ready(how, size)
-    made = _sliced(path, size, how) if reference.kind == "file" else path
+    made = sliced_for(path, size, how) if reference.kind == "file" else path
     if made.is_dir():
         warn_unsplit(made, path)
     asked = [how.precision.to_text()] if how.precision else []
@@ -348,7 +303,7 @@ def _as_path(model: object) -> Iterator[Path]:
         yield path
 
 
-def _sliced(path: Path, size: int, how: Start) -> Path:
+def sliced_for(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 

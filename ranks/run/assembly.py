@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ranks.models.part import Part
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Stateful
-    from ranks.run.whole_state import WholeState
+    from ranks.run.steps.whole_state import WholeState
     from ranks.weights.updated.variable import VariableWeights
     from sharding.slices.manifest import Manifest
     from sharding.slices.state import StatePair
@@ -112,7 +112,7 @@ def assemble(
     own = {spec.name: spec for spec in inputs}
     one: Program | WholeState = program
     if group is not None and group.size > 1 and any(parts.split_of(pair) for pair in pairs):
-        from ranks.run.whole_state import WholeState
+        from ranks.run.steps.whole_state import WholeState
 
         names = [spec.name for spec in inputs], [spec.name for spec in outputs]
         one = WholeState(program, names, pairs, group, memory)

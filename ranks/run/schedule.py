@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
     from ranks.models.part import Part
     from ranks.run.program import Program
-    from ranks.run.whole_state import WholeState
+    from ranks.run.steps.whole_state import WholeState
     from ranks.weights.updated.bound import BoundWeights
     from sharding.common.arrays import Array
 

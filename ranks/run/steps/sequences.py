@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from sharding.slices.state import StatePair
 
 
+_LOST = {
+    "open": "The sequence could not be opened",
+    "fork": "The sequence could not be copied",
+    "rewind": "The sequence could not be rewound",
+    "merge": "The batch could not be made",
+    "close": "The sequence could not be closed",
+}
+"""What to say where a change fails."""
 Step = Callable[[int, "dict[str, Array]"], "dict[str, Array]"]
 
 
@@ -94,17 +102,33 @@ class Sequences:
         return self._model.steps.communication_seconds
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
-        """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
-        if change == "open":
-            self.open(number)
-        elif change == "fork":
-            self.fork(number, more["new"])
-        elif change == "rewind":
-            self.rewind(number, more["length"])
-        elif change == "merge":
-            self.merge(number, more["members"])
-        else:
-            self.close(number)
+        """Opens, copies (``new``), cuts back (``length``) or closes a sequence.
+
+        Nobody waits for it. What fails is told by the sequence's next step: ranks that fail alike go on.
+        """
+        try:
+            if change == "open":
+                self.open(number)
+            elif change == "fork":
+                self.fork(number, more["new"])
+            elif change == "rewind":
+                self.rewind(number, more["length"])
+            elif change == "merge":
+                self.merge(number, more["members"])
+            else:
+                self.close(number)
+        except Exception as error:
+            if isinstance(error, ShardrunError):
+                why = str(error)
+            elif isinstance(error, MemoryError):
+                why = f"{_LOST[change]}: {str(error) or 'there is no memory left'}."
+            else:
+                why = f"{_LOST[change]}: {type(error).__name__}: {error}."
+            self._fail(more.get("new", number), why)
+
+    def _fail(self, number: int, why: str) -> None:
+        """Each step of this sequence from here on says why it cannot be made; its memory is free."""
+        self._failed[number], self._open[number] = why, None
 
     def open(self, number: int) -> None:
         """A new sequence; its first step may give whole values of state inputs to start from."""
@@ -119,13 +143,9 @@ class Sequences:
         """Makes ``new`` a copy of a sequence."""
         state = self._open[number]
         if number in self._failed:
-            self._failed[new] = self._failed[number]
-        try:
-            self._open[new] = state.fork() if state is not None else None
-        except MemoryError as error:
-            why = str(error) or "there is no memory left"
-            self._failed[new] = f"The sequence could not be copied: {why}."
-            self._open[new] = None
+            self._fail(new, self._failed[number])
+            return
+        self._open[new] = state.fork() if state is not None else None
 
     def rewind(self, number: int, length: int) -> None:
         """Forgets the positions of a sequence from ``length`` on."""
@@ -139,17 +159,12 @@ class Sequences:
         for source, row, length in members:
             state = self._open[source]
             if source in self._failed:
-                self._failed[number], self._open[number] = self._failed[source], None
+                self._fail(number, self._failed[source])
                 return
             if state is None:
                 raise ShardrunError("A session joins a batch after its first step.")
             rows.append(Row(state, row, length))
-        try:
-            self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
-        except MemoryError as error:
-            why = str(error) or "there is no memory left"
-            self._failed[number] = f"The batch could not be made: {why}."
-            self._open[number] = None
+        self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
 
     def nbytes(self, number: int) -> int:
         """Bytes of a sequence's state on this rank."""
