@@ -156,6 +156,24 @@ def test_a_wrong_prompt_ends_all_ranks(place: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_job_file(place: Path, plain: tiny.Plain) -> None:
+    """Says model and ranks, and how tokens are chosen; flags win."""
+    job = {"model": "model", "ranks": 2, "generate": {"max_new_tokens": 6, "temperature": 100, "seed": 1}}
+    (place / "job.json").write_text(json.dumps(job))
+    arguments = ("--config", "job.json", "--ids", "5,6,7", "--ignore-eos", "--json")
+    assert ids_of(generate(place, *arguments, "--temperature", 0)) == [plain.greedy([5, 6, 7], 6)]
+    hot = generate(place, *arguments)
+    assert json.loads(hot.stdout)["seed"] == 1 and ids_of(hot) != [plain.greedy([5, 6, 7], 6)]
+    for wrong, message in (
+        ({**job, "generate": {"top_p": 2}}, "job.json: $.generate.top_p: expected a number above 0 up to 1, found 2"),
+        ({"ranks": 2}, "no model: expected a language model's folder, or `model:` in a job file"),
+    ):  # fmt: skip
+        (place / "job.json").write_text(json.dumps(wrong))
+        done = generate(place, *arguments)
+        assert done.returncode == 2 and done.stderr.startswith("shardrun: error: ") and message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_plain_file_and_slices(place: Path, plain: tiny.Plain) -> None:
     path = tiny.save_decoder(place / "alone.onnx", cache=True)
     assert cli_tools.shardrun("slice", path, "--ranks", 2, "--output", "slices", cwd=place).returncode == 0
