@@ -307,7 +307,7 @@ def sliced_for(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 
-    if size == 1:
+    if size == 1 and not (how.options is not None and how.options.state):  # which its slices would say
         declared_by(path)
         return path
     from launcher.job import cache

@@ -236,6 +236,8 @@ class Steps:
                 for name, source, growth in made.states:
                     before = self._parts.memory.shape(values[source])
                     shape = tuple(map(int.__add__, before, growth))
+                    if min(shape, default=0) < 0:  # what has shrunk twice does not go on so for ever
+                        return level
                     values[name] = state.room(source, shape)
                     self._parts.bind(binding.bind_output, name, values[name])
                 for _, name in made.grown:

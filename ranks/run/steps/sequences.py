@@ -150,7 +150,9 @@ class Sequences:
     def rewind(self, number: int, length: int) -> None:
         """Forgets the positions of a sequence from ``length`` on."""
         state = self._open[number]
-        if state is not None:
+        if length == 0:
+            self._open[number] = None  # as if it were new: its next step may give state to start from
+        elif state is not None:
             state.rewind(length)
 
     def merge(self, number: int, members: Sequence[Sequence[int]]) -> None:

@@ -15,7 +15,6 @@ from ranks.run import executor
 from ranks.run.rank_model import RankModel
 from ranks.run.steps import sequences
 from ranks.state.rows import Batch
-from ranks.state.sequence import SequenceState
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
 
@@ -268,7 +267,7 @@ def test_a_change_that_fails_is_told_by_the_next_step(
 ) -> None:
     """Of the session that it was meant for, and of no other."""
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise MemoryError if change == "fork" else ValueError("odd")
 
     plain, arrays = Plain(path), state_models.steps(form, COUNTS)
@@ -277,7 +276,7 @@ def test_a_change_that_fails_is_told_by_the_next_step(
         one.predict({first(form): arrays[0]})
     plain.step(arrays[0])
     with monkeypatch.context() as patch:
-        patch.setattr(SequenceState, change, fails)
+        patch.setattr(sequences.Sequences, change, fails)
         broken = session.fork() if change == "fork" else session
         if change == "rewind":
             session.rewind(session.length)
