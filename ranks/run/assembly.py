@@ -15,7 +15,7 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory, Memory
 from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
-from ranks.errors import ModelError, ShardError, ShardrunError
+from ranks.errors import ModelError, ShardError
 from ranks.models import model_file
 from ranks.run.control_flow import Agreement, Driven
 from ranks.run.point_to_point import Mail
@@ -131,32 +131,29 @@ def assemble(
     stateful = None
     if pairs:
         assert programs.parts is not None
-        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
+        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner)
     return Assembly(
         runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
         stateful,
     )  # fmt: skip
 
 
-def _stateful(  # noqa: PLR0917 - what `assemble` was given and made
+def _stateful(
     parts: Parts,
     pairs: tuple[StatePair, ...],
     specs: Mapping[str, TensorSpec],
     weights: VariableWeights | None,
     runner: object,
-    part: Part | None,
 ) -> Stateful:
     """What runs a rank's model step by step. ``specs``: its own inputs."""
     from ranks.run.schedule import Schedule
+    from ranks.run.steps.copies import Copies
     from ranks.run.steps.sequences import Stateful
 
-    if part is not None and part.mesh.length("data") > 1:
-        raise ShardrunError(
-            f"A session keeps its state on the ranks of one copy of the model, but the mesh {part.mesh} has "
-            f"{part.mesh.length('data')} copies: slice the model without a data axis."
-        )
-    shown = runner.show if isinstance(runner, Schedule) else None
-    return Stateful.of(parts, pairs, specs, weights, shown)
+    if not isinstance(runner, Schedule):
+        return Stateful.of(parts, pairs, specs, weights)
+    copies = Copies(runner) if runner.part.mesh.length("data") > 1 else None
+    return replace(Stateful.of(parts, pairs, specs, weights), shown=runner.show, copies=copies)
 
 
 def _agreed(  # noqa: PLR0917 - what `assemble` was given
