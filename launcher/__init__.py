@@ -11,33 +11,30 @@ if TYPE_CHECKING:
     from launcher.group.group import start as start
     from launcher.group.language import generate as generate
     from launcher.group.language import load_language_model as load_language_model
+    from launcher.group.led import lead as lead
     from launcher.group.requests import PredictError as PredictError
 
     __version__: str
 
-__all__ = [
-    "Group", "PredictError", "RankFailedError", "ShardrunError", "generate", "load_language_model", "start",
-]  # fmt: skip
+_MODULES = {
+    "Group": "launcher.group.group",
+    "PredictError": "launcher.group.requests",
+    "RankFailedError": "launcher.errors",
+    "ShardrunError": "launcher.errors",
+    "generate": "launcher.group.language",
+    "lead": "launcher.group.led",
+    "load_language_model": "launcher.group.language",
+    "start": "launcher.group.group",
+}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     # On demand: the command starts without numpy, and only what runs a group loads it.
-    if name in {"RankFailedError", "ShardrunError"}:
-        from launcher import errors
+    if name in _MODULES:
+        import importlib
 
-        return getattr(errors, name)
-    if name in {"generate", "load_language_model"}:
-        from launcher.group import language
-
-        return getattr(language, name)
-    if name == "PredictError":
-        from launcher.group import requests
-
-        return requests.PredictError
-    if name in __all__:
-        from launcher.group import group
-
-        return getattr(group, name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
     if name == "__version__":
         from sharding.common.version import version
 

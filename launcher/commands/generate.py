@@ -22,6 +22,10 @@ examples:
   shardrun generate decoder.onnx --ids 1,15043,29892 --max-new-tokens 20
   shardrun generate t5 --prompt "translate English to German: good morning" --beams 4
 
+a job file (YAML or JSON) has the options of ranks and slicing as keys, and those of generating in a section:
+  ranks: 2
+  generate: {max_new_tokens: 100, temperature: 0.7, stop: ["\\n\\n"]}
+
 a line of --prompts is a text, or JSON: {"prompt": "..."}, {"ids": [...]} or {"messages": [...]}
 
 exit codes:
@@ -34,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from launcher.generation.options import GENERATE, GROUPS
 
     parser.add_argument(
-        "model", metavar="FOLDER|MODEL.onnx|SLICES", type=Path, help="a language model, see above"
+        "model", metavar="FOLDER|MODEL.onnx|SLICES", type=Path, nargs="?", help="a language model, see above"
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
@@ -78,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="say nothing of times on standard error")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT,
-        help="options of ranks and slicing from a job file; flags win over it",
+        help="options from a job file, of generating in its section `generate`; flags win over it",
     )  # fmt: skip
 
 
@@ -87,18 +91,23 @@ def run(args: argparse.Namespace) -> int:
     from launcher.errors import ConfigError
     from launcher.generation.options import GENERATE, GenerateOptions
     from launcher.job.job import gather
+    from launcher.job.job_file import read_section
     from launcher.tasks.generation import Task, generate_group, generate_rank
     from launcher.tasks.prompts import Prompts
     from launcher.tasks.run import group_or_rank
 
     flags = vars(args)
-    options = GenerateOptions().with_flags(flags)
+    config = flags.get("config")
+    said = {} if config is None else read_section(config, "generate", GENERATE)
+    options = GenerateOptions().with_flags(flags, said)
     if args.draft is not None and not options.speculate:
         raise ConfigError("--draft: give --speculate N too, how many tokens it shall guess in one step")
-    job = gather({name: value for name, value in flags.items() if name not in GENERATE}, flags.get("config"))
+    job = gather({name: value for name, value in flags.items() if name not in GENERATE}, config)
+    if job.model is None:
+        raise ConfigError("no model: expected a language model's folder, or `model:` in a job file")
     prompts = Prompts(args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays))
     task = Task(
-        args.model,
+        job.model,
         options,
         prompts,
         args.texts,

@@ -89,7 +89,7 @@ class GenerateOptions:
         Whole(0, 4096), CHOICE, "no N tokens in a row come twice; 0: they may", "N"
     )
     logit_bias: Mapping[int, float] = described(
-        Pairs(_parse_bias, Number(-1e4, 1e4), "a mapping of token ids to numbers from -10000 to 10000"),
+        Pairs(_parse_bias, Number(-1e4, 1e4), "a mapping of token ids to numbers from -10000 to 10000", _ID),
         CHOICE, "added to the logit of a token; repeatable", "ID=X", default=dict,
     )  # fmt: skip
     seed: int | None = described(
@@ -221,13 +221,15 @@ class GenerateOptions:
         """Whether the likeliest token is taken."""
         return not self.temperature
 
-    def with_flags(self, flags: Mapping[str, object]) -> GenerateOptions:
-        """The same with the flags that were given."""
-        given = {name: value for name, value in flags.items() if name in GENERATE and value is not None}
-        return replace(
-            self,
-            **{name: GENERATE[name].kind.merged(getattr(self, name), value) for name, value in given.items()},
-        )
+    def with_flags(
+        self, flags: Mapping[str, object], said: Mapping[str, Setting] | None = None
+    ) -> GenerateOptions:
+        """The same with what a job file has ``said`` and with the flags that were given, which win."""
+        settled = dict(said or {})
+        for name, value in flags.items():
+            if name in GENERATE and value is not None:
+                settled[name] = GENERATE[name].kind.merged(settled.get(name, getattr(self, name)), value)
+        return replace(self, **settled)
 
 
 GENERATE = table(GenerateOptions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -13,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from launcher.common.report import warn_unsplit
-from launcher.errors import ConfigError, LaunchError, ShardrunError
+from launcher.errors import ConfigError, LaunchError
+from launcher.group.model import ReadyModel
 from launcher.group.requests import Requests
 from launcher.group.starting import prepared
 from launcher.group.told import spec_of, stats_of
@@ -21,7 +21,6 @@ from launcher.inspection.reference import refer
 from launcher.job.places.placement import Placement
 from launcher.job.start_arguments import Start, check_collectives, count_ranks
 from ranks.cache.locks import Pin, keeping
-from ranks.common.tensors import TensorSpec, order_feeds, unlike
 from ranks.models.imported import naming
 from ranks.precision.request import TARGETS
 from ranks.talk import wire
@@ -32,24 +31,18 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from launcher.generation.generate import Generation
-    from launcher.generation.options import GenerateOptions
     from launcher.group.requests import Run
     from launcher.group.session import RanksHost
     from launcher.group.watch import Job
     from launcher.job.rank_table import RankTable
-    from launcher.job.values import Setting
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
-    from ranks.state.session import Session
     from ranks.talk.reports import RunReport, StateReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
-log = logging.getLogger(__name__)
 
-
-class Group:
+class Group(ReadyModel):
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
     ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
@@ -61,7 +54,6 @@ class Group:
         self._model, self._job = model, job
         self._lock = threading.Lock()
         self._requests = Requests(job)
-        self._noted = False
         self._host: RanksHost | None = None
         self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
         try:
@@ -88,16 +80,7 @@ class Group:
         After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it comes, for
         which the next call waits.
         """
-        if not isinstance(feeds, Mapping):
-            raise ShardrunError(
-                f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
-                f"but are {type(feeds).__name__}."
-            )
-        self._check_open()
-        specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
-        arrays = order_feeds(specs, feeds)
-        self._note_symbols(specs, arrays)
-        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        tensors = self._tensors(feeds)
         return self._requests.predict(tensors, {})
 
     @property
@@ -114,37 +97,6 @@ class Group:
     def segment_seconds(self) -> float:
         """What of it ONNX Runtime took, as far as it was for sessions."""
         return self._requests.segment_seconds
-
-    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
-        """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
-        if self._noted or not log.isEnabledFor(logging.INFO):
-            return
-        found = unlike(specs, [array.shape for array in arrays])
-        if found:
-            self._noted = True
-            log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)
-
-    def session(self) -> Session:
-        """A sequence whose state stays on the ranks from one step to the next; several may be open at once.
-
-        Raises `ShardrunError` for a model without state.
-        """
-        from ranks.state.session import Session
-
-        return Session(self.session_host)
-
-    def generate(
-        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Setting
-    ) -> Generation:
-        """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
-        need a tokenizer: see `launcher.load_language_model`.
-
-        Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
-        """
-        from launcher.generation.model import of_ranks
-
-        self._check_open()
-        return of_ranks(self).generate(prompt, options, **more)
 
     @property
     def session_host(self) -> RanksHost:
@@ -252,7 +204,7 @@ def _started(path: Path, how: Start, progress: Progress | None) -> Group:
     reference.check()
     size = count_ranks(reference, how)
     begin = prepared(how, size)
-    made = _sliced(path, size, how) if reference.kind == "file" else path
+    made = sliced_for(path, size, how) if reference.kind == "file" else path
     if made.is_dir():
         warn_unsplit(made, path)
     asked = [how.precision.to_text()] if how.precision else []
@@ -269,11 +221,11 @@ def _as_path(model: object) -> Iterator[Path]:
         yield path
 
 
-def _sliced(path: Path, size: int, how: Start) -> Path:
+def sliced_for(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 
-    if size == 1:
+    if size == 1 and not (how.options is not None and how.options.state):  # which its slices would say
         declared_by(path)
         return path
     from launcher.job import cache

@@ -16,8 +16,8 @@ from launcher.generation.model import LanguageModel, assemble
 from launcher.generation.options import GENERATE, GenerateOptions
 from launcher.generation.sample import Event
 from launcher.generation.stateful import Program, program_of
-from launcher.group.group import Group
 from launcher.group.group import start as start_group
+from launcher.group.model import ReadyModel
 
 if TYPE_CHECKING:
     from launcher.job.values import Setting
@@ -58,7 +58,7 @@ def load_language_model(
 
 
 def generate(
-    model: PathLike | LanguageModel | Group | Decoder,
+    model: PathLike | LanguageModel | ReadyModel | Decoder,
     prompt: str | Sequence[int] | Ids | None,
     options: GenerateOptions | None = None,
     *,
@@ -74,7 +74,7 @@ def generate(
     """
     if isinstance(model, LanguageModel):
         return model.generate(prompt, options, inputs=inputs, **more)
-    if isinstance(model, Group):
+    if isinstance(model, ReadyModel):
         if isinstance(prompt, str):
             raise ConfigError("the prompt is text, but a group has no tokenizer: give token ids")
         return model.generate(prompt, options, inputs=inputs, **more)

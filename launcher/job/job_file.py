@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.job.values import Setting
 
 
-SECTIONS = ("submit",)
+SECTIONS = ("generate", "submit")
 """Keys that hold options of a command: each reads its own."""
 
 
@@ -24,18 +24,21 @@ def read_job_file(path: Path) -> dict[str, Setting]:
     absent. Raises `ConfigError`."""
     data = _read_mapping(path)
     for key in SECTIONS:
-        data.pop(key, None)
-    return _read_options(data, OPTIONS, path)
+        _section(data, key, path)
+    own = {key: value for key, value in data.items() if key not in SECTIONS}
+    return _read_options(own, OPTIONS, path)
 
 
 def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, Setting]:
     """The options that one of `SECTIONS` of a job file holds, or none. Raises `ConfigError`."""
-    held = _read_mapping(path).get(key)
-    if held is None:
-        return {}
-    if not isinstance(held, dict):
+    return _read_options(_section(_read_mapping(path), key, path), options, path, f".{key}")
+
+
+def _section(data: Mapping[str, object], key: str, path: Path) -> Mapping[str, object]:
+    held = data.get(key)
+    if held is not None and not isinstance(held, dict):
         raise ConfigError(f"{path}: $.{key}: expected a mapping of options, found {quote(held)}")
-    return _read_options(held, options, path, f".{key}")
+    return held or {}
 
 
 def _read_mapping(path: Path) -> dict[str, object]:

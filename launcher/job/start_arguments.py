@@ -120,17 +120,10 @@ def check_count(size: int, table: RankTable | None) -> None:
 
 def rank_environment(how: Start) -> dict[str, str]:
     """The variables that tell ranks how to work; raises `ConfigError` for values that cannot be."""
-    timeout, threads = how.seconds, how.threads
-    check_collectives(how.collectives)
-    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
-        raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
-    ours = {settings.CHOSEN.name: how.collectives, settings.TIMEOUT.name: f"{timeout:g}"}
-    if threads is not None:
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
-            raise ConfigError(
-                f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
-            )
-        ours[settings.THREADS.name] = str(threads)
+    check_numbers(how)
+    ours = {settings.CHOSEN.name: how.collectives, settings.TIMEOUT.name: f"{how.seconds:g}"}
+    if how.threads is not None:
+        ours[settings.THREADS.name] = str(how.threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
     address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(how.table)), "127.0.0.1")
@@ -144,6 +137,20 @@ def rank_environment(how: Start) -> dict[str, str]:
     variables |= how.environment or {}
     settings.check({**os.environ, **variables})
     return variables
+
+
+def check_numbers(how: Start) -> None:
+    """Raises `ConfigError` for collectives, a time-out or threads that cannot be."""
+    timeout, threads = how.seconds, how.threads
+    check_collectives(how.collectives)
+    if not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(f"The time-out must be {SECONDS}, but is {timeout!r}.")
+    if threads is not None and (
+        not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS
+    ):
+        raise ConfigError(
+            f"The number of threads must be an integer from 1 to {MAX_THREADS}, but is {threads!r}."
+        )
 
 
 def check_collectives(collectives: str, target: str | None = None) -> None:

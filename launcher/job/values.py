@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -140,6 +141,9 @@ class Several(Kind):
     def fits(self, value: Any) -> bool:
         return isinstance(value, list | tuple) and all(map(self._each.fits, value))
 
+    def read(self, value: object, where: str, folder: Path) -> tuple[Any, ...]:
+        return tuple(super().read(value, where, folder))
+
     def merged(self, before: Any, given: Any) -> tuple[Any, ...]:
         return tuple(self._each.parse(text) for text in given)
 
@@ -183,6 +187,11 @@ class Choice(Kind):
 
     def fits(self, value: object) -> bool:
         return isinstance(value, str) and value in self.choices
+
+    def read(self, value: object, where: str, folder: Path) -> Setting:
+        if isinstance(value, bool):  # YAML's true is one; as a choice it is a text like the others
+            value = str(value).lower() if self.fits(str(value).lower()) else value
+        return super().read(value, where, folder)
 
 
 class LateChoice(Choice):
@@ -232,26 +241,46 @@ class Words(Written):
 class Pairs(Kind):
     """A mapping of names to values of the kind ``each``, of which a flag gives one; flags win name by name.
 
-    ``parse_all`` reads the texts of all flags.
+    ``parse_all`` reads the texts of all flags; ``names``: the kind of the names, where they are no texts.
     """
 
     repeated = True
 
     def __init__(
-        self, parse_all: Callable[[Iterable[str]], Mapping[str, object]], each: Kind, expected: str
+        self,
+        parse_all: Callable[[Iterable[str]], Mapping[Any, object]],
+        each: Kind,
+        expected: str,
+        names: Kind | None = None,
     ) -> None:
         super().__init__(expected)
-        self._parse_all, self._each = parse_all, each
+        self._parse_all, self._each, self._names = parse_all, each, names
 
-    def read(self, value: object, where: str, folder: Path) -> dict[str, object]:
+    def read(self, value: object, where: str, folder: Path) -> dict[Any, object]:
         if not isinstance(value, dict):
             raise _unfit(where, self.expected, value)
-        return _read_mapping(value, where, folder, self._each)
+        if self._names is None:
+            return _read_mapping(value, where, folder, self._each)
+        found: dict[Any, object] = {}
+        for name, item in value.items():
+            key = self._named(name, where)
+            if key in found:
+                raise ConfigError(f"{where}: the name {key} is given twice")
+            found[key] = self._each.read(item, f"{where}.{name}", folder)
+        return found
+
+    def _named(self, name: object, where: str) -> Setting:
+        """A name: documents write each as a text."""
+        assert self._names is not None
+        if is_text(name):
+            with contextlib.suppress(ConfigError):
+                return self._names.parse(str(name))
+        raise _unfit(where, f"{self._names.expected} as each name", name)
 
     def fits(self, value: object) -> bool:
         return isinstance(value, Mapping) and all(map(self._each.fits, value.values()))
 
-    def merged(self, before: Setting, given: Setting) -> dict[str, object]:
+    def merged(self, before: Setting, given: Setting) -> dict[Any, object]:
         return {**before, **self._parse_all(given)}
 
     def _texts(self, value: Any) -> list[str]:

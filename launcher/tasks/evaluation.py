@@ -75,9 +75,11 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
     with _opened(job, identity.world_size, identity.rank, check) as model:
         report = lead(
             job,
-            model,
+            [model],
             identity,
-            lambda own, run: _evaluate(task, run, own.inputs, own.outputs, own.optional_inputs),
+            lambda led: _evaluate(
+                task, led[0].predict, led[0].inputs, led[0].outputs, led[0].optional_inputs
+            ),
             "evaluate",
         )
     if report is not None:

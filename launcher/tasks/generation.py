@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,19 +20,18 @@ from launcher.generation.generate import Generation
 from launcher.generation.model import LanguageModel, assemble, read_texts
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Token
-from launcher.generation.stateful import Program, graph_inputs, program_of
+from launcher.generation.stateful import Program, program_of
 from launcher.generation.streams import Stream
 from launcher.job.model import opened, world_size
-from launcher.tasks.loading import lead, start_group
+from launcher.tasks.loading import alone, lead, start_group
 from launcher.tasks.many import Feeder, batch_of, timed
 from launcher.tasks.prompts import Prompt, Prompts
 from sharding.common.text import counted, printable
 
 if TYPE_CHECKING:
+    from launcher.group.led import LedModel
     from launcher.job.job import Job
-    from launcher.tasks.loading import Run
     from ranks.identity.place import Identity
-    from ranks.run.rank_model import RankModel
     from sharding.common.arrays import Array
 
 
@@ -101,10 +100,8 @@ def generate_group(job: Job, task: Task) -> None:
     folder = read(job, task)
 
     @contextlib.contextmanager
-    def started(path: Path, ranks: int | None = None) -> Iterator[Program]:
-        own = replace(job, model=path)
-        if ranks is not None:
-            own = replace(own, ranks=ranks, rank_table=None, mesh=None, plan=None, strategy=None)
+    def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
+        own = _on_one_rank(job, path) if by_one else replace(job, model=path)
         with opened(own, world_size(own) or 1) as model, contextlib.ExitStack() as stack:
             size = human_bytes(sum(rank.weight_bytes for rank in model.manifest.ranks))
             with progress(f"loading {size} of weights: ranks ready", counted=True) as update:
@@ -114,35 +111,48 @@ def generate_group(job: Job, task: Task) -> None:
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(assemble(folder, started))
         if task.draft is not None:
-            alone = functools.partial(started, ranks=1)
-            model.draft = stack.enter_context(assemble(read_folder(task.draft), alone)).decoder
+            by_one = functools.partial(started, by_one=True)
+            model.draft = stack.enter_context(assemble(read_folder(task.draft), by_one)).decoder
         answer_all(model, task)
 
 
 def generate_rank(job: Job, task: Task, identity: Identity) -> None:
     """This process as one rank that something else started: rank 0 reads prompts and prints."""
     folder = read(job, task)
-    if folder.encoder is not None or folder.later is not None or task.draft is not None:
-        raise ConfigError(
-            "a model of several graphs, or a draft model, cannot run on ranks that something else started: "
-            "leave the ranks to shardrun (--launcher local or mpirun)"
-        )
-    own = replace(job, model=folder.decoder)
-    with opened(own, identity.world_size, identity.rank) as made:
-        lead(own, made, identity, functools.partial(_answer_as_rank_0, folder, task), "generate")
+    parts = [part for part in (folder.later, folder.encoder, folder.decoder) if part is not None]
+    with contextlib.ExitStack() as stack:
+        own = [replace(job, model=part) for part in parts]
+        made = [stack.enter_context(opened(one, identity.world_size, identity.rank)) for one in own]
+        lead(job, made, identity, functools.partial(_answer_as_rank_0, job, folder, task, parts), "generate")
 
 
-def _answer_as_rank_0(folder: ModelFolder, task: Task, model: RankModel, run: Run) -> None:
-    program = Program(run, graph_inputs(model.inputs, model.optional_inputs), model.outputs)
-    with assemble(folder, lambda _: contextlib.nullcontext(program)) as language:
+def _answer_as_rank_0(
+    job: Job, folder: ModelFolder, task: Task, parts: Sequence[Path], models: Sequence[LedModel]
+) -> None:
+    """With the models of these files, which all ranks run; a draft runs here alone."""
+    programs = dict(zip(parts, map(program_of, models), strict=True))
+
+    @contextlib.contextmanager
+    def drafted(path: Path) -> Iterator[Program]:
+        with opened(_on_one_rank(job, path), 1) as made, alone(job, made) as model:
+            yield program_of(model)
+
+    with contextlib.ExitStack() as stack:
+        language = stack.enter_context(assemble(folder, lambda part: contextlib.nullcontext(programs[part])))
+        if task.draft is not None:
+            language.draft = stack.enter_context(assemble(read_folder(task.draft), drafted)).decoder
         answer_all(language, task)
+
+
+def _on_one_rank(job: Job, model: Path) -> Job:
+    return replace(job, model=model, ranks=1, rank_table=None, mesh=None, plan=None, strategy=None)
 
 
 def answer_all(model: LanguageModel, task: Task) -> None:
     """Generates for every prompt, prints, and says at the end how long it took."""
     inputs = _inputs(model.decoder, task.inputs)
-    alone = inputs is not None or task.prompts.single
-    size = 1 if alone else batch_of(model, task.options, task.batch)
+    single = inputs is not None or task.prompts.single
+    size = 1 if single else batch_of(model, task.options, task.batch)
     if size > 1:
         _answer_together(model, task, size)
         return

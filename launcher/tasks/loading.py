@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import ConfigError
 from launcher.job import precision
 from ranks.common import settings
 
 if TYPE_CHECKING:
     from launcher.group.group import Group
+    from launcher.group.led import LedModel
     from launcher.job.job import Job
     from launcher.job.model import Loadable
     from ranks.collectives.base import Communicator
     from ranks.common.progress import Progress
     from ranks.identity.place import Identity
     from ranks.run.rank_model import RankModel
-    from sharding.common.arrays import Array
-
-    Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 T = TypeVar("T")
 
@@ -70,40 +68,45 @@ def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communica
 
 
 def lead(
-    job: Job, made: Loadable, identity: Identity, work: Callable[[RankModel, Run], T], verb: str
+    job: Job,
+    made: Sequence[Loadable],
+    identity: Identity,
+    work: Callable[[Sequence[LedModel]], T],
+    verb: str,
 ) -> T | None:
-    """Joins the group of this process, where rank 0 does the ``work`` and has all ranks run the model for it.
-
-    ``work`` is given the model and what runs it on every rank, by names. Returns its result on rank 0, None
-    elsewhere. Where it raises `ConfigError`, the other ranks end with one that says that rank 0 cannot
-    ``verb``.
-    """
-    from ranks.collectives.broadcast import Spreader
+    """Joins the group of this process, where rank 0 does the ``work`` with these models, as
+    `launcher.group.led.lead_models` says."""
+    from launcher.group.led import lead_models
     from ranks.run import group
-    from ranks.talk.wire import Kind, Message
 
-    communicator, model = join_group(job, made, identity)
-    spreader = Spreader(communicator)
-    names = [spec.name for spec in model.outputs]
-
-    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        given = spreader.spread(Message(Kind.PREDICT, {}, dict(feeds))).tensors
-        return dict(zip(names, model.run(given), strict=True))
-
-    result = None
-    if identity.rank == 0:
-        try:
-            result = work(model, run)
-        except ConfigError:
-            # The others wait for the next inputs: they end like this rank, which says why.
-            spreader.spread(Message(Kind.STOP, {"failed": True}))
-            raise
-        spreader.spread(Message(Kind.STOP, {}))
-    else:
-        while (message := spreader.spread(None)).kind is not Kind.STOP:
-            model.run(message.tensors)
-        if message.fields.get("failed"):
-            raise ConfigError(f"rank 0 cannot {verb} (it says why)")
-    model.close()
+    joined = [join_group(job, one, identity) for one in made]
+    result = lead_models(joined[0][0], [model for _, model in joined], work, verb)
+    for _, model in joined:
+        model.close()
     group.leave()
     return result
+
+
+@contextlib.contextmanager
+def alone(job: Job, made: Loadable) -> Iterator[LedModel]:
+    """A model that this process runs by itself, on the CPU, whatever group it is in."""
+    from launcher.group.led import LedModel
+    from ranks.collectives.broadcast import Spreader
+    from ranks.collectives.single import SingleCommunicator
+    from ranks.run import executor, placement
+    from ranks.run.led import Leader
+
+    single = SingleCommunicator()
+    asked = precision.asked(job) if job.target == "cpu" else None
+    model = executor.load(
+        made.path,
+        communicator=single,
+        threads=job.threads,
+        precision=placement.precision("cpu", placement.ON_CPU, asked),
+        options=executor.LoadOptions(timeout=job.timeout, keep=made.keep),
+    )
+    made.loaded()
+    try:
+        yield LedModel(Leader([model], Spreader(single)))
+    finally:
+        model.close()

@@ -23,6 +23,7 @@ class Spreader:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self.rank, self.size, self.timeout = communicator.rank, communicator.size, communicator.timeout
         self._on_device = communicator.on_device
         self._block = np.zeros(BLOCK, np.uint8)
 

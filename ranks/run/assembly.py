@@ -16,7 +16,7 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory, Memory
 from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
-from ranks.errors import ModelError, ShardError, ShardrunError
+from ranks.errors import ModelError, ShardError
 from ranks.models import model_file
 from ranks.run.control_flow import Agreement, Driven
 from ranks.run.point_to_point import Mail
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ranks.models.part import Part
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Stateful
-    from ranks.run.whole_state import WholeState
+    from ranks.run.steps.whole_state import WholeState
     from ranks.weights.updated.variable import VariableWeights
     from sharding.slices.manifest import Manifest
     from sharding.slices.state import StatePair
@@ -116,7 +116,7 @@ def assemble(
     own = {spec.name: spec for spec in inputs}
     one: Program | WholeState = program
     if group is not None and group.size > 1 and any(parts.split_of(pair) for pair in pairs):
-        from ranks.run.whole_state import WholeState
+        from ranks.run.steps.whole_state import WholeState
 
         names = [spec.name for spec in inputs], [spec.name for spec in outputs]
         one = WholeState(program, names, pairs, group, memory)
@@ -135,32 +135,29 @@ def assemble(
     stateful = None
     assert programs.parts is not None
     if pairs:
-        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner, part)
+        stateful = partial(_stateful, programs.parts, pairs, own, weights, runner)
     return Assembly(
         runner, inputs, outputs, programs.segments, plan.count(), memory, exchange, plan.model, weights,
         of_sessions(programs.parts.sessions), stateful,
     )  # fmt: skip
 
 
-def _stateful(  # noqa: PLR0917 - what `assemble` was given and made
+def _stateful(
     parts: Parts,
     pairs: tuple[StatePair, ...],
     specs: Mapping[str, TensorSpec],
     weights: VariableWeights | None,
     runner: object,
-    part: Part | None,
 ) -> Stateful:
     """What runs a rank's model step by step. ``specs``: its own inputs."""
     from ranks.run.schedule import Schedule
+    from ranks.run.steps.copies import Copies
     from ranks.run.steps.sequences import Stateful
 
-    if part is not None and part.mesh.length("data") > 1:
-        raise ShardrunError(
-            f"A session keeps its state on the ranks of one copy of the model, but the mesh {part.mesh} has "
-            f"{part.mesh.length('data')} copies: slice the model without a data axis."
-        )
-    shown = runner.show if isinstance(runner, Schedule) else None
-    return Stateful.of(parts, pairs, specs, weights, shown)
+    if not isinstance(runner, Schedule):
+        return Stateful.of(parts, pairs, specs, weights)
+    copies = Copies(runner) if runner.part.mesh.length("data") > 1 else None
+    return replace(Stateful.of(parts, pairs, specs, weights), shown=runner.show, copies=copies)
 
 
 def _agreed(  # noqa: PLR0917 - what `assemble` was given

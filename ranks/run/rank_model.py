@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ranks.run.program import Program
     from ranks.run.schedule import Schedule
     from ranks.run.steps.sequences import Sequences, Stateful
-    from ranks.run.whole_state import WholeState
+    from ranks.run.steps.whole_state import WholeState
     from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given

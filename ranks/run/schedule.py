@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
     from ranks.models.part import Part
     from ranks.run.program import Program
-    from ranks.run.whole_state import WholeState
+    from ranks.run.steps.whole_state import WholeState
     from ranks.weights.updated.bound import BoundWeights
     from sharding.common.arrays import Array
 
@@ -55,7 +55,7 @@ class Schedule:
                 f"micro-batches at most {MAX_TENSORS} are possible."
             )
         self._program = program
-        self._part = part
+        self.part = part
         self._inputs = inputs
         self._own = list(own)
         self._world = world
@@ -80,13 +80,13 @@ class Schedule:
     def run(self, feeds: Sequence[Array]) -> list[Array]:
         """Runs the whole model on whole inputs; every rank gets every output, whole."""
         rows = self._rows(feeds)
-        data = self._part.mesh.length("data")
+        data = self.part.mesh.length("data")
         parts = shares(rows, data) if rows else [slice(0, rows or 0)] + [slice(0, 0)] * (data - 1)
-        mine = parts[self._part.place["data"]]
+        mine = parts[self.part.place["data"]]
         busy = [index for index, part in enumerate(parts) if index == 0 or part.stop > part.start]
         outputs: dict[str, Array] = {}
         failure: ModelError | None = None
-        if self._part.place["data"] in busy:
+        if self.part.place["data"] in busy:
             outputs, failure = self._compute(feeds, None if rows is None else mine)
         return self._together(outputs, failure, busy)
 
@@ -98,7 +98,7 @@ class Schedule:
             return None
         first: int | None = None
         for spec, array in zip(self._inputs, feeds, strict=True):
-            axis = self._part.batch_inputs.get(spec.name)
+            axis = self.part.batch_inputs.get(spec.name)
             if axis is None:
                 continue
             if axis >= array.ndim:
@@ -116,7 +116,7 @@ class Schedule:
         count = 0 if rows is None else rows.stop - rows.start
         pieces = [rows]
         if rows is not None and count > 0:
-            micro = shares(count, min(self._part.micro_batches, count))
+            micro = shares(count, min(self.part.micro_batches, count))
             pieces = [slice(rows.start + piece.start, rows.start + piece.stop) for piece in micro]
         results: list[list[Array]] = []
         failure: ModelError | None = None
@@ -134,10 +134,10 @@ class Schedule:
                 self._program.fail(str(error))
         outputs = {}
         for index, name in enumerate(self._own if failure is None else ()):
-            axis = self._part.batch_outputs.get(name)
+            axis = self.part.batch_outputs.get(name)
             found = [result[index] for result in results]
             try:
-                outputs[name] = found[0] if axis is None else _joined(found, name, axis)
+                outputs[name] = found[0] if axis is None else joined(found, name, axis)
             except ModelError as error:
                 failure = error
         return ({}, failure) if failure is not None else (outputs, None)
@@ -145,7 +145,7 @@ class Schedule:
     def _check_fixed(self, rows: slice | None) -> None:
         """A rank model that fixes its batch runs with that length only."""
         for spec in self._inputs if rows is not None else ():
-            axis = self._part.batch_inputs.get(spec.name)
+            axis = self.part.batch_inputs.get(spec.name)
             if rows is None or axis is None or axis >= len(spec.shape):
                 continue
             fixed = spec.shape[axis]
@@ -153,13 +153,13 @@ class Schedule:
                 raise ModelError(
                     f"Input {spec.name!r} would have {rows.stop - rows.start} rows in a micro-batch, but the "
                     f"rank model fixes {fixed}: give a batch of "
-                    f"{fixed * self._part.micro_batches * self._part.mesh.length('data')} rows."
+                    f"{fixed * self.part.micro_batches * self.part.mesh.length('data')} rows."
                 )
 
     def _cut(self, feeds: Sequence[Array], rows: slice | None) -> list[Array]:
         cut = []
         for spec, array in zip(self._inputs, feeds, strict=True):
-            axis = self._part.batch_inputs.get(spec.name)
+            axis = self.part.batch_inputs.get(spec.name)
             if axis is not None and rows is not None:
                 piece = array[(slice(None),) * axis + (rows,)]
                 # Strings go to ONNX Runtime as they are; other values are copied to their buffer anyway.
@@ -167,36 +167,37 @@ class Schedule:
             cut.append(array)
         return cut
 
-    def show(self, outputs: dict[str, Array], failure: ModelError | None) -> dict[str, Array]:
+    def show(self, outputs: dict[str, Array], failure: ShardrunError | None) -> dict[str, Array]:
         """The outputs that any stage gives, by name, on every rank: after a run of the program alone, with a
         batch that nothing cuts. ``failure``: why this rank has none."""
-        found = self._gathered(outputs, failure, [0])
+        found = self.gathered(outputs, failure, [0])
         return {name: arrays[0] for name, arrays in found.items() if arrays}
 
     def _together(
         self, outputs: dict[str, Array], failure: ModelError | None, busy: Sequence[int]
     ) -> list[Array]:
         """Everyone's outputs, whole, in the whole model's order."""
-        found = self._gathered(outputs, failure, busy)
+        found = self.gathered(outputs, failure, busy)
         return [
-            _joined(found[name], name, self._part.batch_outputs.get(name, 0))
-            for name, _ in self._part.outputs
+            joined(found[name], name, self.part.batch_outputs.get(name, 0)) for name, _ in self.part.outputs
         ]
 
-    def _gathered(
-        self, outputs: dict[str, Array], failure: ModelError | None, busy: Sequence[int]
+    def gathered(
+        self, outputs: dict[str, Array], failure: ShardrunError | None, busy: Sequence[int]
     ) -> dict[str, list[Array]]:
-        place, mesh = self._part.place, self._part.mesh
-        found: dict[str, list[Array]] = {name: [] for name, _ in self._part.outputs}
+        """The outputs of all stages by name, from each data rank that is ``busy``; those that have no batch
+        from the first of them. Raises the ``failure`` of this rank, and `RemoteError` for another's."""
+        place, mesh = self.part.place, self.part.mesh
+        found: dict[str, list[Array]] = {name: [] for name, _ in self.part.outputs}
         reasons: list[str] = []
-        for data, stage in itertools.product(busy, sorted({stage for _, stage in self._part.outputs})):
+        for data, stage in itertools.product(busy, sorted({stage for _, stage in self.part.outputs})):
             owner = mesh.rank(data=data, pipeline=stage, tensor=place["tensor"])
             message = None
-            if owner == self._part.rank:
+            if owner == self.part.rank:
                 tensors = {
                     name: array
                     for name, array in outputs.items()
-                    if data == 0 or name in self._part.batch_outputs
+                    if data == busy[0] or name in self.part.batch_outputs
                 }
                 fields: dict[str, object] = {} if failure is None else {"failed": str(failure)}
                 message = Message(Kind.RESULT, fields, tensors)
@@ -212,7 +213,8 @@ class Schedule:
         return found
 
 
-def _joined(pieces: Sequence[Array], name: str, axis: int) -> Array:
+def joined(pieces: Sequence[Array], name: str, axis: int) -> Array:
+    """The pieces of an output, put together. Raises `ModelError` where they do not fit."""
     if len(pieces) == 1:
         return pieces[0]
     try:

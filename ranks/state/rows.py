@@ -32,9 +32,9 @@ class Row:
     length: int
 
 
-def merged(rows: Sequence[Row], axes: Mapping[str, int], memory: Memory) -> SequenceState:
-    """A state with copies of these rows. ``axes``: the batch axis of each state input."""
-    length = max(row.length for row in rows)
+def merged(rows: Sequence[Row], axes: Mapping[str, int], memory: Memory, length: int) -> SequenceState:
+    """A state with copies of these rows. ``axes``: the batch axis of each state input; ``length``: the
+    positions of the longest row of the batch, of which these may be a part."""
     slots, values = [], {}
     for name, slot in rows[0].state.slots.items():
         batch, axis = axes[name], slot.pair.axis

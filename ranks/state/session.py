@@ -159,8 +159,11 @@ class Session:
         return self._number
 
     def rewind(self, length: int) -> None:
-        """Forgets all positions from ``length`` on. Raises `ShardrunError` where that is no length of this
-        session, or where the model's state has no positions to forget, as that of a recurrent model."""
+        """Forgets all positions from ``length`` on; with 0 the session is as new, also without the state that
+        its first step may have brought.
+
+        Raises `ShardrunError` where that is no length of this session, or where the model's state has no
+        positions to forget, as that of a recurrent model."""
         self._check_open()
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
             raise ShardrunError(
@@ -175,6 +178,7 @@ class Session:
             )
         self._host.change("rewind", self._number, length=length)
         self.length = length
+        self._begun = self._begun and length > 0
 
     def fork(self) -> Session:
         """Another session that has read the same, and goes its own way from here on."""

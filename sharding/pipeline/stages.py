@@ -17,6 +17,7 @@ from sharding.errors import SliceError
 from sharding.graph.values import shape_of, shown_node, subgraphs
 from sharding.pipeline.balance import Costs, balanced
 from sharding.pipeline.profile import step_seconds
+from sharding.pipeline.stage_state import keepers, spans
 from sharding.rules.flow import FLOW
 from sharding.search.cost import (
     BYTES_PER_SECOND,
@@ -148,8 +149,8 @@ class _Cutter:
             except SliceError:
                 if not self.state:
                     raise
-            spans = self._spans()
-            far = sorted(self.state, key=lambda name: spans.get(name, (0, 0))[0] - spans.get(name, (0, 0))[1])
+            found = spans(self.graph, self.main, self.state)
+            far = sorted(self.state, key=lambda name: found.get(name, (0, 0))[0] - found.get(name, (0, 0))[1])
             for name in far[: len(far) // 2 + 1]:
                 del self.state[name]
 
@@ -301,26 +302,12 @@ class _Cutter:
                 size //= self.world
             seconds = COLLECTIVE_SECONDS + size / BYTES_PER_SECOND
             costs.crosses(start, end, seconds if _can_cross(value) else None)
-        for start, end in self._spans().values():
+        for start, end in spans(self.graph, self.main, self.state).values():
             if start < end:
                 costs.crosses(start, end, None)
         for start, end in self._bodies(place):
             costs.crosses(start, end, None)  # a stage runs control flow as a whole
         return costs
-
-    def _spans(self) -> dict[str, tuple[int, int]]:
-        """For each state, first and last place of the steps that one stage must run, which alone holds it."""
-        found: dict[str, list[int]] = {}
-        of_output = {made: taken for taken, made in self.state.items()}
-        for number, index in enumerate(self.main):
-            step = self.graph[index]
-            for value in step.inputs:
-                if value is not None and value.name in self.state and value.is_graph_input():
-                    found.setdefault(value.name, []).append(number)
-            for value in step.node.outputs:
-                if value.name in of_output and value.is_graph_output():
-                    found.setdefault(of_output[value.name], []).append(number)
-        return {name: (min(numbers), max(numbers)) for name, numbers in found.items()}
 
     def _bodies(self, place: Mapping[int, int]) -> list[tuple[int, int]]:
         """For each opened control-flow node its first and last place among the main steps."""
@@ -341,6 +328,9 @@ class _Cutter:
                 producer = self.produced.get(value)
                 if producer is not None and self.cones[producer] is not None:
                     members[stage].add(producer)
+        kept = keepers(self.graph, stage_of_main, self.state)
+        for index, stage in kept.items():
+            members[stage].update({index, *(self.cones[index] or ())})
         everywhere = set().union(*members)
         members[0].update(index for index in range(len(self.graph)) if index not in everywhere)
         # Steps of which nothing but the model's outputs is made, with what leads to them.
@@ -351,6 +341,8 @@ class _Cutter:
         for stage in reversed(range(count)):
             for index in members[stage]:
                 of[index] = stage
+        for index, stage in kept.items():
+            of[index] = stage
         ordered = tuple(tuple(sorted(steps)) for steps in members)
         apart = frozenset(pair.input for pair in self.source.state).difference(self.state)
         crossings = self._crossings(stage_of_main, count)

@@ -28,6 +28,9 @@ KINDS = ("append", "replace", "once")
 LONGEST_STATE = 1 << 16
 """More pairs than this are refused where they are read."""
 
+NO_NUMBERS = frozenset({"string", "8", "unknown", "undefined", "0"})
+"""What element types of texts, and of what is no tensor, are called."""
+
 Shape = Sequence["int | str | None"]
 Tensor = tuple[str, str, "Shape | None"]
 """Name, element type, lengths of the axes (None: their number is not known)."""
@@ -140,7 +143,7 @@ class _Finder:
         if (
             item is not None
             and item.input not in {"", taken}
-            and (item.by_operator or item.grows or item.same)
+            and (item.by_operator or item.grows or (item.same and _is_state_by_name(item.input)))
         ):
             return False  # it carries on another
         return not self._unfit(taken, made) and self._add(taken, made, kind)
@@ -150,6 +153,8 @@ class _Finder:
         (dtype, before), (other, after) = self.inputs[taken], self.outputs[made]
         if dtype != other:
             return f"the input {taken!r} is of type {dtype}, the output {made!r} of {other}"
+        if dtype in NO_NUMBERS:
+            return f"the input {taken!r} holds no numbers, which alone can be kept"
         if before is None or after is None:
             return ""
         what = f"the input {taken!r} has the shape {_written(before)}, the output {made!r} {_written(after)}"
@@ -181,6 +186,11 @@ def _pair(
     if axis is None:
         return pair
     return replace(pair, axis=axis, kind="append", buffer=item is not None and item.buffer)
+
+
+def _is_state_by_name(name: str) -> bool:
+    """Whether an input is called like one that carries state."""
+    return next(outputs_for(name), None) is not None
 
 
 def _surely_differ(a: int | str | None, b: int | str | None) -> bool:

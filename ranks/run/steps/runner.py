@@ -66,8 +66,8 @@ class Steps:
     def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
 
-        ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add. The state
-        is changed only where the step succeeds.
+        ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add. What they
+        leave becomes the state with its `commit`, or not with `abandon`, which a step that fails calls.
         """
         if self._parts.weights is not None and self._parts.weights.renew():
             self._plans.clear()
@@ -79,7 +79,6 @@ class Steps:
             except BaseException:
                 state.abandon()
                 raise
-            state.commit(count)
             if self._parts.mail is not None:
                 self._parts.mail.begin()
         return results
@@ -246,6 +245,8 @@ class Steps:
                 for name, source, growth in made.states:
                     before = self._parts.memory.shape(values[source])
                     shape = tuple(map(int.__add__, before, growth))
+                    if min(shape, default=0) < 0:  # what has shrunk twice does not go on so for ever
+                        return level
                     values[name] = state.room(source, shape)
                     self._parts.bind(binding.bind_output, name, values[name])
                 for _, name in made.grown:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ranks.errors import ModelError, ShardrunError
+from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.runner import Steps
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ranks.common.tensors import TensorSpec
+    from ranks.run.steps.copies import Copies, Owners
     from ranks.run.steps.parts import Parts
     from ranks.talk.reports import More
     from ranks.weights.updated.variable import VariableWeights
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
     from sharding.slices.state import StatePair
 
 
+_LOST = {
+    "open": "The sequence could not be opened",
+    "fork": "The sequence could not be copied",
+    "rewind": "The sequence could not be rewound",
+    "merge": "The batch could not be made",
+    "close": "The sequence could not be closed",
+}
+"""What to say where a change fails."""
+Shown = Callable[["dict[str, Array]", ShardrunError | None], "dict[str, Array]"]
 Step = Callable[[int, "dict[str, Array]"], "dict[str, Array]"]
 
 
@@ -40,8 +51,10 @@ class Stateful:
     """The inputs of the rank's own model, by name: state has its local shape."""
     sizes: Mapping[str, int]
     """`ranks.state.pairs.head_sizes` of the rank's model."""
-    shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None
+    shown: Shown | None = None
     """Gives each rank the outputs of all stages, where a model has several."""
+    copies: Copies | None = None
+    """The copies of the model that share rows, where there are several."""
 
     @classmethod
     def of(
@@ -50,7 +63,6 @@ class Stateful:
         pairs: tuple[StatePair, ...],
         specs: Mapping[str, TensorSpec],
         weights: VariableWeights | None,
-        shown: Callable[[dict[str, Array], ModelError | None], dict[str, Array]] | None = None,
     ) -> Stateful:
         """Over the sessions of a rank's model; ``weights``: the variable ones, of which each step has one
         version."""
@@ -59,7 +71,7 @@ class Stateful:
 
             parts = replace(parts, weights=BoundWeights(weights))
         sizes = state_pairs.head_sizes(parts.cut.model)
-        return cls(Steps(parts, pairs), parts, pairs, specs, sizes, shown)
+        return cls(Steps(parts, pairs), parts, pairs, specs, sizes)
 
 
 class Sequences:
@@ -68,7 +80,9 @@ class Sequences:
     def __init__(self, model: Stateful) -> None:
         self._model = model
         self._open: dict[int, SequenceState | None] = {}
-        """None: no step was made yet."""
+        """None: no step was made yet, or all rows lie on other copies of the model."""
+        self._owners: dict[int, Owners] = {}
+        """Where a model has several copies: which has each row of a sequence that has made a step."""
         held = {pair.output for pair in model.pairs if pair.output in model.parts.cut.outputs}
         self._held = [pair for pair in model.pairs if pair.output in held]
         self._host: _Host | None = None
@@ -99,17 +113,34 @@ class Sequences:
         return self._model.steps.segment_seconds
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
-        """Opens, copies (``new``), cuts back (``length``) or closes a sequence."""
-        if change == "open":
-            self.open(number)
-        elif change == "fork":
-            self.fork(number, more["new"])
-        elif change == "rewind":
-            self.rewind(number, more["length"])
-        elif change == "merge":
-            self.merge(number, more["members"])
-        else:
-            self.close(number)
+        """Opens, copies (``new``), cuts back (``length``) or closes a sequence.
+
+        Nobody waits for it. What fails is told by the sequence's next step: ranks that fail alike go on.
+        """
+        try:
+            if change == "open":
+                self.open(number)
+            elif change == "fork":
+                self.fork(number, more["new"])
+            elif change == "rewind":
+                self.rewind(number, more["length"])
+            elif change == "merge":
+                self.merge(number, more["members"])
+            else:
+                self.close(number)
+        except Exception as error:
+            if isinstance(error, ShardrunError):
+                why = str(error)
+            elif isinstance(error, MemoryError):
+                why = f"{_LOST[change]}: {str(error) or 'there is no memory left'}."
+            else:
+                why = f"{_LOST[change]}: {type(error).__name__}: {error}."
+            self._fail(more.get("new", number), why)
+
+    def _fail(self, number: int, why: str) -> None:
+        """Each step of this sequence from here on says why it cannot be made; its memory is free."""
+        self._failed[number], self._open[number] = why, None
+        self._owners.pop(number, None)
 
     def open(self, number: int) -> None:
         """A new sequence; its first step may give whole values of state inputs to start from."""
@@ -117,44 +148,51 @@ class Sequences:
 
     def close(self, number: int) -> None:
         """Frees a sequence; one that is not open is let be."""
-        self._open.pop(number, None)
-        self._failed.pop(number, None)
+        for kept in (self._open, self._failed, self._owners):
+            kept.pop(number, None)
 
     def fork(self, number: int, new: int) -> None:
         """Makes ``new`` a copy of a sequence."""
         state = self._open[number]
         if number in self._failed:
-            self._failed[new] = self._failed[number]
-        try:
-            self._open[new] = state.fork() if state is not None else None
-        except MemoryError as error:
-            why = str(error) or "there is no memory left"
-            self._failed[new] = f"The sequence could not be copied: {why}."
-            self._open[new] = None
+            self._fail(new, self._failed[number])
+            return
+        self._open[new] = state.fork() if state is not None else None
+        if number in self._owners:
+            self._owners[new] = self._owners[number]
 
     def rewind(self, number: int, length: int) -> None:
         """Forgets the positions of a sequence from ``length`` on."""
         state = self._open[number]
-        if state is not None:
+        if length == 0:
+            # As if it were new: its next step may give state to start from.
+            self._open[number] = None
+            self._owners.pop(number, None)
+        elif state is not None:
             state.rewind(length)
 
     def merge(self, number: int, members: Sequence[Sequence[int]]) -> None:
         """A sequence for a batch, of copies of rows: of which sequence, which row, and its length."""
-        rows = []
+        rows, owners, copies = [], [], self._model.copies
         for source, row, length in members:
             state = self._open[source]
             if source in self._failed:
-                self._failed[number], self._open[number] = self._failed[source], None
+                self._fail(number, self._failed[source])
                 return
+            if copies is not None and source in self._owners:
+                owners.append(self._owners[source][row])
+                if owners[-1] != copies.here:
+                    continue
+                row = copies.mine(self._owners[source]).index(row)  # noqa: PLW2901 - its place here
             if state is None:
                 raise ShardrunError("A session joins a batch after its first step.")
             rows.append(Row(state, row, length))
-        try:
-            self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory)
-        except MemoryError as error:
-            why = str(error) or "there is no memory left"
-            self._failed[number] = f"The batch could not be made: {why}."
-            self._open[number] = None
+        longest = max(length for _, _, length in members)
+        self._open[number] = None
+        if rows:
+            self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory, longest)
+        if copies is not None:
+            self._owners[number] = tuple(owners)
 
     def nbytes(self, number: int) -> int:
         """Bytes of a sequence's state on this rank."""
@@ -169,25 +207,53 @@ class Sequences:
         """
         if number in self._failed:
             raise ShardrunError(self._failed[number])
-        state = self._open[number]
-        if state is None:
-            states = {pair.input for pair in self._model.pairs}
-            initial = {name: array for name, array in feeds.items() if name in states}
-            feeds = {name: array for name, array in feeds.items() if name not in states}
-            state = self._begin(feeds, initial)
-        given = known_feeds.fill(self.filled, feeds, state.length)
-        found = known_feeds.size(feeds)
-        steps, failure = self._model.steps, None
+        copies, shown, owners = self._model.copies, self._model.shown, self._owners.get(number)
+        if copies is None:
+            return self._one_step(number, feeds, shown)
+        if owners is None:
+            owners = copies.owners(feeds)
+        else:
+            copies.check(owners, feeds)
+        together = partial(copies.together, owners=owners)
+        if copies.mine(owners):
+            results = self._one_step(number, copies.cut(feeds, owners), together)
+        else:
+            results = together({}, None)
+        self._owners[number] = owners
+        return results
+
+    def _one_step(self, number: int, feeds: Mapping[str, Array], shown: Shown | None) -> dict[str, Array]:
+        """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
+        steps, state = self._model.steps, self._open[number]
         results: dict[str, Array] = {}
+        failure: ShardrunError | None = None
+        found = known_feeds.size(feeds)
         try:
+            if state is None:
+                states = {pair.input for pair in self._model.pairs}
+                initial = {name: array for name, array in feeds.items() if name in states}
+                feeds = {name: array for name, array in feeds.items() if name not in states}
+                state = self._begin(feeds, initial)
+            given = known_feeds.fill(self.filled, feeds, state.length)
             results = steps.run(state, given, found[1] if found is not None else 0)
-            self._open[number] = state
-        except ModelError as error:
-            if self._model.shown is None:
+        except CollectiveError:
+            raise
+        except ShardrunError as error:
+            if shown is None:
                 raise
             failure = error
             steps.fail(str(error))
-        return results if self._model.shown is None else self._model.shown(results, failure)
+        if shown is not None:
+            try:
+                results = shown(results, failure)
+            except BaseException:
+                if state is not None:
+                    state.abandon()
+                raise
+        assert state is not None
+        state.commit(found[1] if found is not None else 0)
+        self._open[number] = state
+        return results
 
     def _begin(self, feeds: Mapping[str, Array], initial: Mapping[str, Array]) -> SequenceState:
         model = self._model

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.launcher import cli_tools
-from tests.launcher.generation import tiny
+from tests.launcher.generation import tiny, tiny_encoders
 from tests.launcher.processes import Runner, marked, wait_until
 
 
@@ -128,10 +128,50 @@ def test_an_answer_waits_for_no_other_prompt(place: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_that_something_else_started(place: Path, plain: tiny.Plain, ranks: int) -> None:
-    arguments = ("model", "--ids", "5,6,7", "--max-new-tokens", 6, "--json", "--speculate", 2)
+@pytest.mark.parametrize(
+    "options", [["--speculate", 2], ["--speculate", 2, "--draft", "model"], ["--batch", 3]], ids=str
+)
+def test_ranks_that_something_else_started(
+    place: Path, plain: tiny.Plain, ranks: int, options: list[Any]
+) -> None:
+    """State stays where it is; several prompts are one batch, and a draft runs on rank 0 alone."""
+    prompts = [[5, 6, 7], [9] * 20, [11]]
+    given = [word for ids in prompts for word in ("--ids", ",".join(map(str, ids)))]
+    arguments = ("model", *given, "--max-new-tokens", 6, "--ignore-eos", "--json", *options)
     done = generate(place, *arguments, before=cli_tools.mpirun(ranks))
-    assert ids_of(done) == [plain.greedy([5, 6, 7], 6)]
+    assert ids_of(done) == [plain.greedy(ids, 6) for ids in prompts]
+    assert done.stderr.startswith("shardrun: 3 prompts, 18 tokens") and done.stderr.count("\n") == 1
+
+
+def test_encoder_and_decoder_on_ranks_that_something_else_started(place: Path) -> None:
+    tiny_encoders.save_optimum(place / "two", merged=False)
+    arguments = ("two", "--ids", "5,30,12,7", "--max-new-tokens", 8, "--json", "--allow-replicated")
+    here = ids_of(generate(place, *arguments, "--ranks", 2, "--launcher", "local"))
+    assert len(here[0]) == 8 and ids_of(generate(place, *arguments, before=cli_tools.mpirun(2))) == here
+
+
+def test_a_wrong_prompt_ends_all_ranks(place: Path) -> None:
+    done = generate(place, "model", "--ids", "5,999", before=cli_tools.mpirun(2))
+    assert done.returncode == 2 and "the prompt holds the token 999" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_file(place: Path, plain: tiny.Plain) -> None:
+    """Says model and ranks, and how tokens are chosen; flags win."""
+    job = {"model": "model", "ranks": 2, "generate": {"max_new_tokens": 6, "temperature": 100, "seed": 1}}
+    (place / "job.json").write_text(json.dumps(job))
+    arguments = ("--config", "job.json", "--ids", "5,6,7", "--ignore-eos", "--json")
+    assert ids_of(generate(place, *arguments, "--temperature", 0)) == [plain.greedy([5, 6, 7], 6)]
+    hot = generate(place, *arguments)
+    assert json.loads(hot.stdout)["seed"] == 1 and ids_of(hot) != [plain.greedy([5, 6, 7], 6)]
+    for wrong, message in (
+        ({**job, "generate": {"top_p": 2}}, "job.json: $.generate.top_p: expected a number above 0 up to 1, found 2"),
+        ({"ranks": 2}, "no model: expected a language model's folder, or `model:` in a job file"),
+    ):  # fmt: skip
+        (place / "job.json").write_text(json.dumps(wrong))
+        done = generate(place, *arguments)
+        assert done.returncode == 2 and done.stderr.startswith("shardrun: error: ") and message in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_plain_file_and_slices(place: Path, plain: tiny.Plain) -> None:

@@ -94,7 +94,7 @@ def test_shapes_change_and_buffers_stay(group: Group, model: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_one_symbol_for_two_lengths(group: Group, model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "launcher.group.group"):
+    with caplog.at_level(logging.INFO, "launcher.group"):
         for rows in ((2, 4, 4), (2, 4, 4), (4, 1, 3), (4, 1, 3), (3, 3, 3), (1, 5, 1)):
             feeds = _feeds(rows, seed=sum(rows))
             _check(group.predict(feeds), model, feeds)

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import numpy_helper
 
-from launcher import Group, generate, start
+from launcher import generate, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.sample import Token
 from launcher.group.requests import PredictError
@@ -34,6 +37,9 @@ WAYS = {
     "mpirun": ("joined", 2, "mpirun", None),
     "stages": ("buffered", 2, "local", "pipeline=2"),
     "both": ("joined", 4, "local", "tensor=2,pipeline=2"),
+    "copies": ("buffered", 2, "local", "data=2"),
+    "copies-parts": ("joined", 4, "local", "data=2,tensor=2"),
+    "copies-streaming": ("streaming", 2, "local", "data=2"),
 }
 """The form of the model, ranks, what starts them, and the mesh."""
 
@@ -42,6 +48,7 @@ class Way:
     """One group, and what it runs."""
 
     def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
         self.form, self.ranks, launcher, mesh = WAYS[name]
         self.path = folder / "model.onnx"
         FORMS[self.form](self.path)
@@ -152,8 +159,6 @@ def test_rows_of_a_batch_join_and_leave(way: Way) -> None:
 
 def test_state_lies_in_parts(tmp_path: Path) -> None:
     """Half of each cache on each of two ranks, and nothing of it in a collective."""
-    import onnx
-
     from sharding import slice_model
 
     state_models.joined(tmp_path / "model.onnx")
@@ -182,13 +187,59 @@ def test_a_killed_rank_ends_the_session_with_its_name(tmp_path: Path) -> None:
         group.session()
 
 
-def test_a_copy_of_the_model_for_each_batch_keeps_no_state(tmp_path: Path) -> None:
-    state_models.joined(tmp_path / "model.onnx")
-    options = SliceOptions(mesh=parse_mesh("data=2"))
-    with start(tmp_path / "model.onnx", ranks=2, launcher="local", threads=1, options=options) as group:
-        with pytest.raises(ShardrunError, match="without a data axis"):
-            group.session()
-        assert isinstance(group, Group)
+def test_rows_of_a_session(way: Way) -> None:
+    """Of a batch of one length, which copies of the model share out; also where one row is wrong."""
+    for batch in (3, 2):
+        plain, session = Plain(way.path, batch), way.group.session()
+        counts = (5, 1, 1, 1, 1)  # GroupQueryAttention takes several new positions in the first step only
+        for array in state_models.steps(way.form, counts, batch):
+            assert way.close(session.predict({way.first: array}), plain.step(array))
+            if way.form == "streaming":
+                continue
+            wrong = array.copy()
+            wrong[-1, -1] = 999
+            with pytest.raises(PredictError, match=r"indices|out of"):
+                session.predict({way.first: wrong})
+        if way.name == "copies-streaming":
+            with pytest.raises(PredictError, match=f"has {batch} rows, but the step gives {batch - 1}"):
+                session.predict({way.first: array[1:]})
+        fork = session.fork()
+        last = state_models.steps(way.form, [1], batch, seed=5)[0]
+        want = plain.step(last)
+        for one in (session, fork):
+            assert way.close(one.predict({way.first: last}), want)
+
+
+def test_a_step_that_a_later_stage_cannot_compute_changes_no_stage(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[b, 32] x, int64[b] pick, float[b, 32] state) => (float[b, 32] y, float[b, 32] state_out) {
+      a = MatMul(x, w0)
+      state_out = Add(state, a)
+      c = MatMul(state_out, w1)
+      d = Tanh(c)
+      e = MatMul(d, w2)
+      f = Gather(w3, pick)
+      h = Mul(e, f)
+      y = MatMul(h, w4)
+    }"""
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for number in range(5):
+        values = (random.standard_normal((32, 32)) * 0.3).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, f"w{number}"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    state = np.zeros((1, 32), np.float32)
+    options = SliceOptions(mesh=parse_mesh("pipeline=2"))
+    with start(path, ranks=2, launcher="local", threads=1, options=options) as group:
+        session = group.session()
+        for _ in range(3):
+            feeds = {"x": random.standard_normal((1, 32)).astype(np.float32), "pick": np.array([3])}
+            want, state = plain.run(None, {**feeds, "state": state})
+            assert np.abs(session.predict(feeds)["y"] - want).max() <= 1e-4
+            with pytest.raises(PredictError, match="indices"):
+                session.predict({**feeds, "pick": np.array([99])})
 
 
 def test_the_example_of_a_streaming_model(tmp_path: Path) -> None:

@@ -261,6 +261,33 @@ def test_a_batch_that_memory_cannot_hold_is_told_by_its_steps(
     assert close(session.predict({"input_ids": ids}), plain.step(ids))
 
 
+@pytest.mark.parametrize("change", ["rewind", "fork"])
+def test_a_change_that_fails_is_told_by_the_next_step(
+    model: RankModel, path: Path, form: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Of the session that it was meant for, and of no other."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError if change == "fork" else ValueError("odd")
+
+    plain, arrays = Plain(path), state_models.steps(form, COUNTS)
+    session, other = model.session(), model.session()
+    for one in (session, other):
+        one.predict({first(form): arrays[0]})
+    plain.step(arrays[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(sequences.Sequences, change, fails)
+        broken = session.fork() if change == "fork" else session
+        if change == "rewind":
+            session.rewind(session.length)
+    lost = "could not be copied: there is no memory left" if change == "fork" else "rewound: ValueError: odd"
+    for one in (broken, broken.fork()):
+        with pytest.raises(ShardrunError, match=lost):
+            one.predict({first(form): arrays[1]})
+    assert close(other.predict({first(form): arrays[1]}), plain.step(arrays[1]))
+    broken.close()
+
+
 def test_a_mask_that_keeps_its_width_and_then_changes_it(tmp_path: Path) -> None:
     """What was learned of shapes does not hold for a step that is given others."""
     import onnx

@@ -1,0 +1,195 @@
+"""Models on ranks that something else started, as their rank 0 has them: what a `Group` is to a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.group.group import sliced_for
+from launcher.group.model import ReadyModel
+from launcher.group.requests import PredictError
+from launcher.inspection.reference import refer
+from launcher.job.start_arguments import Start, check_collectives, check_numbers, count_ranks
+from ranks.collectives.broadcast import Spreader
+from ranks.errors import CollectiveError, PeerLostError, is_usage
+from ranks.precision.request import TARGETS
+from ranks.run.led import FAILED, MISUSED, WELL, Leader, follow
+from ranks.state.session import Known
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ranks.collectives.base import Communicator
+    from ranks.run.rank_model import RankModel
+    from ranks.state.session import Host
+    from ranks.talk.reports import More
+    from sharding.common.arrays import Array
+    from sharding.demands.options import SliceOptions
+
+PathLike = str | os.PathLike[str]
+T = TypeVar("T")
+_GRACE = 2.0
+"""Seconds in which rank 0 says why it ends: mpirun may end it as soon as another rank has ended."""
+
+
+class LedModel(ReadyModel):
+    """One of the models that a leader has. Made by `launcher.lead`."""
+
+    def __init__(self, leader: Leader, place: int = 0) -> None:
+        model = leader.models[place]
+        self.inputs, self.outputs = model.inputs, model.outputs
+        self.optional_inputs = model.optional_inputs
+        self._model = model.given
+        self._leader, self._place = leader, place
+        self._host: _LedHost | None = None
+        self._lock = threading.Lock()
+
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
+
+        Raises as `launcher.Group.predict` does; but after a Ctrl-C in the middle the ranks cannot be asked
+        any more.
+        """
+        tensors = self._tensors(feeds)
+        with _told():
+            return self._leader.run(self._place, tensors)
+
+    @property
+    def session_host(self) -> Host:
+        """What sessions and batches of them run on. Raises `ShardrunError` for a model without state."""
+        self._check_open()
+        with self._lock:  # two hosts would give two sessions one number
+            if self._host is None:
+                sequences = self._leader.models[self._place].sequences
+                filled = [spec.name for spec in sequences.filled]
+                known = Known(self.inputs, self.optional_inputs, sequences.pairs, filled)
+                self._host = _LedHost(self._leader, self._place, known)
+        return self._host
+
+    def _check_open(self) -> None:
+        if self._leader.ended:
+            raise LaunchError("The ranks that this one led have ended: start the job anew.")
+
+
+class _LedHost:
+    """Runs the steps of sessions on all ranks."""
+
+    def __init__(self, leader: Leader, place: int, known: Known) -> None:
+        self.known = known
+        self._leader, self._place = leader, place
+
+    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+        """As `ranks.state.session.Host.step`. Raises as `LedModel.predict` does."""
+        forgotten = self.known.forgotten
+        while forgotten:
+            self.change("close", forgotten.pop())
+        with _told():
+            return self._leader.step(self._place, number, tensors)
+
+    def change(self, change: str, number: int, **more: Unpack[More]) -> None:
+        """As `ranks.state.session.Host.change`."""
+        with _told():
+            self._leader.change(self._place, change, number, **more)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors as a group tells them."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise RankFailedError(str(error), rank=error.peer) from error
+    except CollectiveError as error:
+        raise RankFailedError(str(error)) from error
+    except (LaunchError, PredictError):
+        raise
+    except ShardrunError as error:
+        raise PredictError(str(error)) from error
+
+
+def lead_models(
+    communicator: Communicator,
+    models: Sequence[RankModel],
+    work: Callable[[Sequence[LedModel]], T],
+    verb: str = "do its work",
+) -> T | None:
+    """Rank 0 of the group does the ``work``, for which all ranks run the ``models``; its result, or None on
+    the other ranks. Every rank calls it with the same models in the same order.
+
+    Raises what the work raises on rank 0; on the others `ConfigError` or `RankFailedError`, which say that
+    rank 0 cannot ``verb``, and `CollectiveError` where the group breaks.
+    """
+    spreader = Spreader(communicator)
+    if communicator.rank != 0:
+        fate = follow(models, spreader)
+        if fate != WELL:
+            time.sleep(_GRACE)
+            kind = ConfigError if fate == MISUSED else RankFailedError
+            raise kind(f"rank 0 cannot {verb} (it says why)")
+        return None
+    leader = Leader(models, spreader)
+    try:
+        result = work([LedModel(leader, place) for place in range(len(models))])
+    except BaseException as error:
+        usage = isinstance(error, ShardrunError) and (isinstance(error, ConfigError) or is_usage(error))
+        with contextlib.suppress(CollectiveError):
+            leader.end(MISUSED if usage else FAILED)
+        raise
+    leader.end(WELL)
+    return result
+
+
+def lead(
+    model: PathLike,
+    work: Callable[[LedModel], T],
+    *,
+    collectives: str = "auto",
+    threads: int | None = None,
+    target: str = "cpu",
+    timeout: float | None = None,
+    allow_replicated: bool = False,
+    options: SliceOptions | None = None,
+) -> T | None:
+    """In a script that mpirun, srun, torchrun or something else started once for each rank: rank 0 does the
+    ``work``, which gets the model as all of them run it, and returns its result; the others run the model for
+    it, and return None.
+
+    The arguments are those of `launcher.start`; the environment says how many ranks there are. Raises what
+    the work raises, on the other ranks `RankFailedError` or `ConfigError` then, and what `launcher.start`
+    raises for a model and arguments that do not fit.
+    """
+    from ranks.identity.identity import identify
+    from ranks.run import group
+    from ranks.run.target import load
+
+    if target not in TARGETS:
+        raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
+    check_collectives(collectives, target)
+    identity = identify()
+    how = Start(
+        ranks=identity.world_size, collectives=collectives, threads=threads, timeout=timeout,
+        allow_replicated=allow_replicated, options=options,
+    )  # fmt: skip
+    check_numbers(how)
+    path = Path(model)
+    reference = refer(path)
+    reference.check()
+    size = count_ranks(reference, how)
+    made = sliced_for(path, size, how) if reference.kind == "file" else path
+    communicator, loaded = load(
+        made.absolute(), identity, target,
+        collectives=collectives, threads=threads, timeout=how.seconds,
+    )  # fmt: skip
+    try:
+        return lead_models(communicator, [loaded], lambda led: work(led[0]))
+    except BaseException:
+        group.leave()  # whoever still waits for this rank need not wait for the end of its process
+        raise
+    finally:
+        loaded.close()

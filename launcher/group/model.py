@@ -1,0 +1,89 @@
+"""A model on ranks that are ready, whoever started them: sessions, generation, what a request must hold."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import ShardrunError
+from ranks.common.tensors import TensorSpec, order_feeds, unlike
+
+if TYPE_CHECKING:
+    from launcher.generation.generate import Generation
+    from launcher.generation.options import GenerateOptions
+    from launcher.job.values import Setting
+    from ranks.state.session import Host, Session
+    from sharding.common.arrays import Array
+
+log = logging.getLogger(__name__)
+
+
+class ReadyModel(ABC):
+    """A model that ranks have loaded. ``inputs``, ``optional_inputs`` (those with a default) and ``outputs``
+    are its `TensorSpec`s."""
+
+    inputs: list[TensorSpec]
+    optional_inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    _model: Path
+    _noted = False
+
+    @property
+    @abstractmethod
+    def session_host(self) -> Host:
+        """What sessions and batches of them run on. Raises `ShardrunError` for a model without state."""
+
+    @abstractmethod
+    def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, by name, for one set of inputs, by name."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raises `LaunchError` where the ranks have ended."""
+
+    def session(self) -> Session:
+        """A sequence whose state stays on the ranks from one step to the next; several may be open at once.
+
+        Raises `ShardrunError` for a model without state.
+        """
+        from ranks.state.session import Session
+
+        return Session(self.session_host)
+
+    def generate(
+        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Setting
+    ) -> Generation:
+        """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
+        need a tokenizer: see `launcher.load_language_model`.
+
+        Raises `ConfigError` for a model that is no decoder of tokens, and for what does not fit it.
+        """
+        from launcher.generation.model import of_ranks
+
+        self._check_open()
+        return of_ranks(self).generate(prompt, options, **more)
+
+    def _tensors(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """What a request sends. Raises `ShardrunError` for inputs that do not fit the model."""
+        if not isinstance(feeds, Mapping):
+            raise ShardrunError(
+                f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
+                f"but are {type(feeds).__name__}."
+            )
+        self._check_open()
+        specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
+        arrays = order_feeds(specs, feeds)
+        self._note_symbols(specs, arrays)
+        return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
+        """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
+        if self._noted or not log.isEnabledFor(logging.INFO):
+            return
+        found = unlike(specs, [array.shape for array in arrays])
+        if found:
+            self._noted = True
+            log.info("%s: the dimension %s; ONNX Runtime lets them differ.", self._model, found)

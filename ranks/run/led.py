@@ -1,0 +1,174 @@
+"""Ranks that something else started, led by rank 0: it asks, and all of them run their models for it.
+
+No launcher stands beside these ranks to compare their answers. So each request says whether the leader could
+compute the one before it: a rank that fared otherwise is out of step, and ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ranks.errors import CollectiveError, ShardrunError
+from ranks.talk.wire import Kind, Message, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Unpack
+
+    from ranks.collectives.broadcast import Spreader
+    from ranks.run.rank_model import RankModel
+    from ranks.talk.reports import Change, More
+    from sharding.common.arrays import Array
+
+
+WELL, MISUSED, FAILED = FATES = ("well", "misused", "failed")
+"""How a leader ends: its work is done, what it was given is wrong, or something failed."""
+_LOOKS = 4
+"""Times within the time-out of collectives that an idle leader speaks."""
+
+
+class Leader:
+    """Rank 0's side: has every rank run its models, which all ranks have in the same order. Threads take
+    turns."""
+
+    def __init__(self, models: Sequence[RankModel], spreader: Spreader) -> None:
+        self.models = list(models)
+        self._spreader = spreader
+        self._turn = threading.Lock()
+        self._failed = False
+        self._ended = threading.Event()
+        self._asked = 0
+        if spreader.size > 1:
+            patience = spreader.timeout / _LOOKS
+            waker = threading.Thread(target=self._wake, args=(patience,), name="shardrun leader", daemon=True)
+            waker.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody follows any more."""
+        return self._ended.is_set()
+
+    def run(self, place: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs, by name, of the model at this place among them; ``feeds``: all that it takes, checked.
+
+        Raises what running raises; the ranks are still in step unless it is a `CollectiveError`."""
+        model = self.models[place]
+
+        def run() -> dict[str, Array]:
+            return dict(zip((spec.name for spec in model.outputs), model.run(feeds), strict=True))
+
+        return self._together({"model": place}, feeds, run)
+
+    def step(self, place: int, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step of a sequence of a model; as `run`, and as `RankModel.step`."""
+        model = self.models[place]
+        return self._together({"model": place, "session": number}, feeds, lambda: model.step(number, feeds))
+
+    def change(self, place: int, change: str, number: int, **more: Unpack[More]) -> None:
+        """As `ranks.state.session.Host.change`, on every rank."""
+        with self._turn:
+            if not self.ended:
+                self._tell(Kind.SESSION, {"model": place, "change": change, "number": number, **more})
+                self.models[place].sequences.change(change, number, **more)
+
+    def end(self, fate: str) -> None:
+        """Tells the other ranks to end, if they listen; ``fate``: one of `FATES`, which `follow` returns."""
+        with self._turn:
+            if not self.ended:
+                self._tell(Kind.STOP, {"fate": fate})
+                self._ended.set()
+
+    def _together(
+        self, fields: Mapping[str, object], feeds: Mapping[str, Array], run: Callable[[], dict[str, Array]]
+    ) -> dict[str, Array]:
+        with self._turn:
+            if self.ended:
+                raise CollectiveError("The ranks that this one led have ended: start the job anew.")
+            self._tell(Kind.PREDICT, fields, dict(feeds))
+            self._failed = False
+            try:
+                return run()
+            except CollectiveError:
+                self._ended.set()
+                raise
+            except Exception:
+                self._failed = True
+                raise
+            except BaseException:  # Ctrl-C in the middle of a model: the others finish it, or wait in it
+                self._ended.set()
+                raise
+
+    def _tell(
+        self, kind: Kind, fields: Mapping[str, object], tensors: dict[str, Array] | None = None
+    ) -> None:
+        """Sends a message to all other ranks, or ends where it is sent to some only."""
+        self._asked += 1
+        try:
+            self._spreader.spread(Message(kind, {**fields, "failed": self._failed}, tensors or {}))
+        except WireError:  # of a tensor that cannot travel: nothing was sent
+            raise
+        except BaseException:
+            self._ended.set()
+            raise
+
+    def _wake(self, patience: float) -> None:
+        """Speaks to the others while there is nothing to do: else they would take this rank for lost."""
+        asked = -1
+        while not self._ended.wait(patience):
+            with self._turn:
+                if self.ended:
+                    return
+                if self._asked == asked:
+                    try:
+                        self._tell(Kind.HELLO, {})
+                    except CollectiveError:  # whoever asks next is told
+                        return
+                asked = self._asked
+
+
+def follow(models: Sequence[RankModel], spreader: Spreader) -> str:
+    """The other ranks' side: does what rank 0 asks until it ends; returns how it did, one of `FATES`.
+
+    Raises `CollectiveError` where the group breaks, and the first cause where this rank cannot compute what
+    rank 0 can.
+    """
+    failed: Exception | None = None
+    while True:
+        try:
+            message = spreader.spread(None)
+        except CollectiveError as error:
+            if failed is not None:  # rank 0 is in the middle of what this rank could not do
+                raise _alone(failed) from error
+            raise
+        fields = message.fields
+        if fields.get("failed") and failed is None:
+            raise CollectiveError("Rank 0 could not compute what this rank could: it says why.")
+        if failed is not None and not fields.get("failed"):
+            raise _alone(failed)
+        if message.kind is Kind.STOP:
+            return str(fields.get("fate"))
+        if message.kind is Kind.HELLO:
+            continue
+        model = models[cast("int", fields["model"])]
+        if message.kind is Kind.SESSION:
+            more = {name: value for name, value in fields.items() if name not in {"model", "failed"}}
+            model.sequences.change(**cast("Change", more))
+            continue
+        failed = None
+        try:
+            session = fields.get("session")
+            if session is None:
+                model.run(message.tensors)
+            else:
+                model.step(cast("int", session), message.tensors)
+        except CollectiveError:
+            raise
+        except Exception as error:
+            failed = error
+
+
+def _alone(error: Exception) -> ShardrunError:
+    return CollectiveError(f"{error} Rank 0 could compute what this rank could not.")

@@ -1,0 +1,100 @@
+"""Sessions on several copies of a model: each row of a sequence lies on one copy, and all run at once.
+
+A session of one row lies on one copy, the next one on the next; rows of a longer batch are shared out. A row
+stays where it is, also in a batch of rows of other sessions: so a batch keeps all copies busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ranks.errors import ShardrunError
+from ranks.run.schedule import Schedule, joined
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
+
+Owners = tuple[int, ...]
+"""The copy that has each row, in the rows' order."""
+
+
+class Copies:
+    """The copies of a model along its mesh's ``data`` axis, as the ranks of one copy see them."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        part = schedule.part
+        self.count, self.here = part.mesh.length("data"), part.place["data"]
+        self._schedule = schedule
+        self._inputs, self._outputs = part.batch_inputs, part.batch_outputs
+        self._next = 0
+
+    def owners(self, feeds: Mapping[str, Array]) -> Owners:
+        """Which copies take the rows of a new sequence; those of a batch that cannot be cut all go to one."""
+        rows = self._rows(feeds)
+        first = self._next % self.count
+        if rows is None or rows < self.count:
+            self._next += 1
+        if rows is None:
+            return (first,)
+        share = [row * self.count // rows if rows >= self.count else row for row in range(rows)]
+        start = 0 if rows >= self.count else first
+        return tuple((start + copy) % self.count for copy in share)
+
+    def check(self, owners: Owners, feeds: Mapping[str, Array]) -> None:
+        """Raises `ShardrunError` for a step of another number of rows than the sequence has."""
+        rows = self._rows(feeds)
+        if rows is not None and rows != len(owners):
+            raise ShardrunError(
+                f"This sequence has {len(owners)} rows, but the step gives {rows}: give as many in each step."
+            )
+
+    def _rows(self, feeds: Mapping[str, Array]) -> int | None:
+        """The length of the batch; None where no input has one."""
+        lengths = {
+            feeds[name].shape[axis]
+            for name, axis in self._inputs.items()
+            if name in feeds and axis < feeds[name].ndim
+        }
+        if len(lengths) > 1:
+            raise ShardrunError(
+                f"The inputs have batches of {' and '.join(map(str, sorted(lengths)))} rows: the rows of a "
+                "session are shared out among copies of the model, so give all inputs equally many."
+            )
+        return lengths.pop() if lengths else None
+
+    def mine(self, owners: Owners) -> list[int]:
+        """The rows of this copy."""
+        return [row for row, copy in enumerate(owners) if copy == self.here]
+
+    def cut(self, feeds: Mapping[str, Array], owners: Owners) -> dict[str, Array]:
+        """What this copy is fed."""
+        rows = self.mine(owners)
+        if len(rows) == len(owners):
+            return dict(feeds)
+        return {
+            name: np.take(array, rows, self._inputs[name]) if name in self._inputs else array
+            for name, array in feeds.items()
+        }
+
+    def together(
+        self, results: dict[str, Array], failure: ShardrunError | None, owners: Owners
+    ) -> dict[str, Array]:
+        """Everyone's outputs by name, with the rows in order. A collective of all copies; raises what
+        one of them raised."""
+        busy = sorted(set(owners))
+        found = self._schedule.gathered(results, failure, busy)
+        order = [row for copy in busy for row, owner in enumerate(owners) if owner == copy]
+        back = np.argsort(order, kind="stable")
+        whole = {}
+        for name, arrays in found.items():
+            if not arrays:
+                continue
+            axis = self._outputs.get(name)
+            if axis is None or len(arrays) == 1:
+                whole[name] = arrays[0]
+            else:
+                whole[name] = np.take(joined(arrays, name, axis), back, axis)
+        return whole
