@@ -167,6 +167,8 @@ class _Completion:
         self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
         self.changed = set(changed)
+        self.inferred: dict[tuple[object, ...], list[onnx.TypeProto | None]] = {}
+        """The types of outputs by all that they follow from: layers repeat."""
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -275,7 +277,15 @@ class _Completion:
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
         if inferred is None:
-            inferred = _infer_one(node, self.opsets, self.model.ir_version)
+            key = _all_of(node)
+            if key is None:
+                inferred = _infer_one(node, self.opsets, self.model.ir_version)
+            else:
+                if key not in self.inferred:
+                    fresh = _infer_one(node, self.opsets, self.model.ir_version)
+                    self.inferred[key] = [fresh.get(item.name or "") for item in node.outputs]
+                known = zip(node.outputs, self.inferred[key], strict=True)
+                inferred = {item.name or "": kind for item, kind in known if kind is not None}
         found = inferred.get(value.name or "")
         return found is not None and _merge(value, found)
 
@@ -336,6 +346,25 @@ class _Completion:
 def _vector_length(value: ir.Value | None) -> int | None:
     shape = shape_of(value)
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def _all_of(node: ir.Node) -> tuple[object, ...] | None:
+    """What the types of a node's outputs follow from; None where that is not easily compared."""
+    attributes = []
+    for name, item in node.attributes.items():
+        if item.is_ref() or not isinstance(item.value, int | float | str | tuple | list):
+            return None
+        attributes.append((name, tuple(item.value) if isinstance(item.value, list) else item.value))
+    inputs: list[object] = []
+    for value in node.inputs:
+        constant = None if value is None else small_constant(value)
+        inputs.append(
+            None
+            if value is None
+            else (value.dtype, shape_of(value), None if constant is None else constant.tobytes())
+        )
+    same = [node.inputs.index(value) for value in node.inputs]
+    return (node.op_type, len(node.outputs), tuple(attributes), tuple(inputs), tuple(same))
 
 
 def _infer_one(node: ir.Node, opsets: dict[str, int], ir_version: int) -> dict[str, onnx.TypeProto]:
