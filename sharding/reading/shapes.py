@@ -155,7 +155,7 @@ _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
 DEMANDS = 3
 """How often what later nodes demand is followed back, and forward again."""
-_SHAPED = {"ConstantOfShape", "Reshape", "Expand", "Range", "Slice", "Tile"}
+_SHAPED = {"ConstantOfShape", "Reshape", "Resize", "Expand", "Range", "Slice", "Tile"}
 
 
 class _Completion:
@@ -299,7 +299,11 @@ class _Completion:
         if node.op_type not in _SHAPED or node.outputs[0].name is None:
             return None
         if node.op_type == "ConstantOfShape":
-            return self._filled(node, source)
+            return self._of_lengths(node, source)
+        if node.op_type == "Resize":
+            whole = not {"axes", "keep_aspect_ratio_policy"}.intersection(node.attributes)
+            sizes = node.inputs[3] if whole and len(node.inputs) > 3 else None
+            return None if sizes is None else self._of_lengths(node, sizes)
         if len(node.inputs) < 2:
             return None
         axes: Sequence[Dim] | None = None
@@ -331,8 +335,8 @@ class _Completion:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
 
-    def _filled(self, node: ir.Node, target: ir.Value) -> dict[str, onnx.TypeProto] | None:
-        """ConstantOfShape, of lengths some of which are symbols."""
+    def _of_lengths(self, node: ir.Node, target: ir.Value) -> dict[str, onnx.TypeProto] | None:
+        """An output whose lengths are given, some of them as symbols."""
         import onnx
 
         lengths, dtype = self.known_elements(target), node.outputs[0].dtype
