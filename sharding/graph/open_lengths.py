@@ -229,3 +229,5 @@ _OPERATORS: dict[str, Callable[[ir.Node, list[Shape], Shape], list[Dim] | None]]
     "Conv": _conv,
 }
 _NEEDED: dict[str, Needed] = {"MatMul": _product_needs, "Reshape": _reshape_needs}
+DEMANDING = frozenset(_NEEDED)
+"""Operators that say what length an axis of their first input must have."""

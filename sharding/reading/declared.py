@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.graph.open_lengths import DEMANDING
 from sharding.graph.symbols import is_made_up, shown, shown_shape
-from sharding.graph.values import shape_of
+from sharding.graph.values import captured, shape_of
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import ELEMENTWISE
@@ -70,14 +71,16 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         return False
     checks = {name: _Check(declared[name]) for name in asked}
     together: set[str] = set()
-    for lengths in _sets(model):
-        found = _shapes_at(model, path, lengths.number, checks)
+    apart = _apart(model)
+    small = _needed(model, asked.values())
+    for number, lengths in enumerate(_sets(model)):
+        # What goes together where axes of one name are equal is asked of the whole model, once.
+        found = _shapes_at(model if apart and not number else small, path, lengths.number, checks)
         together.update(name for name, shape in found.items() if _is_known(shape))
         for name, check in checks.items():
             check.compare(found.get(name), lengths.numbers, gone=bool(found) and name not in found)
         if all(check.decided() for check in checks.values()):
             break
-    apart = _apart(model)
     found = (
         _shapes_at(model, path, lambda axis: _number(axis, apart), together, all_or_none=True)
         if apart
@@ -94,6 +97,30 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     for name, shape in held.items():
         asked[name].shape = ir.Shape(shape)
     return True
+
+
+def _needed(model: ir.Model, asked: Iterable[ir.Value]) -> ir.Model:
+    """The part of a model by which the shapes of these values are found, or all where that is most of it: the
+    nodes before them, and those right after that say what they need."""
+    kept: set[ir.Node] = set()
+    waiting = [value.producer() for value in asked]
+    waiting += [user for value in asked for user, _ in value.uses() if user.op_type in DEMANDING]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in kept:
+            kept.add(node)
+            waiting += [value.producer() for value in (*node.inputs, *captured(node)) if value is not None]
+    if 2 * len(kept) > len(model.graph):
+        return model
+    part = model.clone()
+    copies = list(zip(model.graph, part.graph, strict=True))
+    part.graph.outputs.clear()
+    for node, copy in reversed(copies):
+        if node in kept:
+            part.graph.outputs.extend(value for value in copy.outputs if value.name and not value.uses())
+        else:
+            part.graph.remove(copy, safe=True)
+    return part
 
 
 def _says_more(declared: Shape, inferred: Shape | None) -> bool:

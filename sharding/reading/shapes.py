@@ -155,7 +155,7 @@ _FOLLOWED = {"INT32", "INT64", "BOOL"}
 """Element types in which shapes are computed."""
 DEMANDS = 3
 """How often what later nodes demand is followed back, and forward again."""
-_SHAPED = {"ConstantOfShape", "Reshape", "Expand", "Range", "Slice", "Tile"}
+_SHAPED = {"ConstantOfShape", "Reshape", "Resize", "Expand", "Range", "Slice", "Tile"}
 
 
 class _Completion:
@@ -167,6 +167,8 @@ class _Completion:
         self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
         self.changed = set(changed)
+        self.inferred: dict[tuple[object, ...], list[onnx.TypeProto | None]] = {}
+        """The types of outputs by all that they follow from: layers repeat."""
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -275,7 +277,15 @@ class _Completion:
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
         if inferred is None:
-            inferred = _infer_one(node, self.opsets, self.model.ir_version)
+            key = _all_of(node)
+            if key is None:
+                inferred = _infer_one(node, self.opsets, self.model.ir_version)
+            else:
+                if key not in self.inferred:
+                    fresh = _infer_one(node, self.opsets, self.model.ir_version)
+                    self.inferred[key] = [fresh.get(item.name or "") for item in node.outputs]
+                known = zip(node.outputs, self.inferred[key], strict=True)
+                inferred = {item.name or "": kind for item, kind in known if kind is not None}
         found = inferred.get(value.name or "")
         return found is not None and _merge(value, found)
 
@@ -289,7 +299,11 @@ class _Completion:
         if node.op_type not in _SHAPED or node.outputs[0].name is None:
             return None
         if node.op_type == "ConstantOfShape":
-            return self._filled(node, source)
+            return self._of_lengths(node, source)
+        if node.op_type == "Resize":
+            whole = not {"axes", "keep_aspect_ratio_policy"}.intersection(node.attributes)
+            sizes = node.inputs[3] if whole and len(node.inputs) > 3 else None
+            return None if sizes is None else self._of_lengths(node, sizes)
         if len(node.inputs) < 2:
             return None
         axes: Sequence[Dim] | None = None
@@ -321,8 +335,8 @@ class _Completion:
             return None
         return {node.outputs[0].name: onnx.helper.make_tensor_type_proto(int(source.dtype), axes)}
 
-    def _filled(self, node: ir.Node, target: ir.Value) -> dict[str, onnx.TypeProto] | None:
-        """ConstantOfShape, of lengths some of which are symbols."""
+    def _of_lengths(self, node: ir.Node, target: ir.Value) -> dict[str, onnx.TypeProto] | None:
+        """An output whose lengths are given, some of them as symbols."""
         import onnx
 
         lengths, dtype = self.known_elements(target), node.outputs[0].dtype
@@ -336,6 +350,25 @@ class _Completion:
 def _vector_length(value: ir.Value | None) -> int | None:
     shape = shape_of(value)
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def _all_of(node: ir.Node) -> tuple[object, ...] | None:
+    """What the types of a node's outputs follow from; None where that is not easily compared."""
+    attributes = []
+    for name, item in node.attributes.items():
+        if item.is_ref() or not isinstance(item.value, int | float | str | tuple | list):
+            return None
+        attributes.append((name, tuple(item.value) if isinstance(item.value, list) else item.value))
+    inputs: list[object] = []
+    for value in node.inputs:
+        constant = None if value is None else small_constant(value)
+        inputs.append(
+            None
+            if value is None
+            else (value.dtype, shape_of(value), None if constant is None else constant.tobytes())
+        )
+    same = [node.inputs.index(value) for value in node.inputs]
+    return (node.op_type, len(node.outputs), tuple(attributes), tuple(inputs), tuple(same))
 
 
 def _infer_one(node: ir.Node, opsets: dict[str, int], ir_version: int) -> dict[str, onnx.TypeProto]:

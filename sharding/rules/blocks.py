@@ -7,10 +7,11 @@ their block counts by themselves; this collects them, so that all other rules of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sharding.rules.base import RULES, Dim, NodeView
+from sharding.rules.base import RULES, Dim, NodeView, Option
 from sharding.slices.placement import Placement, Split
 
 MAX_PER_LENGTH = 4
@@ -19,23 +20,65 @@ ROUNDS = 3
 """Block counts found in one round make others appear in the next (a concatenation of concatenations)."""
 
 
-def block_counts(nodes: Iterable[NodeView]) -> dict[int, tuple[int, ...]]:
-    """Axis length -> block counts above 1, ascending, for ``NodeView.block_counts`` of all these nodes."""
-    views = list(nodes)
+class Asked(Mapping[int, Sequence[int]]):
+    """Block counts by length that remember which lengths a rule asks for."""
+
+    def __init__(self, counts: Mapping[int, Sequence[int]]) -> None:
+        self.counts = counts
+        self.lengths: set[int] = set()
+
+    def __getitem__(self, length: int) -> Sequence[int]:
+        self.lengths.add(length)
+        return self.counts[length]
+
+    def get(self, length: int, default: Any = None) -> Any:  # without an exception for each that lacks
+        """The counts of a length."""
+        self.lengths.add(length)
+        return self.counts.get(length, default)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass
+class Offer:
+    """What a rule offers for a node with some block counts, and for which lengths it asked."""
+
+    view: NodeView
+    options: list[Option]
+    lengths: set[int]
+
+
+def offered(view: NodeView, counts: Mapping[int, Sequence[int]]) -> Offer:
+    """Asks a node's rule; the options go on with a view that does not remember what is asked."""
+    asked = Asked(counts)
+    options = RULES[view.domain, view.op_type](replace(view, block_counts=asked))
+    return Offer(replace(view, block_counts=counts), options, asked.lengths)
+
+
+def block_counts(offers: MutableSequence[Offer]) -> dict[int, tuple[int, ...]]:
+    """Axis length -> block counts above 1, ascending, for ``NodeView.block_counts`` of all these nodes.
+
+    ``offers``: what the rules offer without any. Each is brought up to date: with the counts that are found.
+    """
     found: dict[int, tuple[int, ...]] = {}
     for _ in range(ROUNDS):
         counts: dict[int, set[int]] = {}
-        for view in views:
-            rule = RULES.get((view.domain, view.op_type))
-            if rule is None:
-                continue
-            for option in rule(replace(view, block_counts=found)):
-                _collect(option.inputs, view.shapes, counts)
-                _collect(option.outputs, view.output_shapes, counts)
+        for offer in offers:
+            for option in offer.options:
+                _collect(option.inputs, offer.view.shapes, counts)
+                _collect(option.outputs, offer.view.output_shapes, counts)
         latest = {length: tuple(sorted(some)[:MAX_PER_LENGTH]) for length, some in counts.items()}
-        if latest == found:
+        changed = {length for length in {*latest, *found} if latest.get(length) != found.get(length)}
+        if not changed:
             break
         found = latest
+        for index, offer in enumerate(offers):
+            if not changed.isdisjoint(offer.lengths):
+                offers[index] = offered(offer.view, found)
     return found
 
 

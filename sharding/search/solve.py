@@ -184,7 +184,7 @@ class _Search:
             len(choices) == 1
             and not any(choices[0].outputs)
             and not any(problem.values[number].counted for number in touched)
-            and not any(number in state.held for state in states for number in touched)
+            and all(state.held.keys().isdisjoint(touched) for state in states)
         ):
             for state in states:  # searches with other choices are compared with this one
                 state.cost += choices[0].work

@@ -11,7 +11,7 @@ from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, plain_attribute, shape_of
 from sharding.rules import RULES
 from sharding.rules.base import NodeView, Option
-from sharding.rules.blocks import block_counts
+from sharding.rules.blocks import Offer, block_counts, offered
 from sharding.search.copies import copied_lengths, copied_options
 from sharding.search.exchanges import exchanging_options
 from sharding.search.randomness import drawn_once, draws
@@ -50,14 +50,17 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
     functions = {(identifier[0], identifier[1]) for identifier in source.model.functions}
     nodes = _constants_late(graph, {pair.input for pair in source.state})
     views = [node_view(node, opsets, world) for node in nodes]
-    found = [_found_rule(node, view, functions) for node, view in zip(nodes, views, strict=True)]
+    plain = [_offered(node, view, functions) for node, view in zip(nodes, views, strict=True)]
     can_write = opsets.get("", 1) >= WRITING_OPSET
-    known = [view for view, has_rule in zip(views, found, strict=True) if has_rule]
-    counts = block_counts(known)
+    known = [view for view, offer in zip(views, plain, strict=True) if offer is not None]
+    offers = [offer for offer in plain if offer is not None]
+    counts = block_counts(offers)
+    latest = iter(offers)
     lengths = copied_lengths(known) if world > 2 else {}
     result = []
-    for node, plain, has_rule in zip(nodes, views, found, strict=True):
-        view = replace(plain, block_counts=counts)
+    for node, bare, has_rule in zip(nodes, views, plain, strict=True):
+        view = replace(bare, block_counts=counts)
+        offer = None if has_rule is None else next(latest)
         inputs = (*node.inputs, *captured(node))
         whole = Option((REPLICATED,) * len(inputs), (REPLICATED,) * len(node.outputs), divides_work=False)
         options = [whole]
@@ -65,12 +68,12 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
             options = [drawn_once(node, inputs, source.path, can_write=can_write)]
         elif world > 1 and (node.domain, node.op_type) not in functions:
             step_values = (*node.inputs, *node.outputs)
-            offered = exchanging_options(view, source.sizes)
-            if has_rule:
-                offered += [*RULES[view.domain, view.op_type](view), *copied_options(view, lengths)]
+            own = exchanging_options(view, source.sizes)
+            if offer is not None:
+                own += [*offer.options, *copied_options(view, lengths)]
             options += [
                 option
-                for option in offered
+                for option in own
                 if _usable(option, step_values, world)
                 and (option.emit is None or can_write)
                 and (apart or not may_refuse(view, option, node.inputs))
@@ -114,17 +117,17 @@ def _constants_late(graph: ir.Graph, state: Collection[str] = ()) -> list[ir.Nod
     return order
 
 
-def _found_rule(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) -> bool:
+def _offered(node: ir.Node, view: NodeView, functions: set[tuple[str, str]]) -> Offer | None:
+    """What the node's rule offers; None where it has none, or cannot be asked."""
     if (node.domain, node.op_type) in functions or (view.domain, view.op_type) not in RULES:
-        return False
+        return None
     if any(attribute.is_ref() for attribute in node.attributes.values()) or captured(node):
-        return False
+        return None
     try:
-        RULES[view.domain, view.op_type](view)
+        return offered(view, {})
     except Exception as error:  # a node that is not what its operator demands: whole is always right
         logger.warning("%s %r stays whole: %s.", node.op_type, node.name, error)
-        return False
-    return True
+        return None
 
 
 def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:

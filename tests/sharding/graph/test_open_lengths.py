@@ -8,10 +8,11 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
+import sharding
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
 from sharding.rules.products import MARK
-from tests.sharding import graphs
+from tests.sharding import graphs, lockstep
 
 NUMBERS = {"zero": [0], "one": [1], "two": [2], "last": [2**63 - 1], "parts": [4, 4]}
 CUT = "sh = Shape(x) n = Slice(sh, one, two) m = Slice(mask, zero, n, zero) "
@@ -81,3 +82,20 @@ def test_lengths(tmp_path: Path, name: str) -> None:
             length is None or known.get(length, length) == own
             for length, own in zip(lengths, shape, strict=True)
         )
+
+
+def test_resized_to_the_size_of_another(tmp_path: Path) -> None:
+    """Batch and channels stay as many where the sizes say so, and each rank resizes its own channels."""
+    text = """g (float[batch, 3, high, wide] x) => (float[batch, 8, high, wide] y) {
+      d = Conv<strides = [2, 2]>(x, w1) sd = Shape(d) own = Slice(sd, zero, two)
+      sx = Shape(x) space = Slice(sx, two, last) sizes = Concat<axis = 0>(own, space)
+      r = Resize<mode = "nearest">(d, , , sizes) y = Conv(r, w2)
+    }"""
+    weights = {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}
+    weights |= {"w1": graphs.array(16, 3, 1, 1), "w2": graphs.array(8, 16, 1, 1)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    for ranks in (2, 4):
+        assert sharding.plan_model(path, ranks).collective_counts() == {"AllReduce": 1}
+        sharding.slice_model(path, ranks, tmp_path / str(ranks))
+        for shape in ((2, 3, 8, 6), (1, 3, 5, 7)):
+            lockstep.assert_same(tmp_path / str(ranks), path, {"x": graphs.array(*shape)}, tolerance=1e-5)
