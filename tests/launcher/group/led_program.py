@@ -21,7 +21,7 @@ from launcher import generate, lead
 from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.model import of_ranks
 from launcher.generation.resident import ResidentDecoder
-from launcher.group.group import PredictError
+from launcher.group.requests import PredictError
 from launcher.group.led import LedModel
 from ranks.identity.identity import identify
 from ranks.run.rank_model import RankModel
