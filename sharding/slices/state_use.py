@@ -30,7 +30,7 @@ def _caches(past: int, axis: int | None, present: int = 1, **more: bool | int) -
 
 SLOTS: dict[tuple[str, str], tuple[Slot, ...]] = {
     (MS, "GroupQueryAttention"): _caches(3, 2, buffer=True),
-    (MS, "SparseAttention"): _caches(3, None),
+    (MS, "SparseAttention"): _caches(3, None, buffer=True),
     (MS, "DynamicSparseAttention"): _caches(3, None),
     (MS, "MultiHeadAttention"): _caches(6, 2, fixed_by=8),
     (MS, "DecoderMaskedMultiHeadAttention"): _caches(5, 2, fixed_by=7),
