@@ -51,6 +51,7 @@ SLOW = (
     "launcher/generation/test_resident.py",
     "launcher/group/test_led.py",
     "launcher/group/test_odd_states.py",
+    "launcher/group/test_sparse_attention.py",
     "launcher/group/test_session.py",
     "sharding/planning/test_language_models.py",
     "sharding/planning/test_state_plans.py",

@@ -221,6 +221,11 @@ def _group_query(node: _Node) -> Found:
     return [(node.type(0), (query[0], query[1], width)), (kinds[0], present), (kinds[1], present)]
 
 
+def _sparse_attention(node: _Node) -> Found:
+    """The caches are buffers of fixed length, which stay what they are."""
+    return [_group_query(node)[0], *((node.type(index), node.shape(index)) for index in (3, 4))]
+
+
 def _causal_convolution(node: _Node) -> Found:
     """The state is as that of before, or the last positions that a kernel [channels, 1, k] looks back to."""
     past, kernel = node.shape(3), node.dim(1, -1)
@@ -294,6 +299,7 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "MultiHeadAttention"): _multi_head,
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): _decoder_masked,
     (MICROSOFT, "GroupQueryAttention"): _group_query,
+    (MICROSOFT, "SparseAttention"): _sparse_attention,
     (MICROSOFT, "DequantizeLinear"): _as_scale,
     (MICROSOFT, "GatherBlockQuantized"): _gather_block,
     (MICROSOFT, "CausalConvWithState"): _causal_convolution,

@@ -96,3 +96,41 @@ def _unpacked(node: NodeView, copies: int, e: Emitter, values: Values) -> list[V
         taken += e.op("Slice", [values[0], *bounds])
         start += count * size
     return divided_counts(node, e, [*taken, *values[3:]])
+
+
+@rule("SparseAttention", domain=MICROSOFT)
+def sparse_attention(node: NodeView) -> list[Option]:
+    """Groups of query heads share a key and a value head, and see blocks of positions only.
+
+    Head h has the layout h % layouts of those that two inputs list, [layouts, ...].
+    """
+    query = node.shapes[0]
+    if query is None or len(query) != 3:
+        return []
+    options = []
+    heads, pairs = (integer(node.attributes, name, 0) for name in ("num_heads", "kv_num_heads"))
+    copies, layouts = copies_of(node, heads, pairs), _layouts(node, heads)
+    if copies is not None and layouts is not None:
+        cache = shared_heads(node, 1, copies)
+        parts = {3: cache, 4: cache, 5: layouts, 6: layouts}
+        emit: Emit = partial(_unpacked, node, copies)
+        if not absent(node, 1):
+            parts |= {0: Split(2), **dict.fromkeys((1, 2), shared_heads(node, 2, copies))}
+            emit = partial(divided_counts, node)
+        outputs = first_outputs(node, [Split(2), cache, cache])
+        if not absent(node, 1) or isinstance(query[2], int):
+            options.append(option(node, parts, outputs, emit))
+    if node.divisible(query[0]):
+        parts = given_parts(node, dict.fromkeys((0, 1, 2, 3, 4, 8), Split(0)))
+        options.append(option(node, parts, Split(0)))
+    return options
+
+
+def _layouts(node: NodeView, heads: int) -> Placement | None:
+    """How the layouts of heads go with them; None where a rank's heads would have others."""
+    count = dim(shape_of(node, 5), 0)
+    if not isinstance(count, int) or count < 1:
+        return None
+    if heads // node.world % count == 0:
+        return REPLICATED
+    return Split(0) if count == heads else None

@@ -40,6 +40,7 @@ INDICES: Mapping[tuple[str, str], Sequence[int]] = {
     ("", "RotaryEmbedding"): (3,),
     (MICROSOFT, "RotaryEmbedding"): (1,),
     (MICROSOFT, "GroupQueryAttention"): (5, 6, 9),
+    (MICROSOFT, "SparseAttention"): (5, 6, 7, 8),
     (MICROSOFT, "EmbedLayerNormalization"): (0, 1, 8),
 }
 """The inputs whose elements ONNX Runtime checks when an operator runs: indices, positions, lengths."""

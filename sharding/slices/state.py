@@ -176,6 +176,8 @@ def _pair(
     if kind == ONCE:
         return replace(pair, kind="once")
     opaque = item is not None and not item.input
+    if item is not None and item.buffer and not item.grows:
+        return replace(pair, buffer=True)
     if not (item is not None and item.grows) and not (opaque and kind == CACHE):
         return pair
     axis = None if item is None else item.axis

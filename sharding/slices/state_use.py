@@ -30,7 +30,7 @@ def _caches(past: int, axis: int | None, present: int = 1, **more: bool | int) -
 
 SLOTS: dict[tuple[str, str], tuple[Slot, ...]] = {
     (MICROSOFT, "GroupQueryAttention"): _caches(3, 2, buffer=True),
-    (MICROSOFT, "SparseAttention"): _caches(3, None),
+    (MICROSOFT, "SparseAttention"): _caches(3, None, buffer=True),
     (MICROSOFT, "DynamicSparseAttention"): _caches(3, None),
     (MICROSOFT, "MultiHeadAttention"): _caches(6, 2, fixed_by=8),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): _caches(5, 2, fixed_by=7),

@@ -55,6 +55,8 @@ class Case:
     body: str = ""
     """What the operator does, as an onnx function in the domain ``REFERENCE``: it is run instead of the
     operator, for ONNX Runtime has it for GPUs only. The text of a function is that of ``onnx.parser``."""
+    in_place: Mapping[int, int] = field(default_factory=dict)
+    """Outputs that the operator writes where an input lies, by their places."""
     needs: str = ""
     """The first release of ONNX Runtime that runs this node rightly, if the oldest supported one does not."""
 
@@ -181,6 +183,7 @@ class _Graph:
         self.feeds: dict[str, np.ndarray[Any, Any]] = {}
         self.outputs: list[str] = []
         self.types: dict[str, int] = {}
+        self.shared: dict[str, str] = {}
 
     def add(self, rank: int, world: int, prefix: str, parts: Sequence[Any], option: Option | None) -> int:
         """One rank's copy of the node; returns the position of its first output."""
@@ -206,6 +209,7 @@ class _Graph:
         first = len(self.outputs)
         self.outputs += [name for i, name in enumerate(results) if i not in self.case.unused_outputs]
         self.types.update((results[index], kind) for index, kind in self.case.declared.items())
+        self.shared.update((results[made], names[taken] or "") for made, taken in self.case.in_place.items())
         return first
 
     def run(self) -> list[np.ndarray[Any, Any]]:
@@ -226,7 +230,22 @@ class _Graph:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        return session.run(self.outputs, self.feeds)
+        if not self.shared:
+            return session.run(self.outputs, self.feeds)
+        binding = session.io_binding()
+        values = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.copy(array))
+            for name, array in self.feeds.items()
+        }
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            if name in self.shared:
+                binding.bind_ortvalue_output(name, values[self.shared[name]])
+            else:
+                binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        return [np.array(value.numpy()) for value in binding.get_outputs()]
 
 
 def view(case: Case, world: int, results: Sequence[np.ndarray[Any, Any]]) -> NodeView:

@@ -21,8 +21,8 @@ from launcher import generate, lead
 from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.model import of_ranks
 from launcher.generation.resident import ResidentDecoder
-from launcher.group.requests import PredictError
 from launcher.group.led import LedModel
+from launcher.group.requests import PredictError
 from ranks.identity.identity import identify
 from ranks.run.rank_model import RankModel
 from tests.ranks import state_models
@@ -102,14 +102,14 @@ def trouble(folder: Path, what: str) -> None:
         plain, session = Plain(path), model.session()
         good = [close(session.predict({"input_ids": ids}), plain.step(ids))]
         if what == "idle":
-            time.sleep(5)
+            time.sleep(8)
         elif what == "raises":
             raise ConfigError("the work went wrong")
         for _ in range(40):
             good.append(close(session.predict({"input_ids": ids[:, :1]}), plain.step(ids[:, :1])))
         return all(good)
 
-    print(identify().rank, lead(path, work, threads=1), flush=True)
+    print(identify().rank, lead(folder / "slices", work, threads=1), flush=True)
 
 
 def main(folder: Path, what: str) -> None:

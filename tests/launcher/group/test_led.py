@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sharding import slice_model
 from tests.launcher import cli_tools
 from tests.ranks import state_models
 
@@ -20,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("led")
     for form, save in state_models.FORMS.items():
         save(place / f"{form}.onnx")
+    slice_model(place / "joined.onnx", 2, place / "slices")
     return place
 
 
@@ -46,7 +48,7 @@ def test_state_stays_and_texts_are_those_of_the_whole_model(folder: Path, ranks:
 @pytest.mark.timeout(60)
 def test_a_leader_that_is_idle_is_waited_for(folder: Path) -> None:
     """Longer than any one collective may take: the work may wait for a person."""
-    done = led(folder, "idle", SHARDRUN_TIMEOUT="2")
+    done = led(folder, "idle", SHARDRUN_TIMEOUT="5")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 True", "1 None"]
 

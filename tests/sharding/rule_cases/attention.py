@@ -229,6 +229,26 @@ def _group_query() -> list[Case]:
     return cases
 
 
+def _sparse() -> list[Case]:
+    """Buffers of fixed length that the operator fills, and blocks of 16 positions that heads may see."""
+    op, size, room, cases = "SparseAttention", 16, 32, []
+    for batch, heads, pairs in ((BATCH, 24, 12), (12, 2, 1), (BATCH, 12, 2)):
+        counts = {"num_heads": heads, "kv_num_heads": pairs, "sparse_block_size": 16}
+        for layouts in (1, heads):
+            first = [[0, 1, 3] if number % 2 else [0, 1, 2] for number in range(layouts)]
+            seen = [[0, 0, 1] if number % 2 else [0, 1, -1] for number in range(layouts)]
+            blocks = [np.array(first, np.int32), np.array(seen, np.int32)]
+            past = [f32(batch, pairs, room, size) for _ in range(2)]
+            for length, filled in ((20, 0), (1, 17)):
+                new = [f32(batch, length, n * size) for n in (heads, pairs, pairs)]
+                total = filled + length
+                lengths = [_i32(total), _i32(*[total] * batch)]
+                for given in (new, [np.concatenate(new, axis=2), None, None]):
+                    inputs = [*given, *past, *blocks, *lengths]
+                    cases.append(_ms(op, inputs, counts, 3, in_place={1: 3, 2: 4}))
+    return cases
+
+
 def _rotary() -> list[Case]:
     cases = []
     caches, per_element = [f32(24, 2), f32(24, 2)], [f32(BATCH, LENGTH, 2), f32(BATCH, LENGTH, 2)]
@@ -320,6 +340,7 @@ CASES = [
     *_multi_head(),
     *_decoder(),
     *_group_query(),
+    *_sparse(),
     *_rotary(),
     *_scatter(),
     *_recurrent(),
@@ -330,6 +351,7 @@ EXTRA: dict[tuple[str, str], Set[str]] = {
     **{(MICROSOFT, op): HEADS_AND_BATCH for op in ("Attention", "QAttention", "MultiHeadAttention")},
     # Each rank takes its own heads out of packed ones.
     (MICROSOFT, "GroupQueryAttention"): HEADS_AND_BATCH | {"whole->split"},
+    (MICROSOFT, "SparseAttention"): {"whole->split"},
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): HEADS_AND_BATCH,
     ("", "RotaryEmbedding"): LINEAR,
     (MICROSOFT, "RotaryEmbedding"): LINEAR,
