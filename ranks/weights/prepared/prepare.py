@@ -24,6 +24,7 @@ from ranks.errors import WeightsError
 from ranks.sessions import session
 from ranks.weights.prepared.gelu import fuse_gelu
 from ranks.weights.prepared.pages import give_back_memory
+from sharding.common.storage import PAGE
 from sharding.onnx_files.walk import graphs_in, tensors_in
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from ranks.sessions.session import SessionConfig
 
 LARGE_BYTES = 4096
-"""Weights of this many bytes and more have files of their own; smaller ones stay in the graph."""
-PAGE = 4096
-"""Parts of a file begin at whole pages: a part that is never read then costs no memory."""
+"""Weights of this many bytes and more are shared; smaller ones stay in the graph."""
 
 _GRAPH, _DATA = "graph.onnx", "weights.data"
 _CHUNK = 1 << 18  # stays in a core's cache from reading to hashing and writing
