@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from sharding.demands.options import SliceOptions
     from sharding.importers.mindir.encryption import Key
+    from sharding.importers.write import Progress
     from sharding.planning.plan import Plan
     from sharding.slices.manifest import Manifest
-    from sharding.writing.write import Progress
 
     Given = str | Path | bytes | bytearray | memoryview | onnx.ModelProto | ir.Model
 

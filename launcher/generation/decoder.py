@@ -129,13 +129,13 @@ def check_ids(ids: object, decoder: Decoder, what: str = "the prompt") -> Ids:
     return array.astype(np.int64)
 
 
-def check_room(length: int, decoder: Decoder, what: str = "the prompt") -> int | None:
+def check_room(length: int, decoder: Decoder) -> int | None:
     """How many tokens may follow so many, at least one; None if nothing says it. Raises `ConfigError`."""
     if decoder.context is None:
         return None
     if length >= decoder.context:
         raise ConfigError(
-            f"{what} has {counted(length, 'token')}, but the model's context holds {decoder.context}, and "
-            "one must be left for the answer; shorten it"
+            f"the prompt has {counted(length, 'token')}, but the model's context holds {decoder.context}, "
+            "and one must be left for the answer; shorten it"
         )
     return decoder.context - length

@@ -16,13 +16,12 @@ from ranks.cache.cache import Cache
 from ranks.cache.folder import ELSEWHERE, cache_folder, hash_file
 from ranks.cache.intact import Files
 from ranks.cache.keys import hash_of_code, key_of
+from ranks.common.progress import Progress
 from ranks.common.waiting import HeldError
 from sharding.common.registry import entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
-
-Progress = Callable[[int, int], None]
 
 
 def sliced(

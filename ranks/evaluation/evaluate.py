@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ranks.common.progress import Progress
 from ranks.common.tensors import TensorSpec, is_extended
 from ranks.errors import ShardrunError
 from ranks.evaluation.classes import has_nan
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 Run = Callable[[dict[str, "Array"]], Mapping[str, "Array"]]
-Progress = Callable[[int, int], None]
 DEFAULT_BATCH = 32
 LARGEST_BATCH = 1 << 24
 

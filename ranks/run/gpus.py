@@ -11,19 +11,18 @@ from ranks.errors import DeviceError
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
-    from ranks.devices.cuda_driver import Driver
 
 
 log = logging.getLogger(__name__)
 
 
-def demand_own(host: Communicator, device: int, driver: Driver | None = None) -> None:
+def demand_own(host: Communicator, device: int) -> None:
     """Raises `DeviceError`, on every rank, where two ranks of ``host`` use one GPU, which NCCL refuses.
 
     A collective of ``host``, the group of all ranks for arrays in host memory. ``device`` is the GPU's number
     in this process.
     """
-    if (shared := _shared(host, device, driver)) is not None:
+    if (shared := _shared(host, device)) is not None:
         first, second, what = shared
         raise DeviceError(
             f"Ranks {first} and {second} both use {what}, but NCCL needs a GPU for each rank: start no more "
@@ -32,9 +31,9 @@ def demand_own(host: Communicator, device: int, driver: Driver | None = None) ->
         )
 
 
-def say_shared(host: Communicator, device: int, driver: Driver | None = None) -> None:
+def say_shared(host: Communicator, device: int) -> None:
     """Says in the log of the second of two ranks that use one GPU what that costs; else as `demand_own`."""
-    shared = _shared(host, device, driver)
+    shared = _shared(host, device)
     if shared is not None and host.rank == shared[1]:
         first, second, what = shared
         log.warning(
@@ -52,11 +51,11 @@ def in_words(uuid: str) -> str:
     return f"the GPU GPU-{'-'.join(parts)}"
 
 
-def _shared(host: Communicator, device: int, driver: Driver | None) -> tuple[int, int, str] | None:
+def _shared(host: Communicator, device: int) -> tuple[int, int, str] | None:
     """The first two ranks that use one GPU, and which; None where each has its own."""
     from ranks.devices import cuda_driver
 
-    mine = (driver or cuda_driver.Driver()).uuid(device)
+    mine = cuda_driver.Driver().uuid(device)
     holders: dict[str, tuple[int, int]] = {}
     for rank, (uuid, number) in enumerate(gather_json((mine, device), host, HostMemory(host))):
         if uuid in holders:

@@ -7,6 +7,9 @@ import errno
 import os
 from pathlib import Path
 
+PAGE = 4096
+"""Bytes: what lies in a file from a page on can be mapped, and shares no memory with what is before it."""
+
 _LONGEST_NAME = 255  # bytes of a name in a folder, on every file system of Linux
 _ADVICE = {
     errno.ENOSPC: "free some space there",

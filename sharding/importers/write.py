@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from sharding.common.storage import why_unwritable
+from sharding.common.storage import PAGE, why_unwritable
 from sharding.errors import ModelError, OutputError
 from sharding.onnx_files.external import file_of, place_of, put_place
 from sharding.slices.folder import Fill, replace_files
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 INLINE_MOST = 64 << 20
 """Weights up to this many bytes in all are in the ONNX file itself, more in a file beside it."""
-ALIGNMENT = 4096
 CHUNK = 8 << 20
 
 Progress = Callable[[int, int], None]
@@ -92,7 +91,7 @@ def _write_data(
 ) -> None:
     done, total = 0, sum(_length(item, read.held) for item in external)
     for item in external:
-        start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+        start = -(-file.tell() // PAGE) * PAGE
         file.seek(start)
         for chunk in read.chunks(item):
             file.write(chunk)

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from sharding.common.storage import why_unwritable
+from sharding.common.storage import PAGE, why_unwritable
 from sharding.errors import ModelError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LARGEST_MESSAGE = 1 << 30
 """Bytes of weights that are written into the model's own file: protobuf takes no message of 2 GiB."""
 _LEAST_EXTERNAL = 4096
-_ALIGNMENT = 4096
 _WHOLE_BYTES = frozenset({1, 6, 7, 11})
 """ONNX's numbers of float32, int32, int64 and float64: their typed data are as their raw data."""
 _NAME, _DATA = "model.onnx", "model.onnx.data"
@@ -157,7 +156,7 @@ def _moved(tensor: onnx.TensorProto, file: BinaryIO) -> onnx.TensorProto:
     from sharding.onnx_files.external import put_place
 
     data = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
-    start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+    start = -(-file.tell() // PAGE) * PAGE
     file.seek(start)
     file.write(data)
     moved = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

@@ -111,9 +111,9 @@ def list_parameter(node: NodeView, name: str, index: int) -> list[int] | None:
     return [int(item) for item in np.asarray(value).reshape(-1)]
 
 
-def axes_parameter(node: NodeView, index: int, rank: int, name: str = "axes") -> list[int] | None:
+def axes_parameter(node: NodeView, index: int, rank: int) -> list[int] | None:
     """Like ``list_parameter``, for axes: counted from the front; None also where one does not exist."""
-    axes = list_parameter(node, name, index)
+    axes = list_parameter(node, "axes", index)
     if axes is None or any(normalized(axis, rank) is None for axis in axes):
         return None
     return [axis % rank for axis in axes]
@@ -162,6 +162,6 @@ def bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
     return e.copy(first_rank_only(e, values, index))
 
 
-def shape_like(node: NodeView, index: int = 0) -> Shape | None:
-    """The shape of output ``index``, None where its rank is unknown."""
-    return node.output_shapes[index] if index < len(node.output_shapes) else None
+def shape_like(node: NodeView) -> Shape | None:
+    """The shape of the first output, None where its rank is unknown."""
+    return node.output_shapes[0] if node.output_shapes else None

@@ -24,8 +24,8 @@ class Slot:
     """An input that says how much of a buffer of fixed length is filled: past and present are that buffer."""
 
 
-def _caches(past: int, axis: int | None, present: int = 1, **more: bool | int) -> tuple[Slot, ...]:
-    return tuple(Slot(past + i, present + i, axis, **more) for i in range(2))  # type: ignore[arg-type]
+def _caches(past: int, axis: int | None, **more: bool | int) -> tuple[Slot, ...]:
+    return tuple(Slot(past + i, 1 + i, axis, **more) for i in range(2))  # type: ignore[arg-type]
 
 
 SLOTS: dict[tuple[str, str], tuple[Slot, ...]] = {

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharding.common.storage import PAGE
 from sharding.graph.fold import SMALL_ELEMENTS
 from sharding.planning.plan import Plan
 from sharding.slices.placement import Placement, Split, held_bytes
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 INLINE_BYTES = 1024
 """Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""
 ALIGNMENT = 64
-PAGE = 4096
-"""Weights of `PAGE_BYTES` and more start on a page, so that mapped parts share no page with a neighbour."""
 PAGE_BYTES = 1 << 16
+"""Weights of this size and more start on a page, so that mapped parts share none with a neighbour."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from sharding.common.limits import processors
+from sharding.common.storage import PAGE
 from sharding.errors import ModelError
 from sharding.onnx_files.tensors import WeightTensor, cut
 from sharding.slices.manifest import FileEntry
 from sharding.slices.placement import Placement, Split, held_bytes
-from sharding.writing.layout import ALIGNMENT, PAGE, PAGE_BYTES, Layout, Part
+from sharding.writing.layout import ALIGNMENT, PAGE_BYTES, Layout, Part
 
 if TYPE_CHECKING:
     from io import FileIO

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.common.version import version
 from sharding.errors import SliceError
+from sharding.importers.write import Progress
 from sharding.planning.head import find_head
 from sharding.planning.plan import Plan, model_tensors
 from sharding.slices import manifest as manifests
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _LOGITS_FROM = manifests.TensorEntry(LOGITS_FROM, "int64", (1,))
-Progress = Callable[[int, int], None]
 """Called with the bytes of weights written so far and in all."""
 
 

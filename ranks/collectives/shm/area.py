@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.errors import CollectiveError
+from sharding.common.storage import PAGE
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
@@ -36,7 +37,6 @@ ARENA = 1 << 30
 _LEAST_ARENA = 1 << 20
 _SHARE = 4  # of the addresses that are left the arenas take one part in so many
 LINE = 16  # words of 8 bytes: two cache lines, since neighbours are fetched in pairs
-_PAGE = 4096
 _ALIGNMENT = 128
 
 
@@ -45,7 +45,7 @@ def arena_bytes(size: int, room: int | None) -> int:
     None where they have no limit."""
     if room is None:
         return ARENA
-    return min(ARENA, max(_LEAST_ARENA, room // _SHARE // size // _PAGE * _PAGE))
+    return min(ARENA, max(_LEAST_ARENA, room // _SHARE // size // PAGE * PAGE))
 
 
 def address_room() -> int | None:
@@ -89,7 +89,7 @@ class Area:
         found = os.fstat(descriptor).st_size
         fixed = _fixed_bytes(size)
         self.arena_bytes, rest = divmod(found - fixed, size)
-        if rest or self.arena_bytes % _PAGE or not _LEAST_ARENA <= self.arena_bytes <= ARENA:
+        if rest or self.arena_bytes % PAGE or not _LEAST_ARENA <= self.arena_bytes <= ARENA:
             raise CollectiveError(
                 f"The shared memory of {size} ranks has {found} bytes, which cannot be: start every rank "
                 "with the same version of shardrun."
@@ -171,7 +171,7 @@ class Area:
 
     def _give_back(self, offset: int, taken: int) -> None:
         start = self._arenas + self.rank * self.arena_bytes + offset
-        first, last = -(-start // _PAGE) * _PAGE, (start + taken) // _PAGE * _PAGE
+        first, last = -(-start // PAGE) * PAGE, (start + taken) // PAGE * PAGE
         if last - first >= 1 << 20:
             self._map.madvise(mmap.MADV_REMOVE, first, last - first)
         blocks = sorted([*self._free, (offset, taken)])
@@ -190,4 +190,4 @@ class Area:
 
 def _control_bytes(size: int) -> int:
     lines = size + 2 * size * size
-    return -(-lines * LINE * 8 // _PAGE) * _PAGE
+    return -(-lines * LINE * 8 // PAGE) * PAGE

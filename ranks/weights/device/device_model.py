@@ -34,7 +34,7 @@ from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
 from ranks.weights.device import cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.keys import runtime
-from ranks.weights.prepared.prepare import without_doubles
+from ranks.weights.prepared.prepare import LARGE_BYTES, without_doubles
 from sharding.onnx_files.external import place_of
 from sharding.onnx_files.walk import graphs_in, subgraphs
 
@@ -48,8 +48,6 @@ DEVICE_KIND = "device"
 GRAPH, DATA = "graph.onnx", "weights.data"
 SOURCE = "model.txt"
 """Says what the folder was made from, for `shardrun cache list`."""
-LARGE_BYTES = 4096
-"""Weights of this many bytes and more are shared."""
 FORMAT = 1
 
 

@@ -23,6 +23,7 @@ from ranks.errors import WeightsError
 from ranks.sessions import session
 from ranks.weights.prepared.gelu import fuse_gelu
 from ranks.weights.prepared.pages import give_back_memory
+from sharding.common.storage import PAGE
 from sharding.onnx_files.walk import graphs_in, tensors_in
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 LARGE_BYTES = 1024
 """Weights of this many bytes and more have files of their own; smaller ones stay in the graph, of which each
 process has a copy."""
-PAGE = 4096
-"""Parts of a file begin at whole pages: a part that is never read then costs no memory."""
 
 _GRAPH, _DATA = "graph.onnx", "weights.data"
 _STANDARD = ("", "ai.onnx")

@@ -22,6 +22,7 @@ from ranks.common.descriptors import close_all
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
 from ranks.weights.updated.values import Snapshot, Spec, number_of
+from sharding.common.storage import PAGE
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType
 
 
-PAGE = 4096
 """Bytes of the page with the version (8 bytes, little-endian), and the alignment of values in a file."""
 MOST_FILES = 16
 """Files that a version is spread over at most; then its values are written anew into one. One message over a
