@@ -91,6 +91,7 @@ SLOW = (
     "ranks/weights/test_cuda_ipc.py",
     "ranks/run/test_forked.py",
     "ranks/collectives/test_gloo_meeting.py",
+    "ranks/sessions/test_idle.py",
     "ranks/agreement/test_likeness.py",
     "ranks/run/test_mesh_processes.py",
     "ranks/lite/test_model_group.py",

@@ -18,8 +18,11 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from ranks.collectives.single import SingleCommunicator
 from ranks.run import executor
 from ranks.sessions import idle
+from tests.ranks.rank_models import save
+from tests.ranks.run.test_executor import mlp
 
 MB = 1 << 20
 LENGTH = 16 * MB  # of a value inside, in floats: 64 MB
@@ -175,6 +178,24 @@ def test_buffers_go_back_and_answers_stay(large: Path) -> None:
     model.run(feeds)
     until(lambda: anonymous() - before < 16 * MB, "the buffers stay")
     assert model.run(feeds)[0] == expected
+
+
+def test_a_rank_of_a_group_gives_back(tmp_path: Path) -> None:
+    """Its sessions, of which there are several, run right afterwards."""
+    (path,) = save([mlp(0, 1)], tmp_path)
+    model = executor.load(path, communicator=SingleCommunicator(10))
+    assert isinstance(model.idle, idle.Idle)
+    assert model.stats.segments > 1
+    given: list[None] = []
+    give_back = model.idle.give_back
+    model.idle.give_back = lambda: (give_back(), given.append(None))[1]
+    feeds = {"x": np.ones((3, 4), np.float32)}
+    first = model.run(feeds)
+    until(lambda: bool(given), "nothing was given back")
+    for ours, theirs in zip(model.run(feeds), first, strict=True):
+        assert np.array_equal(ours, theirs)
+    model.close()
+    assert not isinstance(model.idle, idle.Idle)
 
 
 def test_what_has_text_is_left_alone() -> None:
