@@ -44,6 +44,12 @@ LEFT_OVER = """
   sf = Shape(cf) wf = Gather<axis = 0>(sf, two) rows_ = Concat<axis = 0>(minus, wf)
   rows = Reshape(cf, rows_) g = Gemm(rows, wo) back = Concat<axis = 0>(tb, ts, width_) y = Reshape(g, back)
 """
+TWO_LEFT = """
+  p4 = Softmax<axis = -1>(a) c = MatMul(p4, v2) sc = Shape(c) cb = Gather<axis = 0>(sc, zero)
+  unflat = Concat<axis = 0>(cb, minus, s0, size_) c4 = Reshape(c, unflat)
+  ct = Transpose<perm = [0, 2, 1, 3]>(c4) flat = Concat<axis = 0>(b0, s0, width_) cf = Reshape(ct, flat)
+  y = MatMul(cf, wo)
+"""
 GIVEN = "float[batch, seq, 16] x, float[rows, 1, queries, keys] mask"
 CACHED = """
   k1t = Transpose<perm = [0, 2, 1, 3]>(k1) k2 = Concat<axis = 2>(past, k1t)
@@ -54,6 +60,10 @@ FORMS = {
     "places of their own": (
         GIVEN + ", float[many, long, 16] places",
         "h = Add(x, places) QKV " + SCORES + LENGTHS + LEFT_OVER,
+    ),
+    "batch and rows at once": (
+        GIVEN + ", float[many, long, 16] places",
+        "h = Add(x, places) QKV " + SCORES + LENGTHS + TWO_LEFT,
     ),
     "filled with zeros": (
         GIVEN,
