@@ -72,6 +72,17 @@ class Requests:
             if self._run is run:
                 self._end_run(halt=halt)
 
+    def extend(self, run: Run, most: int) -> None:
+        """Lets a run make so many steps, unless it has ended or another request ends it now."""
+        with held_back():
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                if self._run is run:
+                    self._job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": most})
+            finally:
+                self._lock.release()
+
     def _count(self, result: wire.Message) -> None:
         stats = cast("StatsReport", result.fields["stats"])
         self.communication_seconds = stats["communication_seconds"]
@@ -142,7 +153,8 @@ class Requests:
         if run is None:
             return
         if halt and not answers.came:
-            job.send(0, wire.Kind.HALT, {"request": run.request})
+            with held_back():
+                job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": 0})
         job.wait_for(lambda: answers.came, None, "")
         error: ShardrunError | None = None
         if answers.result is None:
@@ -222,6 +234,11 @@ class Run:
     def _came(self) -> bool:
         answers = self._job.answers
         return answers.request == self.request and answers.came
+
+    def extend(self, most: int) -> None:
+        """Lets it make so many steps in all, unless it has ended."""
+        if not self.ended:
+            self._requests.extend(self, most)
 
     def close(self) -> int:
         """Ends it after the step under way; how many tokens nobody took."""

@@ -72,7 +72,7 @@ def test_greedy_tokens_are_those_of_plain_onnx_runtime(
     model: LanguageModel, plain: tiny.Plain, counted: Counted
 ) -> None:
     assert model.generate(PROMPT, max_new_tokens=80, ignore_eos=True).ids == plain.greedy(PROMPT, 80)
-    assert counted.steps == 1 and counted.runs == -(-79 // AHEAD)
+    assert counted.steps == 1 and 1 <= counted.runs <= -(-79 // AHEAD)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_token_that_ends_the_text_ends_the_run(
     place = next(k for k in range(5, 60) if whole[k] not in whole[:k])
     found = model.generate(PROMPT, max_new_tokens=60, ignore_eos=True, stop_ids=[whole[place]]).finish()[0]
     assert found.ids == whole[: place + 1] and found.reason == "end"
-    assert sequences[0].length == len(PROMPT) + place and counted.runs == -(-place // AHEAD)
+    assert sequences[0].length == len(PROMPT) + place and 1 <= counted.runs <= -(-place // AHEAD)
 
 
 def test_log_probabilities_come_by_single_steps(
@@ -147,7 +147,7 @@ def test_an_ended_run_leaves_the_sequence_where_its_reader_is(
     sequence.step(np.array(PROMPT))
     assert isinstance(sequence, ResidentSequence) and sequence.follows
     chooser.read(want[0])
-    tokens = sequence.follow(chooser, 15)
+    tokens = sequence.follow(chooser, 15, 8)
     assert [next(tokens) for _ in range(4)] == want[1:5]
     tokens.close()
     assert sequence.length == len(PROMPT) + 4
