@@ -17,7 +17,10 @@ import launcher
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.generation.generate import AHEAD, Generation
 from launcher.generation.model import LanguageModel
-from launcher.generation.resident import ResidentDecoder, ResidentSequence
+from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
+from launcher.generation.stateful import program_of
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import parse_mesh
 from tests.launcher.generation import tiny
 
 PROMPT = [5, 66, 7, 123, 9, 40, 41]
@@ -259,3 +262,20 @@ def test_a_group_that_is_closed_by_another_thread(folder: Path) -> None:
     assert errors == ["This group was closed: start another one."]
     assert not any(thread.is_alive() for thread in threads)
     made.close()
+
+
+@pytest.mark.parametrize(("ranks", "starter", "mesh"), [(2, "local", "pipeline=2"), (2, "mpirun", None)])
+def test_stages_and_ranks_of_mpirun(
+    folder: Path, plain: tiny.Plain, ranks: int, starter: str, mesh: str | None
+) -> None:
+    options = SliceOptions(mesh=parse_mesh(mesh)) if mesh else None
+    path = folder / "model.onnx"
+    with launcher.start(path, ranks=ranks, launcher=starter, threads=1, options=options) as group:
+        decoder = decoder_of(program_of(group))
+        assert isinstance(decoder, ResidentDecoder) and decoder.runs is not None
+        want = plain.greedy(PROMPT, 60)
+        assert LanguageModel(decoder).generate(PROMPT, max_new_tokens=60).ids == want
+        made = LanguageModel(decoder).generate(PROMPT, max_new_tokens=60)
+        assert list(_begin(made, 5)) == want[:5]
+        made.close()
+        assert LanguageModel(decoder).generate(PROMPT, max_new_tokens=60).ids == want
