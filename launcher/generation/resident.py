@@ -273,7 +273,6 @@ class ResidentSequence(StatefulSequence):
             taken, limit, run = 0, ahead, self._run_of
             while (found := run.next()) is not None:
                 self._ids.append(token)
-                session.read(1)
                 taken += 1
                 if limit < most and taken + ahead >= limit + ahead // 2:
                     limit = taken + ahead
@@ -285,9 +284,11 @@ class ResidentSequence(StatefulSequence):
     def _end_run(self) -> None:
         """Forgets what the ranks have read beyond what was taken."""
         run, self._run_of, session = self._run_of, None, self._session
-        more = run.close() if run is not None else 0
-        if more and session is not None:
-            session.read(more)
+        read = run.close() if run is not None else 0
+        if session is None:
+            return
+        session.read(read)
+        if session.length > len(self._ids):
             if self._decoder.rewinds:
                 session.rewind(len(self._ids))
             else:

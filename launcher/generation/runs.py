@@ -19,7 +19,7 @@ class Run(Protocol):
         """Lets it make so many steps in all, unless it has ended."""
 
     def close(self) -> int:
-        """Ends it after the step under way; how many tokens nobody took."""
+        """Ends it after the step under way; how many steps were made, their tokens taken or not."""
 
 
 @runtime_checkable

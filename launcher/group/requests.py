@@ -157,15 +157,17 @@ class Requests:
                 job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": 0})
         job.wait_for(lambda: answers.came, None, "")
         error: ShardrunError | None = None
+        made = answers.made
         if answers.result is None:
             error = self._failed()
         else:
             self._count(answers.result)
             if (why := answers.result.fields.get("error")) is not None:
                 error = PredictError(str(why))
+                made += 1  # the step was made, of which no token could be chosen
         self._run = None
         with job.changed:
-            run.ended, run.error = True, error
+            run.ended, run.error, run.made = True, error, made
             job.changed.notify_all()
 
     def _settle(self) -> None:
@@ -216,7 +218,7 @@ class Run:
         self._requests, self._job = requests, job
         self.request = 0
         self.tokens: deque[int] = deque()
-        self.ended = False
+        self.ended, self.made = False, 0
         self.error: ShardrunError | None = None
 
     def next(self) -> int | None:
@@ -241,8 +243,8 @@ class Run:
             self._requests.extend(self, most)
 
     def close(self) -> int:
-        """Ends it after the step under way; how many tokens nobody took."""
+        """Ends it after the step under way; how many steps were made, their tokens taken or not."""
         if not self.ended:
             with contextlib.suppress(RankFailedError, LaunchError):  # which the next request says
                 self._requests.finish(self, halt=True)
-        return len(self.tokens)
+        return self.made

@@ -19,6 +19,8 @@ from launcher.generation.generate import AHEAD, Generation
 from launcher.generation.model import LanguageModel
 from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
 from launcher.generation.stateful import program_of
+from ranks.tokens.chooser import Chooser
+from ranks.tokens.options import SamplingOptions
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import parse_mesh
 from tests.launcher.generation import tiny
@@ -141,11 +143,8 @@ def test_ranks_run_ahead_by_a_few_tokens_only(
 def test_an_ended_run_leaves_the_sequence_where_its_reader_is(
     decoder: ResidentDecoder, plain: tiny.Plain
 ) -> None:
-    from launcher.generation.options import GenerateOptions
-    from ranks.tokens.chooser import Chooser
-
     want = plain.greedy(PROMPT, 20)
-    chooser = Chooser(GenerateOptions().sampling, decoder.vocabulary, np.array(PROMPT), [])
+    chooser = Chooser(SamplingOptions(), decoder.vocabulary, np.array(PROMPT), [])
     sequence = decoder.sequence()
     sequence.step(np.array(PROMPT))
     assert isinstance(sequence, ResidentSequence) and sequence.follows
@@ -155,6 +154,28 @@ def test_an_ended_run_leaves_the_sequence_where_its_reader_is(
     tokens.close()
     assert sequence.length == len(PROMPT) + 4
     logits, whole = sequence.step(np.array(want[4:6])), plain.logits([*PROMPT, *want[:6]])
+    assert np.abs(logits - whole[-1:]).max() < 1e-4 * np.abs(whole).max()
+    sequence.close()
+
+
+def test_a_sequence_goes_on_after_a_token_that_cannot_be_chosen(
+    decoder: ResidentDecoder, plain: tiny.Plain
+) -> None:
+    only = tuple(k for k in range(tiny.VOCABULARY) if k not in {8, 10, 11})
+    options = SamplingOptions(suppressed=only, no_repeat_ngram=1)
+    chooser = Chooser(options, decoder.vocabulary, np.array(PROMPT), [])
+    sequence = decoder.sequence()
+    first = chooser.choose(sequence.step(np.array(PROMPT))[0])
+    chooser.read(first)
+    assert isinstance(sequence, ResidentSequence)
+    found = []
+    with pytest.raises(ShardrunError, match="not finite"):
+        for token in sequence.follow(chooser, 9, 9):
+            chooser.read(token)
+            found.append(token)
+    read = [*PROMPT, first, *found[:-1]]
+    assert len(found) == 2 and sequence.length == len(read)
+    logits, whole = sequence.step(np.array([17])), plain.logits([*read, 17])
     assert np.abs(logits - whole[-1:]).max() < 1e-4 * np.abs(whole).max()
     sequence.close()
 
