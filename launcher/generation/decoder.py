@@ -58,9 +58,10 @@ class Follows(Protocol):
     def follows(self) -> bool:
         """Whether it can from here on."""
 
-    def follow(self, chooser: Chooser, most: int) -> Generator[int]:
+    def follow(self, chooser: Chooser, most: int, ahead: int) -> Generator[int]:
         """The tokens that follow a text, as they come: at most ``most``, and none after one that ends the
-        text. None may come. The text's last token is read first; that which comes last is not read."""
+        text. None may come. The text's last token is read first; that which comes last is not read. At most
+        ``ahead`` are chosen before they are asked for."""
 
 
 class Decoder(Protocol):

@@ -330,7 +330,7 @@ def run_ahead(sample: Sample, state: Sequence) -> Generator[int] | None:
     """The tokens that come next, which ranks choose by themselves; None where they cannot. Close it before
     anything else is done with the sequence."""
     if sample.options.logprobs is None and isinstance(state, Follows) and state.follows:
-        return state.follow(sample.chooser, min(AHEAD, sample.room))
+        return state.follow(sample.chooser, sample.room, AHEAD)
     return None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from collections.abc import Sequence as Several
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
+from launcher.generation.runs import Run, Runs
 from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
@@ -24,28 +25,6 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 Member = tuple[int, int, int]
-
-
-class Run(Protocol):
-    """Tokens that the ranks choose and read on by themselves."""
-
-    def next(self) -> int | None:
-        """The next token; None after the last."""
-
-    def close(self) -> int:
-        """Ends it after the step under way; how many tokens nobody took."""
-
-
-@runtime_checkable
-class Runs(Protocol):
-    """A host whose ranks make several steps by themselves."""
-
-    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
-        """A step of a sequence, and more of which each reads the token that rank 0 chooses by the one before.
-
-        All steps have the same ``tensors``, but for the token that they read."""
-
-
 ALIKE = 0.02
 """By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
 rounded activations come to less, a wrong position to more."""
@@ -260,7 +239,7 @@ class ResidentSequence(StatefulSequence):
         now, then = (self._asked(program, one, len(self._ids) + k, False) for k in (0, 1))
         return all(np.array_equal(array, then[name]) for name, array in now.items())
 
-    def follow(self, chooser: Chooser, most: int) -> Generator[int]:
+    def follow(self, chooser: Chooser, most: int, ahead: int) -> Generator[int]:
         """Reads the text's last token, and up to ``most`` - 1 more, each chosen by the one before it: those
         chosen, as they come. Ends early with a token that ends the text, or where the ranks are asked for
         something else. Only where the sequence `follows`."""
@@ -280,6 +259,7 @@ class ResidentSequence(StatefulSequence):
                 "logits": decoder.logits,
                 "vocabulary": decoder.vocabulary,
                 "most": most,
+                "ahead": ahead,
                 "text": chooser.told(),
             }
             try:
@@ -290,9 +270,13 @@ class ResidentSequence(StatefulSequence):
                 self.close()
                 raise
         try:
-            while (found := self._run_of.next()) is not None:
+            taken, limit, run = 0, ahead, self._run_of
+            while (found := run.next()) is not None:
                 self._ids.append(token)
-                session.read(1)
+                taken += 1
+                if limit < most and taken + ahead >= limit + ahead // 2:
+                    limit = taken + ahead
+                    run.extend(limit)
                 yield (token := found)
         finally:
             self._end_run()
@@ -300,9 +284,11 @@ class ResidentSequence(StatefulSequence):
     def _end_run(self) -> None:
         """Forgets what the ranks have read beyond what was taken."""
         run, self._run_of, session = self._run_of, None, self._session
-        more = run.close() if run is not None else 0
-        if more and session is not None:
-            session.read(more)
+        read = run.close() if run is not None else 0
+        if session is None:
+            return
+        session.read(read)
+        if session.length > len(self._ids):
             if self._decoder.rewinds:
                 session.rewind(len(self._ids))
             else:

@@ -25,11 +25,13 @@ class Answers:
     """Whether the request is a run of steps, which can be told to end."""
     tokens: deque[int] = field(default_factory=deque)
     """Of a run, as far as it has come; each request has its own."""
+    made: int = 0
+    """How many tokens of the run have come."""
 
     def begin(self, request: int, *, run: bool = False) -> None:
         """A new request: nothing is answered yet."""
         self.request, self.result, self.failed, self.dropped = request, None, {}, False
-        self.run, self.tokens = run, deque()
+        self.run, self.tokens, self.made = run, deque(), 0
 
     @property
     def came(self) -> bool:
@@ -49,6 +51,8 @@ class Answers:
             self.result = message
         elif message.kind is wire.Kind.TOKENS:
             tokens = message.fields.get("tokens")
-            self.tokens.extend(tokens if isinstance(tokens, list) else ())
+            if isinstance(tokens, list):
+                self.tokens.extend(tokens)
+                self.made += len(tokens)
         elif message.kind is wire.Kind.FAILED:
             self.failed[rank] = message.fields

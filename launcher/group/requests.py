@@ -72,6 +72,17 @@ class Requests:
             if self._run is run:
                 self._end_run(halt=halt)
 
+    def extend(self, run: Run, most: int) -> None:
+        """Lets a run make so many steps, unless it has ended or another request ends it now."""
+        with held_back():
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                if self._run is run:
+                    self._job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": most})
+            finally:
+                self._lock.release()
+
     def _count(self, result: wire.Message) -> None:
         stats = cast("StatsReport", result.fields["stats"])
         self.communication_seconds = stats["communication_seconds"]
@@ -142,18 +153,21 @@ class Requests:
         if run is None:
             return
         if halt and not answers.came:
-            job.send(0, wire.Kind.HALT, {"request": run.request})
+            with held_back():
+                job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": 0})
         job.wait_for(lambda: answers.came, None, "")
         error: ShardrunError | None = None
+        made = answers.made
         if answers.result is None:
             error = self._failed()
         else:
             self._count(answers.result)
             if (why := answers.result.fields.get("error")) is not None:
                 error = PredictError(str(why))
+                made += 1  # the step was made, of which no token could be chosen
         self._run = None
         with job.changed:
-            run.ended, run.error = True, error
+            run.ended, run.error, run.made = True, error, made
             job.changed.notify_all()
 
     def _settle(self) -> None:
@@ -204,7 +218,7 @@ class Run:
         self._requests, self._job = requests, job
         self.request = 0
         self.tokens: deque[int] = deque()
-        self.ended = False
+        self.ended, self.made = False, 0
         self.error: ShardrunError | None = None
 
     def next(self) -> int | None:
@@ -223,9 +237,14 @@ class Run:
         answers = self._job.answers
         return answers.request == self.request and answers.came
 
+    def extend(self, most: int) -> None:
+        """Lets it make so many steps in all, unless it has ended."""
+        if not self.ended:
+            self._requests.extend(self, most)
+
     def close(self) -> int:
-        """Ends it after the step under way; how many tokens nobody took."""
+        """Ends it after the step under way; how many steps were made, their tokens taken or not."""
         if not self.ended:
             with contextlib.suppress(RankFailedError, LaunchError):  # which the next request says
                 self._requests.finish(self, halt=True)
-        return len(self.tokens)
+        return self.made

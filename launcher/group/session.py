@@ -31,7 +31,7 @@ class RanksHost:
         return self._group.step_session(number, tensors)
 
     def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
-        """As `launcher.generation.resident.Runs.run`."""
+        """As `launcher.generation.runs.Runs.run`."""
         self._free_forgotten()
         return self._group.run_session(number, tensors, run)
 

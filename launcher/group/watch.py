@@ -372,7 +372,7 @@ class Job:
             self.changed.notify_all()
         if polite and len(self._peers) == self.world_size:
             if busy:
-                self.send(0, wire.Kind.HALT, {"request": self.answers.request})
+                self.send(0, wire.Kind.LIMIT, {"request": self.answers.request, "most": 0})
             for rank in range(self.world_size):
                 self.send(rank, wire.Kind.STOP, {})
             self._until_ended(STOP_SECONDS)

@@ -125,8 +125,6 @@ class RankModel:
     @property
     def sequences(self) -> Sequences:
         """The sequences of a model with state. Raises `ShardrunError` for a model without."""
-        from ranks.collectives.buffers import HostMemory
-        from ranks.common import large_pages
         from ranks.run.steps.sequences import Sequences
 
         with self._lock:
@@ -139,9 +137,6 @@ class RankModel:
                     "none of its inputs is named and shaped like one of its outputs. Say it: --state IN=OUT."
                 )
             self._sequences = Sequences(made)
-            if isinstance(made.parts.memory, HostMemory):
-                # Each of many small steps reads all weights, and little else.
-                large_pages.collapse()
             return self._sequences
 
     def session(self) -> Session:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from ranks.common import large_pages
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
 from ranks.talk.wire import Kind, Message
@@ -103,6 +104,9 @@ def _describe_state(request: int, rank: int, model: RankModel, control: Control)
     """Tells what the sessions of the model take."""
     try:
         sequences = model.sequences
+        # Each of many small steps will read all weights, and little else. A program's own process is left
+        # alone: it may share its memory with others that it has forked.
+        large_pages.collapse()
         if rank == 0:
             fields = {
                 "request": request,

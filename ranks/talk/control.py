@@ -97,7 +97,7 @@ class Control:
         self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._stream = Stream(sock)
         self._sending = threading.Lock()
-        self._halted: object = None
+        self._limit: tuple[object, object] = None, 0
         self._stopping = False
         self._closed = threading.Event()
         # A forked child that kept the socket open would hide this rank's death.
@@ -128,9 +128,10 @@ class Control:
         except OSError:
             self._end()
 
-    def is_halted(self, request: object) -> bool:
-        """Whether the launcher wants no more steps of this request."""
-        return self._halted == request
+    def limit_of(self, request: int, first: int) -> int:
+        """How many steps of a run the launcher wants so far; ``first``: where it has not said more."""
+        said, most = self._limit
+        return most if said == request and isinstance(most, int) else first
 
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
@@ -174,8 +175,8 @@ class Control:
                     timer = threading.Timer(_STOP_SECONDS, self._end)
                     timer.daemon = True
                     timer.start()
-                if message.kind is wire.Kind.HALT:
-                    self._halted = message.fields.get("request")
+                if message.kind is wire.Kind.LIMIT:  # in the midst of a request
+                    self._limit = message.fields.get("request"), message.fields.get("most")
                 else:
                     self.requests.put(message)
         except (OSError, wire.WireError) as error:

@@ -71,12 +71,14 @@ class TextReport(TypedDict):
 
 class RunReport(TypedDict):
     """Steps that the ranks make by themselves: the names of the input of ids and of the output of logits, how
-    many ids there are, how many steps at most, and the text that the tokens are chosen for."""
+    many ids there are, how many steps at most, how many until the launcher wants more, and the text that the
+    tokens are chosen for."""
 
     tokens: str
     logits: str
     vocabulary: int
     most: int
+    ahead: int
     text: TextReport
 
 

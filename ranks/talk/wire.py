@@ -90,7 +90,7 @@ class Kind(IntEnum):
     BYE = 8
     SESSION = 9
     TOKENS = 10
-    HALT = 11
+    LIMIT = 11
     PING = 12
     PONG = 13
 

@@ -30,7 +30,7 @@ class Lead:
     def __init__(self, run: RunReport, request: int, control: Control) -> None:
         self._run, self._request, self._control = run, request, control
         self._chooser = Chooser.of(run["text"], run["vocabulary"])
-        self._left = run["most"]
+        self._made = 0
         self._untold: list[int] = []
         self._told = 0.0
         self.error: str | None = None
@@ -50,9 +50,9 @@ class Lead:
             self.error = str(error) or type(error).__name__
             return -1, False
         self._chooser.read(token)
-        self._left -= 1
-        ended = token in self._chooser.ends or not self._left or self._control.is_halted(self._request)
-        return token, not ended
+        self._made += 1
+        most = min(self._run["most"], self._control.limit_of(self._request, self._run["ahead"]))
+        return token, self._made < most and token not in self._chooser.ends
 
     def tell(self, token: int) -> None:
         """Sends a token to the launcher, together with those before it that came too soon for a message of

@@ -17,7 +17,12 @@ import launcher
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.generation.generate import AHEAD, Generation
 from launcher.generation.model import LanguageModel
-from launcher.generation.resident import ResidentDecoder, ResidentSequence
+from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
+from launcher.generation.stateful import program_of
+from ranks.tokens.chooser import Chooser
+from ranks.tokens.options import SamplingOptions
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import parse_mesh
 from tests.launcher.generation import tiny
 
 PROMPT = [5, 66, 7, 123, 9, 40, 41]
@@ -72,7 +77,7 @@ def test_greedy_tokens_are_those_of_plain_onnx_runtime(
     model: LanguageModel, plain: tiny.Plain, counted: Counted
 ) -> None:
     assert model.generate(PROMPT, max_new_tokens=80, ignore_eos=True).ids == plain.greedy(PROMPT, 80)
-    assert counted.steps == 1 and counted.runs == -(-79 // AHEAD)
+    assert counted.steps == 1 and 1 <= counted.runs <= -(-79 // AHEAD)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_a_token_that_ends_the_text_ends_the_run(
     place = next(k for k in range(5, 60) if whole[k] not in whole[:k])
     found = model.generate(PROMPT, max_new_tokens=60, ignore_eos=True, stop_ids=[whole[place]]).finish()[0]
     assert found.ids == whole[: place + 1] and found.reason == "end"
-    assert sequences[0].length == len(PROMPT) + place and counted.runs == -(-place // AHEAD)
+    assert sequences[0].length == len(PROMPT) + place and 1 <= counted.runs <= -(-place // AHEAD)
 
 
 def test_log_probabilities_come_by_single_steps(
@@ -138,20 +143,39 @@ def test_ranks_run_ahead_by_a_few_tokens_only(
 def test_an_ended_run_leaves_the_sequence_where_its_reader_is(
     decoder: ResidentDecoder, plain: tiny.Plain
 ) -> None:
-    from launcher.generation.options import GenerateOptions
-    from ranks.tokens.chooser import Chooser
-
     want = plain.greedy(PROMPT, 20)
-    chooser = Chooser(GenerateOptions().sampling, decoder.vocabulary, np.array(PROMPT), [])
+    chooser = Chooser(SamplingOptions(), decoder.vocabulary, np.array(PROMPT), [])
     sequence = decoder.sequence()
     sequence.step(np.array(PROMPT))
     assert isinstance(sequence, ResidentSequence) and sequence.follows
     chooser.read(want[0])
-    tokens = sequence.follow(chooser, 15)
+    tokens = sequence.follow(chooser, 15, 8)
     assert [next(tokens) for _ in range(4)] == want[1:5]
     tokens.close()
     assert sequence.length == len(PROMPT) + 4
     logits, whole = sequence.step(np.array(want[4:6])), plain.logits([*PROMPT, *want[:6]])
+    assert np.abs(logits - whole[-1:]).max() < 1e-4 * np.abs(whole).max()
+    sequence.close()
+
+
+def test_a_sequence_goes_on_after_a_token_that_cannot_be_chosen(
+    decoder: ResidentDecoder, plain: tiny.Plain
+) -> None:
+    only = tuple(k for k in range(tiny.VOCABULARY) if k not in {8, 10, 11})
+    options = SamplingOptions(suppressed=only, no_repeat_ngram=1)
+    chooser = Chooser(options, decoder.vocabulary, np.array(PROMPT), [])
+    sequence = decoder.sequence()
+    first = chooser.choose(sequence.step(np.array(PROMPT))[0])
+    chooser.read(first)
+    assert isinstance(sequence, ResidentSequence)
+    found = []
+    with pytest.raises(ShardrunError, match="not finite"):
+        for token in sequence.follow(chooser, 9, 9):
+            chooser.read(token)
+            found.append(token)
+    read = [*PROMPT, first, *found[:-1]]
+    assert len(found) == 2 and sequence.length == len(read)
+    logits, whole = sequence.step(np.array([17])), plain.logits([*read, 17])
     assert np.abs(logits - whole[-1:]).max() < 1e-4 * np.abs(whole).max()
     sequence.close()
 
@@ -259,3 +283,20 @@ def test_a_group_that_is_closed_by_another_thread(folder: Path) -> None:
     assert errors == ["This group was closed: start another one."]
     assert not any(thread.is_alive() for thread in threads)
     made.close()
+
+
+@pytest.mark.parametrize(("ranks", "starter", "mesh"), [(2, "local", "pipeline=2"), (2, "mpirun", None)])
+def test_stages_and_ranks_of_mpirun(
+    folder: Path, plain: tiny.Plain, ranks: int, starter: str, mesh: str | None
+) -> None:
+    options = SliceOptions(mesh=parse_mesh(mesh)) if mesh else None
+    path = folder / "model.onnx"
+    with launcher.start(path, ranks=ranks, launcher=starter, threads=1, options=options) as group:
+        decoder = decoder_of(program_of(group))
+        assert isinstance(decoder, ResidentDecoder) and decoder.runs is not None
+        want = plain.greedy(PROMPT, 60)
+        assert LanguageModel(decoder).generate(PROMPT, max_new_tokens=60).ids == want
+        made = LanguageModel(decoder).generate(PROMPT, max_new_tokens=60)
+        assert list(_begin(made, 5)) == want[:5]
+        made.close()
+        assert LanguageModel(decoder).generate(PROMPT, max_new_tokens=60).ids == want
