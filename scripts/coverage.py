@@ -3,8 +3,9 @@
     python scripts/coverage.py                   # all of it, about eight minutes: writes docs/coverage.md
     python scripts/coverage.py bert llama        # only these: the other rows of the page stay
 
-Needs what exports the models (the extra `demo`: torch, transformers, onnxscript); they are cached as the
-tests' models are. Every slicing runs in one process, in lockstep; those for two ranks also as two processes.
+Models whose exported graphs are not kept (see `tests.kept`) need what exports them: the extra `demo`. They
+are cached as the tests' models are. Every slicing runs in one process, in lockstep; those for two ranks also
+as two processes.
 """
 
 from __future__ import annotations
