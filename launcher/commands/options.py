@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,14 +72,14 @@ def _starters() -> str:
 
 
 def add_groups(
-    parser: argparse.ArgumentParser, *titles: str, but: str = "", output: str = "--output"
+    parser: argparse.ArgumentParser, *titles: str, but: Collection[str] = (), output: str = "--output"
 ) -> None:
-    """All options of these groups but one; ``output`` is the flag that names the outputs' file."""
+    """All options of these groups ``but`` some; ``output`` is the flag that names the outputs' file."""
     for title in titles:
         group = parser.add_argument_group(title)
         exclusive = group.add_mutually_exclusive_group() if title == RANKS else group
         for option in grouped(title):
-            if option.name != but:
+            if option.name not in but:
                 place = exclusive if option.name in {"ranks", "rank_table"} else group
                 add_option(place, option.name, flag=output if option.name == "output" else option.flag)
 

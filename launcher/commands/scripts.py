@@ -13,6 +13,8 @@ from pathlib import Path
 from launcher.commands.options import ABSENT, add_groups
 from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
 
+OF_STARTING = ("launcher", "nodes", "bind", "env", "mpi_args", "srun_args", "hang_timeout")
+"""What only a process that starts the ranks can follow: here the scripts do."""
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
 Writes one runnable shell script per rank, which sets the rank's environment and starts it, and run_all.sh,
@@ -33,8 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
     )
-    # The scripts are what starts the ranks.
-    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but="launcher", output="--save")
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=OF_STARTING, output="--save")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
     )

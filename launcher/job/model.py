@@ -32,7 +32,7 @@ def world_size(job: Job) -> int | None:
 
         return load_rank_table(job.rank_table).world_size
     asked = job.ranks if job.ranks is not None else job.slicing.ranks()
-    if job.launcher == "external" or (places := job.placement.places()) is None:
+    if job.launcher in {"external", "local"} or (places := job.placement.places()) is None:
         return asked
     if asked is not None:
         places.spread(asked)  # too many are refused before anything is sliced

@@ -32,6 +32,8 @@ SILENT = "nothing comes from its host any more, which is down, or the network to
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ calling")
+_LOST_HOST = re.compile(r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host")
+_LOST_DAEMON = "daemon failed to report back"
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
@@ -141,6 +143,13 @@ def launcher_error(
         # The others ended since this process hung up, to hear of the one that was gone: nothing was wrong
         # with that.
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
+    if started and (gone := _lost_host(tail, far)):
+        # What became of any rank then is a consequence.
+        return RankFailedError(
+            f"host {gone} is gone: {name} has lost its connection there. Look at that host, and at the "
+            "network between it and this one.",
+            host=gone,
+        )
     aborter = _ABORTER.search(" ".join(tail))
     if started and lost is not None and not lost.told and aborter and int(aborter[1]) != lost.rank:
         # The exit code is that of the rank whose MPI gave up.
@@ -171,6 +180,14 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def _lost_host(tail: Sequence[str], far: Sequence[str]) -> str | None:
+    """The host that Open MPI lost its daemon on, as it says itself; None where it says nothing of it."""
+    said = " ".join(tail)
+    if found := _LOST_HOST.search(said):
+        return found[1] or found[2]
+    return far[0] if _LOST_DAEMON in said and len(far) == 1 else None
 
 
 def shortage(error: Exception) -> LaunchError:

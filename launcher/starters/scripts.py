@@ -114,11 +114,13 @@ def write_scripts(job: Job, folder: Path, executable: str, *, replace_model: Pat
     """
     from launcher.job.rank_table import load_rank_table
 
-    table = (
-        load_rank_table(job.rank_table)
-        if job.rank_table
-        else make_rank_table([("localhost", job.ranks or 1)])
-    )
+    if job.rank_table is not None:
+        table = load_rank_table(job.rank_table)
+    else:
+        given = job.hosts is not None or job.hostfile is not None
+        places = job.placement.places() if given else None
+        size = job.ranks or 1
+        table = make_rank_table([("localhost", size)] if places is None else places.spread(size))
     try:
         check_new_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)

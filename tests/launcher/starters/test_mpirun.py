@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from launcher import start
-from launcher.errors import ConfigError, LaunchError
+from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group import halted, watch
 from launcher.job.hosts import remote_hosts
-from launcher.starters import base, mpirun
+from launcher.starters import base, cause, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
@@ -382,3 +382,28 @@ def test_a_host_that_nobody_knows_is_this_one_with_a_warning(
 def test_the_local_launcher_refuses_another_host() -> None:
     with pytest.raises(LaunchError, match=r"this host only, but the rank table has 192\.0\.2\.1: use"):
         LocalLauncher().check(make_rank_table([(AWAY[0], 2)]))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "  HNP daemon   : [prterun-a-1@0,0] on node a\n  Remote daemon: [prterun-a-1@0,1] on node b",
+        "Connection to b closed by remote host.",
+        "A daemon failed to report back after being spawned. This could be",
+    ],
+)
+def test_a_host_that_is_lost_is_the_cause(said: str) -> None:
+    """Which rank was gone first says nothing then, and mpirun may even end with 0."""
+    lost = cause.Trouble(0, "a")
+    error = cause.launcher_error("mpirun", 0, said.splitlines(), True, lost, far=["b"])
+    assert isinstance(error, RankFailedError) and error.host == "b" and error.rank is None
+    assert str(error).startswith("host b is gone: mpirun has lost its connection there. Look at that host")
+
+
+def test_the_exit_code_of_a_rank_whose_mpi_gave_up_is_its_own() -> None:
+    said = ["prterun has exited due to process rank 0 with PID 0 on node a calling", '"abort". This may have']
+    error = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(1, "b"), far=["b"])
+    assert isinstance(error, RankFailedError) and error.rank == 1
+    assert str(error) == "rank 1 on host b is gone: the MPI of rank 0 lost its connection and ended the job."
+    own = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(0, "a"), far=["b"])
+    assert str(own).startswith("rank 0 on host a ended with exit code 14.")

@@ -77,6 +77,17 @@ def test_ranks_started_one_by_one(folder: Path) -> None:
     assert processes.wait_until(lambda: not processes.marked(mark), 5)
 
 
+def test_hosts_of_a_list(folder: Path) -> None:
+    done = shardrun("scripts", "m.onnx", "--hosts", "node1:1,node2:1", "--output", "job", cwd=folder)
+    assert done.returncode == 0 and "run_all.sh HOST starts those of a host" in done.stdout, done.stderr
+    text = (folder / "job" / "rank_1.sh").read_text()
+    assert "to run on node2" in text and "MASTER_ADDR=node1" in text
+    assert "--hosts" not in text  # whoever runs the scripts places the ranks
+    for flag in ("--nodes", "--bind", "--mpi-args"):
+        done = shardrun("scripts", "m.onnx", flag, "2", "--output", "more", cwd=folder)
+        assert done.returncode == 2 and f"unrecognized arguments: {flag}" in done.stderr
+
+
 def test_one_rank_fails(folder: Path) -> None:
     assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
     shard = folder / "job" / "slices" / "rank_1.onnx"
