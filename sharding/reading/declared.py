@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sharding.graph.open_lengths import DEMANDING
 from sharding.graph.symbols import is_made_up, shown, shown_shape
-from sharding.graph.values import captured, shape_of
+from sharding.graph.values import shape_of, subgraphs
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import ELEMENTWISE
@@ -101,7 +101,9 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
 
 def _needed(model: ir.Model, asked: Iterable[ir.Value]) -> ir.Model:
     """The part of a model by which the shapes of these values are found, or all where that is most of it: the
-    nodes before them, and those right after that say what they need."""
+    nodes before them, and those right after that say what they need. All too where bodies use values."""
+    if any(True for node in model.graph for _ in subgraphs(node)):
+        return model
     kept: set[ir.Node] = set()
     waiting = [value.producer() for value in asked]
     waiting += [user for value in asked for user, _ in value.uses() if user.op_type in DEMANDING]
@@ -109,17 +111,16 @@ def _needed(model: ir.Model, asked: Iterable[ir.Value]) -> ir.Model:
         node = waiting.pop()
         if node is not None and node not in kept:
             kept.add(node)
-            waiting += [value.producer() for value in (*node.inputs, *captured(node)) if value is not None]
+            waiting += [value.producer() for value in node.inputs if value is not None]
     if 2 * len(kept) > len(model.graph):
         return model
     part = model.clone()
     copies = list(zip(model.graph, part.graph, strict=True))
     part.graph.outputs.clear()
-    for node, copy in reversed(copies):
+    part.graph.remove([copy for node, copy in copies if node not in kept], safe=True)
+    for node, copy in copies:
         if node in kept:
             part.graph.outputs.extend(value for value in copy.outputs if value.name and not value.uses())
-        else:
-            part.graph.remove(copy, safe=True)
     return part
 
 

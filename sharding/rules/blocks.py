@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sharding.rules.base import RULES, Dim, NodeView, Option
 from sharding.slices.placement import Placement, Split
@@ -29,12 +28,7 @@ class Asked(Mapping[int, Sequence[int]]):
 
     def __getitem__(self, length: int) -> Sequence[int]:
         self.lengths.add(length)
-        return self.counts[length]
-
-    def get(self, length: int, default: Any = None) -> Any:  # without an exception for each that lacks
-        """The counts of a length."""
-        self.lengths.add(length)
-        return self.counts.get(length, default)
+        return self.counts.get(length, ())  # no exception for each length that has none
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.counts)
@@ -55,7 +49,8 @@ class Offer:
 def offered(view: NodeView, counts: Mapping[int, Sequence[int]]) -> Offer:
     """Asks a node's rule; the options go on with a view that does not remember what is asked."""
     asked = Asked(counts)
-    options = RULES[view.domain, view.op_type](replace(view, block_counts=asked))
+    rule = RULES.get((view.domain, view.op_type))
+    options = [] if rule is None else rule(replace(view, block_counts=asked))
     return Offer(replace(view, block_counts=counts), options, asked.lengths)
 
 
