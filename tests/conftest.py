@@ -67,6 +67,7 @@ SLOW = (
     "launcher/group/test_same_answers.py",
     "launcher/starters/test_scripts.py",
     "launcher/starters/test_shared_ranks.py",
+    "launcher/checkup/test_doctor.py",
     "launcher/starters/test_streams.py",
     "launcher/submission/test_kubernetes.py",
     "launcher/submission/test_pbs.py",
