@@ -37,15 +37,16 @@ def merge_rank_tables(tables: Sequence[RankTable]) -> RankTable:
         for server in cast("list[dict[str, object]]", document["server_list"]):
             for device in cast("list[dict[str, object]]", server["device"]):
                 device["rank_id"] = str(int(cast("str", device["rank_id"])) + first)
-            if server["server_id"] in owners:
+            name = server["server_id"]
+            if name in owners:
                 raise RankTableError(
-                    f"{table.path}: the server {server['server_id']!r} is also in {owners[server['server_id']]}: "
-                    "expected tables of different servers"
+                    f"{table.path}: the server {name!r} is also in {owners[name]}: expected tables of "
+                    "different servers"
                 )
-            owners[server["server_id"]] = table.path
+            owners[name] = table.path
             servers.append(server)
-        for name, members in super_pods.pods_of(document).items():
-            pods.setdefault(name, []).extend(members)
+        for pod, members in super_pods.pods_of(document).items():
+            pods.setdefault(pod, []).extend(members)
         first += table.world_size
     whole["server_list"], whole["server_count"] = servers, str(len(servers))
     if pods:

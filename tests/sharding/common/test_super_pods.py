@@ -77,7 +77,7 @@ def _pods(data: dict[str, Any], *pods: Any) -> None:
             '$.super_pod_list[1].super_pod_id: expected a super pod named once, found "0", also at',
         ),
         (
-            lambda t: t["super_pod_list"].append({"super_pod_id": "1", "server_list": [{"server_id": "node_0"}]}),
+            lambda t: t["super_pod_list"].append(table(pod="1")["super_pod_list"][0]),
             "expected a server in one super pod",
         ),
         (
@@ -85,7 +85,7 @@ def _pods(data: dict[str, Any], *pods: Any) -> None:
                 {"device_id": "0", "super_device_id": "1", "rank_id": "2"}]}) or t.update(server_count="2"),
             "expected every server in a super pod, that of $.server_list[1] too",
         ),
-        (lambda t: t["server_list"][0]["device"][1].pop("super_device_id"), "device[1].super_device_id: expected"),
+        (lambda t: t["server_list"][0]["device"][1].pop("super_device_id"), "[1].super_device_id: expected"),
         (
             lambda t: t["server_list"][0]["device"][1].update(super_device_id=str(2**32)),
             f'device[1].super_device_id: expected a number as a string, such as "0", found "{2**32}"',
