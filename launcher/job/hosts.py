@@ -36,6 +36,11 @@ def unknown_host(table: RankTable | None) -> str | None:
     return host if _is_here(table) is None and not _is_number(host) else None
 
 
+def is_here(host: str) -> bool:
+    """Whether a host's name or address is known to be this machine's."""
+    return _is_local(host) is True
+
+
 def _is_here(table: RankTable) -> bool | None:
     """Whether the table's only host is this machine; None where its name says nothing."""
     device = table.devices[0]

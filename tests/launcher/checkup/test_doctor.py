@@ -157,6 +157,8 @@ def test_hosts_and_their_clocks(programs: Programs) -> None:
     ahead = ssh(programs, "+100", "echo shardrun")
     assert levels(ahead) == ["warn", "warn"] and "s ahead" in ahead[0].what and "100." in ahead[0].what
     assert "s behind" in ssh(programs, "-100", "echo shardrun")[0].what
+    here = found("hosts", Asked(make_rank_table([("127.0.0.1", 1), (os.uname().nodename, 1)])))
+    assert here == [Finding("ok", "the rank table has this machine only")]
     absent = ssh(programs, "+0", "echo 'No module named ranks' >&2; exit 1")
     assert levels(absent) == ["fail", "fail"] and "has no shardrun (No module named ranks)" in absent[0].what
     programs(ssh="echo 'Permission denied (publickey).' >&2; exit 255")
