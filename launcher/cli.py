@@ -37,6 +37,7 @@ COMMANDS = (
     "exec",
     "eval",
     "cache",
+    "doctor",
 )
 
 EPILOG = """\

@@ -73,6 +73,7 @@ SLOW = (
     "launcher/starters/test_slurm.py",
     "launcher/starters/test_ssh.py",
     "launcher/starters/test_shared_ranks.py",
+    "launcher/checkup/test_doctor.py",
     "launcher/starters/test_streams.py",
     "launcher/submission/test_kubernetes.py",
     "launcher/submission/test_pbs.py",

@@ -34,6 +34,7 @@ FLOORS = (
         "launcher.submission",
         "launcher.generation",
         "launcher.group",
+        "launcher.checkup",
         "launcher.tasks",
         "launcher.commands",
         "launcher",

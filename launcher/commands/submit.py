@@ -35,6 +35,12 @@ exit codes:
 """
 
 
+_STARTING = frozenset(
+    ("launcher", "hosts", "hostfile", "nodes", "bind", "env", "mpi_args", "srun_args", "hang_timeout")
+)
+"""Options of a program that starts ranks itself: here the job system does."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
@@ -55,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         for option in SUBMIT.values():
             if option.group == title:
                 add_described(group, option)
-    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but="launcher")
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=_STARTING)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="print what would be handed in, and do nothing")
     how.add_argument("--detach", action="store_true", help="print the job's number, and do not follow it")

@@ -12,46 +12,75 @@ from launcher.job.places.host_list import parse_count, parse_hosts
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
-HELP = "make or check a rank table"
+HELP = "make, merge or check rank tables"
 DESCRIPTION = """\
-Makes and checks rank tables: which rank runs on which device of which host. The format is HCCL's version 1.0
-(JSON, all values as strings) or the same in YAML with plain integers."""
+Makes, merges and checks rank tables: which rank runs on which device of which host. The format is HCCL's
+version 1.0, or 1.2 with super pods (JSON, all values as strings), or the same in YAML with plain integers."""
 EPILOG = """\
 examples:
   shardrun table make --local 2
   shardrun table make --hosts 10.0.0.1:2,10.0.0.2:2 --output hosts.json
   shardrun table make --hosts node1:8 --format yaml
+  shardrun table make --npus --output node1.json
+  shardrun table merge node1.json node2.json --output hosts.json
   shardrun table check hosts.json
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``make`` and ``check``."""
-    actions = parser.add_subparsers(dest="action", metavar="make|check", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="make|merge|check", required=True)
     make = actions.add_parser("make", help="write a rank table")
     where = make.add_mutually_exclusive_group(required=True)
     where.add_argument("--hosts", metavar="HOST:N,...", help="N ranks on each host, in this order")
     where.add_argument("--local", metavar="N", help="N ranks on this machine (localhost)")
-    make.add_argument("--format", choices=("json", "yaml"), help="default: by the output's name, else json")
-    make.add_argument("--output", metavar="FILE", type=Path, help="default: standard output")
+    where.add_argument("--gpus", action="store_true", help="a rank for each GPU of this machine (nvidia-smi)")
+    where.add_argument(
+        "--npus", action="store_true",
+        help="a rank for each NPU of this machine, with its address (/etc/hccn.conf, else npu-smi)",
+    )  # fmt: skip
+    merge = actions.add_parser("merge", help="join the tables of several hosts, ranks numbered in this order")
+    merge.add_argument("files", metavar="FILE", type=Path, nargs="+")
+    for action in (make, merge):
+        _add_output(action)
     check = actions.add_parser("check", help="check a rank table and show its ranks")
     check.add_argument("file", metavar="FILE", type=Path)
 
 
+def _add_output(make: argparse.ArgumentParser) -> None:
+    make.add_argument("--format", choices=("json", "yaml"), help="default: by the output's name, else json")
+    make.add_argument("--output", metavar="FILE", type=Path, help="default: standard output")
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the chosen action; a table with problems gives exit code 2."""
-    return _make(args) if args.action == "make" else _check(args.file)
+    if args.action == "check":
+        return _check(args.file)
+    return _write(_merged(args.files) if args.action == "merge" else _made(args), args)
 
 
-def _make(args: argparse.Namespace) -> int:
+def _made(args: argparse.Namespace) -> RankTable:
     from launcher.job.rank_table import make_rank_table
 
+    if args.gpus or args.npus:
+        from launcher.common.devices_here import of_gpus, of_npus
+
+        return of_gpus() if args.gpus else of_npus()
     hosts = (
         [(host, count or 1) for host, count in parse_hosts(args.hosts)]
         if args.hosts is not None
         else [("localhost", parse_count(args.local, "--local"))]
     )
-    table = make_rank_table(hosts)
+    return make_rank_table(hosts)
+
+
+def _merged(files: list[Path]) -> RankTable:
+    from launcher.job.rank_table import load_rank_table, merge_rank_tables
+
+    return merge_rank_tables([load_rank_table(file) for file in files])
+
+
+def _write(table: RankTable, args: argparse.Namespace) -> int:
     by_name = "yaml" if args.output and args.output.suffix.lower() in {".yaml", ".yml"} else "json"
     text = table.to_yaml() if (args.format or by_name) == "yaml" else table.to_json()
     if args.output is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from ranks.common.sources import alone
 
@@ -13,13 +14,13 @@ FLAVOURS = (("Open MPI", "openmpi"), ("Intel(R) MPI", "intel"), ("MPICH", "mpich
 """What the libraries say of themselves, and their names here."""
 
 
-def library_version(seconds: float = SECONDS) -> str:
+def library_version(seconds: float = SECONDS, environ: Mapping[str, str] | None = None) -> str:
     """The first line of what the library says of itself. Raises `OSError` with the reason where mpi4py or a
     library is missing, or does not answer."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=seconds, check=False, env=alone(), cwd="/",
+            errors="replace", timeout=seconds, check=False, env={**alone(), **(environ or {})}, cwd="/",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise OSError(f"mpi4py did not load its MPI within {seconds:.0f} s") from None

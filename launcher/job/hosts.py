@@ -37,7 +37,7 @@ def unknown_host(table: RankTable | None) -> str | None:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is this machine's."""
+    """Whether a host's name or address is known to be this machine's."""
     return _is_local(host) is True
 
 

@@ -1,8 +1,8 @@
 """Rank tables: which rank runs on which device of which host.
 
-The format is HCCL's rank table, version 1.0 (CANN, "HCCL user guide", cluster information in a rank table
-file): JSON whose values are all strings. The same tables are read and written as YAML with plain integers.
-Keys that are not known here are kept, in their order.
+The format is HCCL's rank table, version 1.0, or 1.2 with super pods (CANN, "HCCL user guide", cluster
+information in a rank table file): JSON whose values are all strings. The same tables are read and written as
+YAML with plain integers. Keys that are not known here are kept, in their order.
 
 `shardrun` and ranks started by hand read tables here, by the same rules: a table that one of them takes, the
 other takes too. ``error`` is the class that the reader raises, with the first problem.
@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, cast
 
+from sharding.common import super_pods
 from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.text import counted
 from sharding.errors import ShardrunError
 
 VERSION = "1.0"
+VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
 
 
@@ -126,7 +128,9 @@ def make_rank_table(hosts: Sequence[tuple[str, int]]) -> RankTable:
     return parse_rank_table(document, "the hosts given")
 
 
-class _Checker:
+class Checker:
+    """Notes what is wrong with a table."""
+
     def __init__(self, strings_only: bool) -> None:
         self.problems: list[str] = []
         self.strings_only = strings_only
@@ -139,12 +143,12 @@ class _Checker:
             self.fail(f"{path}.{key}", expected, "nothing")
         return holder.get(key)
 
-    def number(self, holder: dict[str, object], key: str, path: str) -> int | None:
+    def number(self, holder: dict[str, object], key: str, path: str, largest: int = MAX_ID) -> int | None:
         expected = 'a number as a string, such as "0"' if self.strings_only else "a number, such as 0"
         if key not in holder:
             self.fail(f"{path}.{key}", expected, "nothing")
             return None
-        number = _as_number(holder[key], self.strings_only)
+        number = _as_number(holder[key], self.strings_only, largest)
         if number is None:
             self.fail(f"{path}.{key}", expected, quote(holder[key]))
         return number
@@ -172,7 +176,7 @@ class _Checker:
 
 
 def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Device, ...]]:
-    check = _Checker(strings_only)
+    check = Checker(strings_only)
     if not isinstance(document, dict):
         check.fail("$", "an object with version, server_count, server_list and status", quote(document))
         return check.problems, ()
@@ -181,12 +185,10 @@ def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Devic
         check.fail(f"$.{old}", 'a rank table of version "1.0" with a server_list',
                    f"the grouped format ({old}); write it anew with `shardrun table make`")  # fmt: skip
         return check.problems, ()
-    version = check.get(document, "version", "$", f'"{VERSION}"')
-    # YAML reads an unquoted 1.0 as a number.
-    if "version" in document and version != VERSION and not (
-        not strings_only and isinstance(version, float) and version == 1.0
-    ):  # fmt: skip
-        check.fail("$.version", f'"{VERSION}"', quote(version))
+    known = " or ".join(f'"{one}"' for one in VERSIONS)
+    version = _version(check.get(document, "version", "$", known), strings_only)
+    if "version" in document and version is None:
+        check.fail("$.version", known, quote(document["version"]))
     status = check.get(document, "status", "$", '"completed"')
     if "status" in document and status != "completed":
         check.fail("$.status", '"completed" (a table in any other state is not ready)', quote(status))
@@ -198,10 +200,19 @@ def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Devic
         check.fail(
             "$.server_count", f"{len(servers)}, the length of server_list", quote(document["server_count"])
         )
+    if version == super_pods.VERSION:
+        super_pods.check_devices(check, servers)
+        super_pods.check_pods(check, document, servers)
     return check.problems, _check_servers(check, servers)
 
 
-def _check_servers(check: _Checker, servers: list[dict[str, object]]) -> tuple[Device, ...]:
+def _version(value: object, strings_only: bool) -> str | None:
+    """One of `VERSIONS`; YAML reads an unquoted 1.0 as a number."""
+    text = str(value) if isinstance(value, float) and not strings_only else value
+    return next((one for one in VERSIONS if text == one), None)
+
+
+def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[Device, ...]:
     found: list[tuple[int, int, str, str, str | None]] = []
     total = 0  # devices, those with a mistake too
     rank_paths: dict[int, str] = {}
@@ -218,16 +229,15 @@ def _check_servers(check: _Checker, servers: list[dict[str, object]]) -> tuple[D
                     f"{path}.server_id", "a server named once", f"{quote(name)}, also at {server_paths[name]}"
                 )
             server_paths.setdefault(name, f"{path}.server_id")
-        for key in ("server_ip", "host_nic_ip"):
+        for key in ("server_ip", "host_ip", "host_nic_ip"):
             check.text(server, key, path)
-        address = server.get("server_ip")
+        said = "server_ip" if "server_ip" in server else "host_ip"  # that of version 1.2
+        address = server.get(said)
         if isinstance(address, str) and not _is_ip(address):
-            check.fail(f"{path}.server_ip", "an IP address", quote(address))
+            check.fail(f"{path}.{said}", "an IP address", quote(address))
         host = address if isinstance(address, str) else str(name)
         if host in host_paths and isinstance(address, str):
-            check.fail(
-                f"{path}.server_ip", "an address used once", f"{quote(host)}, also at {host_paths[host]}"
-            )
+            check.fail(f"{path}.{said}", "an address used once", f"{quote(host)}, also at {host_paths[host]}")
         host_paths.setdefault(host, path)
         device_paths: dict[int, str] = {}
         for number, device in enumerate(check.items(server, "device", path, "devices") or ()):
@@ -267,14 +277,14 @@ def _check_servers(check: _Checker, servers: list[dict[str, object]]) -> tuple[D
     return tuple(devices)
 
 
-def _as_number(value: object, strings_only: bool) -> int | None:
+def _as_number(value: object, strings_only: bool, largest: int = MAX_ID) -> int | None:
     if isinstance(value, str):
         if not (value.isascii() and value.isdigit() and len(value) <= 10 and str(int(value)) == value):
             return None
         value = int(value)
     elif strings_only or isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if 0 <= value <= MAX_ID else None
+    return value if 0 <= value <= largest else None
 
 
 def _is_name(value: object) -> bool:
@@ -296,9 +306,13 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-class _Device(TypedDict):
+_NUMBERS = {"device_id", "rank_id", "super_device_id"}
+
+
+class _Device(TypedDict, total=False):
     device_id: int | str
     rank_id: int | str
+    super_device_id: int | str
 
 
 class _Server(TypedDict):
@@ -316,9 +330,10 @@ class _Table(TypedDict):
 def _convert(document: dict[str, object], kind: type[int] | type[str]) -> dict[str, object]:
     """A copy of the document with the numbers of known keys as ``kind``."""
     result = cast("_Table", copy.deepcopy(document))  # it was checked
-    result["version"] = VERSION
+    result["version"] = str(result["version"])
     result["server_count"] = kind(result["server_count"])
     for server in result["server_list"]:
         for device in server["device"]:
-            device["device_id"], device["rank_id"] = kind(device["device_id"]), kind(device["rank_id"])
+            for key in _NUMBERS & device.keys():
+                device[key] = kind(device[key])  # type: ignore[literal-required]  # one that is there
     return cast("dict[str, object]", result)

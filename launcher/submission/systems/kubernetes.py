@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.submission import mpirun
@@ -104,7 +103,7 @@ class Kubernetes(JobSystem):
                 return Status("unknown")
             raise LaunchError(f"`kubectl get {self._kind} {number}` failed ({said[:300]}).")
         state = _mapping(_mapping(_json(done.stdout)).get("status"))
-        for one in state.get("conditions") or []:
+        for one in _items(state.get("conditions")):
             condition = _mapping(one)
             if condition.get("status") != "True":
                 continue
@@ -116,7 +115,7 @@ class Kubernetes(JobSystem):
         running = any(_mapping(one).get("ready") or _mapping(one).get("active") for one in counts)
         return Status("running" if running else "waiting")
 
-    def _failed(self, number: str, condition: Mapping[str, Any]) -> Status:
+    def _failed(self, number: str, condition: Mapping[str, object]) -> Status:
         """The code of the rank that failed first, if a pod still says it."""
         if condition.get("reason") == "DeadlineExceeded":
             return Status("done", None, "reached its time limit (--time)")
@@ -125,11 +124,12 @@ class Kubernetes(JobSystem):
             "kubectl", "get", "pods", f"--selector={label}={number}", *self._where, "--output=json"
         )
         ends = []
-        for pod in _mapping(_json(done.stdout)).get("items") or []:
-            for container in _mapping(_mapping(pod).get("status")).get("containerStatuses") or []:
+        for pod in _items(_mapping(_json(done.stdout)).get("items")):
+            for container in _items(_mapping(_mapping(pod).get("status")).get("containerStatuses")):
                 ended = _mapping(_mapping(_mapping(container).get("state")).get("terminated"))
-                if ended.get("exitCode"):
-                    ends.append((str(ended.get("finishedAt")), int(ended["exitCode"])))
+                code = ended.get("exitCode")
+                if isinstance(code, int) and code:
+                    ends.append((str(ended.get("finishedAt")), code))
         if ends:
             return Status("done", min(ends)[1])
         why = " ".join(f"{condition.get('reason', '')} {condition.get('message', '')}".split())
@@ -185,8 +185,12 @@ def _json(text: str) -> object:
         return None
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 SYSTEM = System(Kubernetes, "manifests for kubectl", in_image=True)

@@ -24,7 +24,7 @@ _RUNNING = {"R", "E", "B", "S", "U"}
 SCRIPT = """\
 #!/bin/bash
 {directives}
-set -eu
+set -e
 cd -- "$PBS_O_WORKDIR"
 number=${{PBS_JOBID%%.*}}
 # PBS itself would show what is printed when the job has ended only.

@@ -44,7 +44,7 @@ _PORTS, _FIRST_PORT = 10000, 20000  # below those that the system gives away by 
 SCRIPT = """\
 #!/bin/bash
 {directives}
-set -eu
+set -e
 {setup}# Where the ranks meet when they run on several nodes, and what only they know.
 # This script runs on the first node, as rank 0 will.
 MASTER_ADDR=$(scontrol -o show node "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')

@@ -46,6 +46,11 @@ def test_every_option_of_a_job_has_a_key() -> None:
     assert all(option.kind.expected for option in OPTIONS.values())
 
 
+def test_what_a_job_system_is_told_is_left_aside(folder: Path) -> None:
+    path = write(folder, {"model": "model.onnx", "submit": {"nodes": 2, "unknown": 1}})
+    assert read_job_file(path) == {"model": folder / "model.onnx"}
+
+
 def test_every_option_of_slicing_can_be_given() -> None:
     asked = [option.slices for option in OPTIONS.values() if option.slices]
     assert sorted(asked) == sorted(SliceOptions.__dataclass_fields__)

@@ -100,9 +100,10 @@ def edited(*steps: Any, value: Any = ..., key: str | None = None) -> dict[str, A
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (edited("version", value="1.2"), '$.version: expected "1.0", found "1.2"'),
-        (edited("version", value=1.0), '$.version: expected "1.0", found 1.0'),
-        (edited(key="version"), '$.version: expected "1.0", found nothing'),
+        (edited("version", value="1.1"), '$.version: expected "1.0" or "1.2", found "1.1"'),
+        (edited("version", value=1.0), '$.version: expected "1.0" or "1.2", found 1.0'),
+        (edited(key="version"), '$.version: expected "1.0" or "1.2", found nothing'),
+        (edited("version", value="1.2"), "$.server_list[0].device[0].super_device_id: expected a number"),
         (edited(key="status"), '$.status: expected "completed", found nothing'),
         (edited("status", value="initializing"), '(a table in any other state is not ready), found "initializing"'),
         (edited("server_count", value="3"), '$.server_count: expected 2, the length of server_list, found "3"'),

@@ -1,0 +1,1 @@
+"""The checks: one module each, which looks at one thing and says what it found and what to do."""

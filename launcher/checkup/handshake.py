@@ -1,0 +1,55 @@
+"""A real job of small sums, through the starter that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.checkup import probe
+from launcher.checkup.base import Finding
+from launcher.common.report import human_bytes, human_seconds
+from launcher.errors import ShardrunError
+from sharding.common.text import counted, one_line
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+TITLE = "ranks"
+SECONDS = 60.0
+"""How long ranks wait for each other, where ``--timeout`` does not say it."""
+
+
+def try_ranks(ranks: int | None, options: dict[str, Setting]) -> list[Finding]:
+    """What came of it; ``options`` are those of `launcher.group.starting.run_program`."""
+    from launcher.group.starting import run_program
+
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            run_program(
+                ["exec", str(Path(probe.__file__).resolve())], ranks, **{"timeout": SECONDS, **options}
+            )
+    except ShardrunError as error:
+        return [Finding("fail", one_line(str(error)), "the lines above say what is missing; `-v` says more")]
+    try:
+        found = json.loads(printed.getvalue().strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = one_line(printed.getvalue())[:200]
+        return [Finding("fail", f"rank 0 did not say what it found ({said or 'it said nothing'})")]
+    hosts = list(dict.fromkeys(found["hosts"]))
+    where = hosts[0] if len(hosts) == 1 else f"{counted(len(hosts), 'host')} ({', '.join(hosts[:8])})"
+    # Each rank sends and receives so much, whichever way round the sum is made.
+    moved = 2 * found["bytes"] * (found["ranks"] - 1) / found["ranks"]
+    return [
+        Finding(
+            "ok", f"{found['ranks']} on {where} met by {found['backend']} in {human_seconds(found['met'])}"
+        ),
+        Finding(
+            "ok",
+            f"a sum of 4 B takes {human_seconds(found['small'])}, of {human_bytes(found['bytes'])} "
+            f"{human_seconds(found['large'])} ({human_bytes(int(moved / found['large']))}/s each way)",
+        ),
+    ]
