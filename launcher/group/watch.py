@@ -230,7 +230,8 @@ class Job:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
         if trouble is not None and not trouble.told:
-            trouble.ended = self._seen_by_kernel(trouble.rank) or self._some_rank
+            known = None if self._handle.short else self._seen_by_kernel(trouble.rank)
+            trouble.ended = known or self._some_rank
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ranks.common.ranges import parse_ranges
 from ranks.errors import SettingError
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
-from sharding.common.ranges import parse_ranges
 from sharding.common.registry import Names
 from sharding.common.text import did_you_mean, shortened
 

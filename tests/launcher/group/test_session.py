@@ -198,7 +198,7 @@ def test_rows_of_a_session(way: Way) -> None:
                 continue
             wrong = array.copy()
             wrong[-1, -1] = 999
-            with pytest.raises(PredictError, match=r"indices|out of"):
+            with pytest.raises(PredictError, match=r"indices|out of|batch_size must be 1"):
                 session.predict({way.first: wrong})
         if way.name == "copies-streaming":
             with pytest.raises(PredictError, match=f"has {batch} rows, but the step gives {batch - 1}"):

@@ -61,7 +61,7 @@ def test_ranks_on_two_nodes_answer(cluster: dict[str, str], folder: Path) -> Non
         cwd=folder, **cluster,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "[rank 0] collectives by             gloo\n" in done.stdout
+    assert "[rank 0] collectives by             shm+gloo\n" in done.stdout
     np.testing.assert_allclose(np.load(folder / "y.npz")["y"], expected(folder), rtol=1e-5, atol=1e-5)
     (log,) = (folder / "logs here").iterdir()
     number = done.stderr.split()[2]

@@ -16,7 +16,7 @@ from ranks.talk.wire import Kind, Message
 class Recorded:
     """A communicator of two ranks in one thread: rank 0's broadcasts first, then rank 1's."""
 
-    name, size, on_device = "recorded", 2, False
+    name, size, on_device, timeout = "recorded", 2, False, 60.0
 
     def __init__(self) -> None:
         self.rank = 0
