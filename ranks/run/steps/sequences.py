@@ -91,10 +91,10 @@ class Sequences:
         self.pairs = model.pairs
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
         self.filled = known_feeds.filled(self.fresh)
+        """The inputs that follow from a sequence's length, which a step need not give."""
         self._batch_axes = {
             pair.input: state_pairs.batch_axis(model.specs[pair.input], self.fresh) for pair in self._held
         }
-        """The inputs that follow from a sequence's length, which a step need not give."""
 
     def serve(self, inputs: Sequence[TensorSpec], optional: Sequence[TensorSpec], step: Step) -> Host:
         """What sessions of a model in this process run on; these are its whole inputs."""
