@@ -66,9 +66,13 @@ def _key(node: ir.Node) -> tuple[object, ...] | None:
         if len(node.outputs) > 1 and any(value.uses() for value in node.outputs[1:]):
             return None
         attributes = {name: plain_attribute(item) for name, item in node.attributes.items()}
-        scale = shape_of(node.inputs[1]) if len(node.inputs) == 2 else None
+        scale = node.inputs[1] if len(node.inputs) == 2 else None
+        weights = shape_of(scale)
         axis, stash = integer(attributes, "axis", -1), integer(attributes, "stash_type", 1)
-        if scale is None or len(scale) != 1 or axis % len(shape) != len(shape) - 1 or stash != 1:
+        if weights is None or len(weights) != 1 or axis % len(shape) != len(shape) - 1 or stash != 1:
+            return None
+        # What it gives has the type of the scale. Doubles are computed in double.
+        if scale is None or scale.dtype != source.dtype or source.dtype.name == "DOUBLE":
             return None
     elif node.domain or node.op_type not in MEANS or not _keeps_last(node, len(shape)):
         return None
@@ -98,8 +102,8 @@ def _multiplied(value: ir.Value | None, columns: int) -> ir.Value | None:
         if node is None or (node.domain and node.op_type != "MatMulNBits"):
             return None
         if node.op_type in PRODUCTS:
-            weight = node.inputs[1]
-            fixed = node.op_type == "MatMulNBits" or (weight is not None and _is_constant(weight))
+            # A bias too: one that waits for the other mean would wait for itself.
+            fixed = all(item is None or _is_constant(item) for item in node.inputs[1:])
             return node.inputs[0] if fixed and (shape_of(node.outputs[0]) or (0,))[-1] == columns else None
         others = {item for item in node.inputs if item is not None and not _is_constant(item)}
         if node.op_type not in {"Add", "Cast", "Mul", "Pow"} or len(others) != 1:
