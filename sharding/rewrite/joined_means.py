@@ -33,10 +33,10 @@ _DEPTH = 6
 """The most nodes between a product and the mean of its columns."""
 
 
-def join_means(graph: ir.Graph, opset: int) -> set[ir.Value]:
-    """Rewrites the graph in place; returns the values that are new."""
+def join_means(graph: ir.Graph, opset: int) -> None:
+    """Rewrites the graph in place."""
     if opset < OPSET:
-        return set()
+        return
     groups: dict[tuple[object, ...], list[ir.Node]] = {}
     for node in graph:
         key = _key(node)
@@ -44,13 +44,12 @@ def join_means(graph: ir.Graph, opset: int) -> set[ir.Value]:
             groups.setdefault(key, []).append(node)
     groups = {key: nodes for key, nodes in groups.items() if len(nodes) > 1}
     if not groups:
-        return set()
-    writer, made = GraphWriter(graph, opset), set["ir.Value"]()
+        return
+    writer = GraphWriter(graph, opset)
     for nodes in groups.values():
         means = [_taken_apart(writer, node) if node.op_type in NORMALIZATIONS else node for node in nodes]
-        made |= _join(writer, [node.outputs[0] for node in means])
+        _join(writer, [node.outputs[0] for node in means])
     graph.sort()  # what read the first mean now waits for all
-    return made
 
 
 def _key(node: ir.Node) -> tuple[object, ...] | None:
@@ -168,7 +167,7 @@ def _number(writer: GraphWriter, number: float) -> ir.Value:
     return made
 
 
-def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> set[ir.Value]:
+def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> None:
     """Side by side, and each taken out again."""
     last = means[-1].producer()
     assert last is not None
@@ -179,11 +178,8 @@ def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> set[ir.Value]:
     producer = made.producer()
     assert producer is not None
     writer.described(made, means[0], (*shape[:-1], len(means)))
-    new = {made}
     for index, own in enumerate(uses):
         bounds = [writer.constant([number]) for number in (index, index + 1, len(shape) - 1)]
         one = writer.described(writer.op("Slice", [made, *bounds]), means[index], shape)
-        new.add(one)
         for user, place in own:
             user.replace_input_with(place, one)
-    return new
