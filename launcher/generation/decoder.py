@@ -6,7 +6,7 @@ protocols; nothing above them knows which.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -58,10 +58,16 @@ class Follows(Protocol):
     def follows(self) -> bool:
         """Whether it can from here on."""
 
-    def follow(self, chooser: Chooser, most: int, ahead: int) -> Generator[int]:
+    def follow(
+        self, chooser: Chooser, most: int, ahead: int, wanted: Callable[[], bool] | None = None
+    ) -> Generator[int]:
         """The tokens that follow a text, as they come: at most ``most``, and none after one that ends the
         text. None may come. The text's last token is read first; that which comes last is not read. At most
-        ``ahead`` are chosen before they are asked for."""
+        ``ahead`` are chosen before they are asked for.
+
+        Once ``wanted`` is false no more are chosen. Those that were still come, and then the sequence is
+        where its reader is. Closed before, it forgets them; recurrent state cannot, and is freed.
+        """
 
 
 class Decoder(Protocol):

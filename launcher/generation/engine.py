@@ -323,7 +323,11 @@ class Engine:
         """Whether the ranks can choose the tokens of the only text by themselves: then some have come. It
         ends as soon as there is anything else to do."""
         sample, state = request.texts[0]
-        ahead = run_ahead(sample, state)
+
+        def wanted() -> bool:
+            return not (request.stream.cancelled or self._waiting or self._closing)
+
+        ahead = run_ahead(sample, state, wanted)
         if ahead is None:
             return False
         with self._alone(request):
@@ -331,7 +335,7 @@ class Engine:
                 for token in tokens:
                     self.steps += 1
                     request.stream.put(sample.take(token, None))
-                    if sample.reason or request.stream.cancelled or self._waiting or self._closing:
+                    if sample.reason is not None:
                         break
             if sample.reason is not None:
                 request.stream.put(sample.done())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -326,11 +326,13 @@ def _together(
         going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]
 
 
-def run_ahead(sample: Sample, state: Sequence) -> Generator[int] | None:
-    """The tokens that come next, which ranks choose by themselves; None where they cannot. Close it before
-    anything else is done with the sequence."""
+def run_ahead(
+    sample: Sample, state: Sequence, wanted: Callable[[], bool] | None = None
+) -> Generator[int] | None:
+    """The tokens that come next, which ranks choose by themselves as long as more are ``wanted``; None where
+    they cannot. Close it before anything else is done with the sequence."""
     if sample.options.logprobs is None and isinstance(state, Follows) and state.follows:
-        return state.follow(sample.chooser, sample.room, AHEAD)
+        return state.follow(sample.chooser, sample.room, AHEAD, wanted)
     return None
 
 

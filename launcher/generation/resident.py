@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING
 
@@ -239,12 +239,14 @@ class ResidentSequence(StatefulSequence):
         now, then = (self._asked(program, one, len(self._ids) + k, False) for k in (0, 1))
         return all(np.array_equal(array, then[name]) for name, array in now.items())
 
-    def follow(self, chooser: Chooser, most: int, ahead: int) -> Generator[int]:
+    def follow(
+        self, chooser: Chooser, most: int, ahead: int, wanted: Callable[[], bool] | None = None
+    ) -> Generator[int]:
         """Reads the text's last token, and up to ``most`` - 1 more, each chosen by the one before it: those
-        chosen, as they come. Ends early with a token that ends the text, or where the ranks are asked for
-        something else. Only where the sequence `follows`."""
+        chosen, as they come. Ends early with a token that ends the text, where the ranks are asked for
+        something else, or where no more are ``wanted``. Only where the sequence `follows`."""
         decoder = self._decoder
-        token = chooser.ids[-1]
+        token, taken = chooser.ids[-1], 0
         with decoder.turn:
             self._check_free()
             self.leave()
@@ -270,27 +272,33 @@ class ResidentSequence(StatefulSequence):
                 self.close()
                 raise
         try:
-            taken, limit, run = 0, ahead, self._run_of
+            limit, run = ahead, self._run_of
             while (found := run.next()) is not None:
                 self._ids.append(token)
                 taken += 1
-                if limit < most and taken + ahead >= limit + ahead // 2:
+                if wanted is not None and not wanted():
+                    run.extend(0)
+                elif limit < most and taken + ahead >= limit + ahead // 2:
                     limit = taken + ahead
                     run.extend(limit)
                 yield (token := found)
         finally:
-            self._end_run()
+            self._end_run(taken)
 
-    def _end_run(self) -> None:
-        """Forgets what the ranks have read beyond what was taken."""
+    def _end_run(self, taken: int) -> None:
+        """Forgets what the ranks have read beyond what was ``taken``."""
         run, self._run_of, session = self._run_of, None, self._session
-        read = run.close() if run is not None else 0
+        try:
+            read = run.close() if run is not None else 0
+        except BaseException:  # Ctrl-C: nobody knows how far the state is
+            self.close()
+            raise
         if session is None:
             return
         session.read(read)
-        if session.length > len(self._ids):
+        if read > taken:
             if self._decoder.rewinds:
-                session.rewind(len(self._ids))
+                session.rewind(session.length - (read - taken))
             else:
                 self.close()
 

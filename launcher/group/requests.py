@@ -165,9 +165,9 @@ class Requests:
             if (why := answers.result.fields.get("error")) is not None:
                 error = PredictError(str(why))
                 made += 1  # the step was made, of which no token could be chosen
-        self._run = None
-        with job.changed:
-            run.ended, run.error, run.made = True, error, made
+        with held_back(), job.changed:  # or its owner would look for the end for ever
+            self._run = None
+            run.error, run.made, run.ended = error, made, True  # the end last: who reads it holds no lock
             job.changed.notify_all()
 
     def _settle(self) -> None:
@@ -223,15 +223,17 @@ class Run:
 
     def next(self) -> int | None:
         """The next token; None after the last. Raises as `Group.predict` does."""
-        while not self.tokens:
-            if self.ended:
+        while True:
+            ended = self.ended  # first: what has come by then is there
+            if self.tokens:
+                return self.tokens.popleft()
+            if ended:
                 if self.error is not None:
                     raise self.error
                 return None
             self._job.wait_for(lambda: bool(self.tokens) or self.ended or self._came(), None, "")
             if not self.tokens and not self.ended:
                 self._requests.finish(self, halt=False)
-        return self.tokens.popleft()
 
     def _came(self) -> bool:
         answers = self._job.answers

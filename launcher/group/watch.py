@@ -367,8 +367,8 @@ class Job:
             busy, run = self.answers.expected, self.answers.run
             polite = self.failure is None and (run or not busy) and not self._closing and not self._all_ended
             self._closing = True
-            if busy:  # other threads wait for what will not come
-                self.fail(LaunchError("This group was closed: start another one."))
+            # Other threads wait for what will not come, or are about to.
+            self.fail(LaunchError("This group was closed: start another one."))
             self._suspicious.set()
             self.changed.notify_all()
         if polite and len(self._peers) == self.world_size:

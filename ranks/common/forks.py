@@ -6,8 +6,11 @@ parent held stays held in the child for ever, and what ends those threads would 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,11 +23,17 @@ class Forks:
     def __init__(self) -> None:
         self._renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
         self._threaded: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
-        os.register_at_fork(after_in_child=self._renew_all)
+        self._whole = threading.RLock()
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._renew_all)
 
     def in_child(self, owner: Owner, renew: Callable[[Owner], None]) -> None:
         """Calls ``renew(owner)`` in every child that is forked while ``owner`` is in use elsewhere."""
         self._renewals[owner] = renew
+
+    def whole(self) -> AbstractContextManager[bool]:
+        """Nobody forks while this is entered: for what a thread of ours does for milliseconds, under locks
+        of native libraries that no child could renew."""
+        return self._whole
 
     def never_freed(self, owner: Any, *parts: Any) -> None:
         """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its
@@ -36,7 +45,15 @@ class Forks:
         """
         self._threaded[owner] = parts
 
+    def _hold(self) -> None:
+        self._whole.acquire()
+
+    def _release(self) -> None:
+        with contextlib.suppress(RuntimeError):  # a Ctrl-C came while it was waited for
+            self._whole.release()
+
     def _renew_all(self) -> None:
+        self._whole = threading.RLock()
         for owner, renew in list(self._renewals.items()):
             renew(owner)
         if threaded := list(self._threaded.items()):
@@ -50,4 +67,4 @@ class Forks:
 
 
 FORKS = Forks()
-in_child, never_freed = FORKS.in_child, FORKS.never_freed
+in_child, never_freed, whole = FORKS.in_child, FORKS.never_freed, FORKS.whole

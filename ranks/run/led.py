@@ -6,8 +6,9 @@ compute the one before it: a rank that fared otherwise is out of step, and ends.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
@@ -71,8 +72,9 @@ class Leader:
         """As `ranks.state.session.Host.change`, on every rank."""
         with self._turn:
             if not self.ended:
-                self._tell(Kind.SESSION, {"model": place, "change": change, "number": number, **more})
-                self.models[place].sequences.change(change, number, **more)
+                with self._in_step():
+                    self._tell(Kind.SESSION, {"model": place, "change": change, "number": number, **more})
+                    self.models[place].sequences.change(change, number, **more)
 
     def end(self, fate: str) -> None:
         """Tells the other ranks to end, if they listen; ``fate``: one of `FATES`, which `follow` returns."""
@@ -84,7 +86,7 @@ class Leader:
     def _together(
         self, fields: Mapping[str, object], feeds: Mapping[str, Array], run: Callable[[], dict[str, Array]]
     ) -> dict[str, Array]:
-        with self._turn:
+        with self._turn, self._in_step():
             if self.ended:
                 raise CollectiveError("The ranks that this one led have ended: start the job anew.")
             self._tell(Kind.PREDICT, fields, dict(feeds))
@@ -97,9 +99,18 @@ class Leader:
             except Exception:
                 self._failed = True
                 raise
-            except BaseException:  # Ctrl-C in the middle of a model: the others finish it, or wait in it
-                self._ended.set()
-                raise
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Around what all ranks do alike. After a Ctrl-C in the middle nobody follows any more: the others
+        finish it, or wait in it."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._ended.set()
+            raise
 
     def _tell(
         self, kind: Kind, fields: Mapping[str, object], tensors: dict[str, Array] | None = None

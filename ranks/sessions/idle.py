@@ -111,7 +111,8 @@ def _watch(watched: weakref.ref[Idle], ended: threading.Event, before: threading
     while idle is not None and not ended.is_set():
         left = idle.left()
         if left <= 0:
-            idle.give_back()
+            with forks.whole():
+                idle.give_back()
             return
         del idle
         ended.wait(left)

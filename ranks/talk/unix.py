@@ -97,9 +97,12 @@ def readable(what: socket.socket | int, seconds: float) -> bool:
 
 
 def writable(what: socket.socket) -> bool:
-    """Whether a socket takes a short message now."""
+    """Whether a socket takes a short message now; another thread may close it meanwhile."""
     poll = select.poll()
-    poll.register(what, select.POLLOUT)
+    try:
+        poll.register(what, select.POLLOUT)
+    except ValueError:  # it is closed
+        return False
     return bool(poll.poll(0))
 
 

@@ -87,19 +87,21 @@ def _normalized(node: _Node) -> Found:
 
 
 def _layer_normalized(node: _Node) -> Found:
-    """ONNX Runtime has the operator in the standard domain of every version, the standard only from 17 on."""
+    """ONNX Runtime has the operator in the standard domain of every version, the standard only from 17 on.
+    What it gives is of the scale's type."""
     shape = node.shape(0)
     if shape is None:
-        return [(node.type(0), None)]
+        return [(node.type(1), None)]
     axis = node.number("axis", -1)
     axis += len(shape) if axis < 0 else 0
     moment = (*shape[:axis], *(1,) * (len(shape) - axis))
-    return [(node.type(0), shape), (FLOAT, moment), (FLOAT, moment)]
+    return [(node.type(1), shape), (FLOAT, moment), (FLOAT, moment)]
 
 
 def _rms(node: _Node) -> Found:
-    output, moment, *_ = _normalized(node)
-    return [output, moment]
+    """What it gives is of the scale's type."""
+    (_, shape), moment, *_ = _normalized(node)
+    return [(node.type(1), shape), moment]
 
 
 def _embedding(node: _Node) -> Found:

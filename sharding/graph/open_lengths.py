@@ -9,7 +9,7 @@ from sharding.graph.shape_values import broadcast
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
-from sharding.rules.elementwise import BROADCASTING, ELEMENTWISE, UNARY
+from sharding.rules.elementwise import BROADCASTING, EACH
 from sharding.rules.products import length_of, product, quotient
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sharding.graph.shape_values import Known
 
 Shape = tuple[Dim, ...]
-_SAME = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Identity", "Neg"))
-"""Operators whose output has the elements of an input, or those that broadcasting adds."""
 _DEPTH = 4
 """Nodes in a row between scores and what they become, or between a state and what is joined to it."""
 
@@ -113,7 +111,7 @@ def _reshape_needs(
     while waiting:
         value, depth = waiting.pop()
         maker = None if value is None else value.producer()
-        if maker is None or maker.domain or maker.op_type not in _SAME or depth == _DEPTH:
+        if maker is None or maker.domain or maker.op_type not in EACH or depth == _DEPTH:
             continue
         for source in maker.inputs:
             own = shape_of(source)

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 from sharding.graph.values import shape_of
 from sharding.rules.base import NodeView, Option
 from sharding.rules.common import axes_parameter
-from sharding.rules.elementwise import ELEMENTWISE, UNARY
+from sharding.rules.elementwise import EACH
 from sharding.slices.placement import REPLICATED, Placement, Split
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_EACH = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Clip", "Identity", "Neg"))
-"""What takes each element by itself, with its inputs broadcast to one shape."""
 
 
 class Reduced:
@@ -60,7 +57,7 @@ def _over_last_axis(view: NodeView) -> bool:
 
 
 def _is_each(view: NodeView) -> bool:
-    return not view.domain and view.op_type in _EACH
+    return not view.domain and view.op_type in EACH
 
 
 def _ends_in_one(value: ir.Value) -> bool:

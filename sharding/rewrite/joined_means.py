@@ -33,10 +33,10 @@ _DEPTH = 6
 """The most nodes between a product and the mean of its columns."""
 
 
-def join_means(graph: ir.Graph, opset: int) -> set[ir.Value]:
-    """Rewrites the graph in place; returns the values that are new."""
+def join_means(graph: ir.Graph, opset: int) -> None:
+    """Rewrites the graph in place."""
     if opset < OPSET:
-        return set()
+        return
     groups: dict[tuple[object, ...], list[ir.Node]] = {}
     for node in graph:
         key = _key(node)
@@ -44,13 +44,12 @@ def join_means(graph: ir.Graph, opset: int) -> set[ir.Value]:
             groups.setdefault(key, []).append(node)
     groups = {key: nodes for key, nodes in groups.items() if len(nodes) > 1}
     if not groups:
-        return set()
-    writer, made = GraphWriter(graph, opset), set["ir.Value"]()
+        return
+    writer = GraphWriter(graph, opset)
     for nodes in groups.values():
         means = [_taken_apart(writer, node) if node.op_type in NORMALIZATIONS else node for node in nodes]
-        made |= _join(writer, [node.outputs[0] for node in means])
+        _join(writer, [node.outputs[0] for node in means])
     graph.sort()  # what read the first mean now waits for all
-    return made
 
 
 def _key(node: ir.Node) -> tuple[object, ...] | None:
@@ -66,9 +65,13 @@ def _key(node: ir.Node) -> tuple[object, ...] | None:
         if len(node.outputs) > 1 and any(value.uses() for value in node.outputs[1:]):
             return None
         attributes = {name: plain_attribute(item) for name, item in node.attributes.items()}
-        scale = shape_of(node.inputs[1]) if len(node.inputs) == 2 else None
+        scale = node.inputs[1] if len(node.inputs) == 2 else None
+        weights = shape_of(scale)
         axis, stash = integer(attributes, "axis", -1), integer(attributes, "stash_type", 1)
-        if scale is None or len(scale) != 1 or axis % len(shape) != len(shape) - 1 or stash != 1:
+        if weights is None or len(weights) != 1 or axis % len(shape) != len(shape) - 1 or stash != 1:
+            return None
+        # What it gives has the type of the scale. Doubles are computed in double.
+        if scale is None or scale.dtype != source.dtype or source.dtype.name == "DOUBLE":
             return None
     elif node.domain or node.op_type not in MEANS or not _keeps_last(node, len(shape)):
         return None
@@ -98,8 +101,8 @@ def _multiplied(value: ir.Value | None, columns: int) -> ir.Value | None:
         if node is None or (node.domain and node.op_type != "MatMulNBits"):
             return None
         if node.op_type in PRODUCTS:
-            weight = node.inputs[1]
-            fixed = node.op_type == "MatMulNBits" or (weight is not None and _is_constant(weight))
+            # A bias too: one that waits for the other mean would wait for itself.
+            fixed = all(item is None or _is_constant(item) for item in node.inputs[1:])
             return node.inputs[0] if fixed and (shape_of(node.outputs[0]) or (0,))[-1] == columns else None
         others = {item for item in node.inputs if item is not None and not _is_constant(item)}
         if node.op_type not in {"Add", "Cast", "Mul", "Pow"} or len(others) != 1:
@@ -164,7 +167,7 @@ def _number(writer: GraphWriter, number: float) -> ir.Value:
     return made
 
 
-def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> set[ir.Value]:
+def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> None:
     """Side by side, and each taken out again."""
     last = means[-1].producer()
     assert last is not None
@@ -175,11 +178,8 @@ def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> set[ir.Value]:
     producer = made.producer()
     assert producer is not None
     writer.described(made, means[0], (*shape[:-1], len(means)))
-    new = {made}
     for index, own in enumerate(uses):
         bounds = [writer.constant([number]) for number in (index, index + 1, len(shape) - 1)]
         one = writer.described(writer.op("Slice", [made, *bounds]), means[index], shape)
-        new.add(one)
         for user, place in own:
             user.replace_input_with(place, one)
-    return new

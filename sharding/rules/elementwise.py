@@ -33,6 +33,8 @@ BROADCASTING = (
 )
 ELEMENTWISE = (*BROADCASTING, "Add", "Div", "Mul", "Sub", "Sum", "Where")
 """All whose inputs are broadcast to one shape."""
+EACH = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Clip", "Identity", "Neg"))
+"""All that take each element by itself, of inputs that are broadcast to one shape."""
 
 
 @rule(*UNARY)

@@ -6,7 +6,6 @@ import glob
 import re
 import shlex
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
@@ -247,11 +246,6 @@ def _folder(options: SubmitOptions) -> str:
 def _file_name(submission: Submission) -> str:
     """The job's name, as far as it can be a part of a file's."""
     return re.sub(r"[/\\\0]", "-", submission.name)[:100]
-
-
-def log_of(submission: Submission, number: str) -> Path:
-    """The log of a job that is no array."""
-    return Path(_folder(submission.options), f"{_file_name(submission)}-{number}.log")
 
 
 SYSTEM = System(Slurm, "a script for sbatch")

@@ -91,10 +91,10 @@ class Sequences:
         self.pairs = model.pairs
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
         self.filled = known_feeds.filled(self.fresh)
+        """The inputs that follow from a sequence's length, which a step need not give."""
         self._batch_axes = {
             pair.input: state_pairs.batch_axis(model.specs[pair.input], self.fresh) for pair in self._held
         }
-        """The inputs that follow from a sequence's length, which a step need not give."""
 
     def serve(self, inputs: Sequence[TensorSpec], optional: Sequence[TensorSpec], step: Step) -> Host:
         """What sessions of a model in this process run on; these are its whole inputs."""
@@ -115,7 +115,8 @@ class Sequences:
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens, copies (``new``), cuts back (``length``) or closes a sequence.
 
-        Nobody waits for it. What fails is told by the sequence's next step: ranks that fail alike go on.
+        Nobody waits for it. What fails is told by the sequence's next step: ranks that fail alike go on, and
+        so do those of other stages and copies of the model, which hear of it.
         """
         try:
             if change == "open":
@@ -140,7 +141,6 @@ class Sequences:
     def _fail(self, number: int, why: str) -> None:
         """Each step of this sequence from here on says why it cannot be made; its memory is free."""
         self._failed[number], self._open[number] = why, None
-        self._owners.pop(number, None)
 
     def open(self, number: int) -> None:
         """A new sequence; its first step may give whole values of state inputs to start from."""
@@ -154,12 +154,12 @@ class Sequences:
     def fork(self, number: int, new: int) -> None:
         """Makes ``new`` a copy of a sequence."""
         state = self._open[number]
+        if number in self._owners:
+            self._owners[new] = self._owners[number]
         if number in self._failed:
             self._fail(new, self._failed[number])
             return
         self._open[new] = state.fork() if state is not None else None
-        if number in self._owners:
-            self._owners[new] = self._owners[number]
 
     def rewind(self, number: int, length: int) -> None:
         """Forgets the positions of a sequence from ``length`` on."""
@@ -167,21 +167,24 @@ class Sequences:
         if length == 0:
             # As if it were new: its next step may give state to start from.
             self._open[number] = None
-            self._owners.pop(number, None)
+            for kept in (self._failed, self._owners):
+                kept.pop(number, None)
         elif state is not None:
             state.rewind(length)
 
     def merge(self, number: int, members: Sequence[Sequence[int]]) -> None:
         """A sequence for a batch, of copies of rows: of which sequence, which row, and its length."""
-        rows, owners, copies = [], [], self._model.copies
+        rows, copies = [], self._model.copies
+        if copies is not None and all(source in self._owners for source, _, _ in members):
+            # Before anything fails: all copies must know which of them say so.
+            self._owners[number] = tuple(self._owners[source][row] for source, row, _ in members)
         for source, row, length in members:
             state = self._open[source]
             if source in self._failed:
                 self._fail(number, self._failed[source])
                 return
             if copies is not None and source in self._owners:
-                owners.append(self._owners[source][row])
-                if owners[-1] != copies.here:
+                if self._owners[source][row] != copies.here:
                     continue
                 row = copies.mine(self._owners[source]).index(row)  # noqa: PLW2901 - its place here
             if state is None:
@@ -191,8 +194,6 @@ class Sequences:
         self._open[number] = None
         if rows:
             self._open[number] = merged(rows, self._batch_axes, self._model.parts.memory, longest)
-        if copies is not None:
-            self._owners[number] = tuple(owners)
 
     def nbytes(self, number: int) -> int:
         """Bytes of a sequence's state on this rank."""
@@ -205,8 +206,6 @@ class Sequences:
         ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
         the model makes the same call.
         """
-        if number in self._failed:
-            raise ShardrunError(self._failed[number])
         copies, shown, owners = self._model.copies, self._model.shown, self._owners.get(number)
         if copies is None:
             return self._one_step(number, feeds, shown)
@@ -229,6 +228,8 @@ class Sequences:
         failure: ShardrunError | None = None
         found = known_feeds.size(feeds)
         try:
+            if number in self._failed:
+                raise ShardrunError(self._failed[number])
             if state is None:
                 states = {pair.input for pair in self._model.pairs}
                 initial = {name: array for name, array in feeds.items() if name in states}

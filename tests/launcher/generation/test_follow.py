@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 import launcher
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.generation.engine import Engine
 from launcher.generation.generate import AHEAD, Generation
 from launcher.generation.model import LanguageModel
 from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
@@ -300,3 +303,57 @@ def test_stages_and_ranks_of_mpirun(
         assert list(_begin(made, 5)) == want[:5]
         made.close()
         assert LanguageModel(decoder).generate(PROMPT, max_new_tokens=60).ids == want
+
+
+RECURRENT = """
+<ir_version: 10, opset_import: ["" : 18]>
+g (int64[1, n] input_ids, float[1, 1, 16] state) => (float[1, n, 200] logits, float[1, 1, 16] stateN)
+  <int64[1] second = {1}> {
+  e = Gather(table, input_ids)
+  x = Transpose<perm = [1, 0, 2]>(e)
+  y, stateN = GRU<hidden_size = 16>(x, w, r, , , state)
+  q = Squeeze(y, second)
+  t = Transpose<perm = [1, 0, 2]>(q)
+  logits = MatMul(t, head)
+}"""
+
+
+def test_recurrent_texts_go_on_when_others_come(tmp_path: Path) -> None:
+    """Their state cannot forget what the ranks have read beyond the reader."""
+    model, random = onnx.parser.parse_model(RECURRENT), np.random.default_rng(0)
+    for name, shape in {"table": (200, 16), "w": (1, 48, 16), "r": (1, 48, 16), "head": (16, 200)}.items():
+        values = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def greedy(prompt: list[int], count: int) -> list[int]:
+        ids: list[int] = []
+        state = np.zeros((1, 1, 16), np.float32)
+        for _ in range(count):
+            given = {"input_ids": np.array([ids[-1:] or prompt]), "state": state}
+            logits, state = plain.run(None, given)
+            ids.append(int(logits[0, -1].argmax()))
+        return ids
+
+    with launcher.start(path, ranks=1, launcher="local", threads=1) as group:
+        decoder = decoder_of(program_of(group))
+        assert isinstance(decoder, ResidentDecoder) and decoder.runs is not None and not decoder.rewinds
+        with Engine(decoder) as engine:
+            streams = [engine.submit(PROMPT, max_new_tokens=2000)]
+            for k in range(20):
+                next(streams[0])
+                streams.append(engine.submit(PROMPT[k % 4 :], max_new_tokens=3))
+                streams[-1].finish()
+            found = [stream.finish()[0].ids for stream in streams]
+        assert found == [greedy(PROMPT, 2000), *(greedy(PROMPT[k % 4 :], 3) for k in range(20))]
+        # No more than was chosen by then comes after the first.
+        want = greedy(PROMPT, 9)
+        chooser, sequence = Chooser(SamplingOptions(), 200, np.array(PROMPT), []), decoder.sequence()
+        sequence.step(np.array(PROMPT))
+        assert isinstance(sequence, ResidentSequence)
+        chooser.read(want[0])
+        ids = list(sequence.follow(chooser, 2000, 2000, lambda: False))
+        assert ids == greedy(PROMPT, 1 + len(ids))[1:] and len(ids) < 1999
+        assert not sequence.closed and sequence.length == len(PROMPT) + len(ids)

@@ -254,6 +254,9 @@ def test_closed(two_slices: Path) -> None:
     group.close()
     with pytest.raises(LaunchError, match="closed"):
         group.predict(slices.feeds())
+    # As of a thread that had looked before it was closed.
+    with pytest.raises(LaunchError, match="This group was closed"):
+        group._requests.predict(slices.feeds(), {})
 
 
 def test_forgotten(two_slices: Path) -> None:

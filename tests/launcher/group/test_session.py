@@ -242,6 +242,42 @@ def test_a_step_that_a_later_stage_cannot_compute_changes_no_stage(tmp_path: Pat
                 session.predict({**feeds, "pick": np.array([99])})
 
 
+@pytest.mark.parametrize("mesh", ["data=2", "pipeline=2"])
+def test_a_change_that_one_rank_cannot_make_is_told_by_all(tmp_path: Path, mesh: str) -> None:
+    """The state of one copy, or of one stage, which grows by one whatever the step has read."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (int64[b, n] input_ids, float[b, p, 32] past_kv) => (float[b, 32] y, float[b, m, 32] present_kv)
+      <int64[1] one = {1}> {
+      e = Gather(w0, input_ids)
+      f = MatMul(e, w1)
+      h = Tanh(f)
+      a = ReduceMean<keepdims = 1>(h, one)
+      present_kv = Concat<axis = 1>(past_kv, a)
+      c = ReduceMean<keepdims = 0>(present_kv, one)
+      d = MatMul(c, w2)
+      y = MatMul(d, w3)
+    }"""
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for number in range(4):
+        values = (random.standard_normal((32, 32)) * 0.3).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, f"w{number}"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ids = np.array([[3, 7, 1]])
+    want = plain.run(None, {"input_ids": ids, "past_kv": np.zeros((1, 0, 32), np.float32)})[0]
+    options = SliceOptions(mesh=parse_mesh(mesh))
+    with start(path, ranks=2, launcher="local", threads=1, options=options) as group:
+        for _ in range(2):
+            session = group.session()
+            assert np.abs(session.predict({"input_ids": ids})["y"] - want).max() <= 1e-5
+            session.rewind(2)
+            for _ in range(2):
+                with pytest.raises(PredictError, match="cannot be rewound to 2"):
+                    session.predict({"input_ids": ids})
+
+
 def test_the_example_of_a_streaming_model(tmp_path: Path) -> None:
     state_models.streaming(tmp_path / "model.onnx")
     frames = np.stack(state_models.steps("streaming", [1] * 5))

@@ -133,6 +133,28 @@ def test_a_forked_child_watches_by_itself() -> None:
     until(lambda: bool(calls), "nothing was given back in the parent")
 
 
+def test_nobody_forks_while_buffers_are_given_back() -> None:
+    """The child would have ONNX Runtime's locks as the thread held them, for ever."""
+    lock, began = threading.Lock(), threading.Event()
+
+    def give_back() -> None:
+        with lock:
+            began.set()
+            time.sleep(0.3)
+
+    watched = idle.Idle(give_back)
+    with watched:
+        pass
+    assert began.wait(20)
+    child = os.fork()
+    if not child:
+        os._exit(0 if lock.acquire(timeout=1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with watched:  # and goes on
+        began.clear()
+    assert began.wait(20)
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A model with values of 64 MB inside, and small inputs and outputs."""

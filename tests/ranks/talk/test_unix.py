@@ -144,3 +144,12 @@ def test_how_a_process_of_another_ended() -> None:
         assert unix.exit_code(process) == (code if tells else None)
         parent.communicate("\n", timeout=30)
         close_all([process, ours, theirs])
+
+
+def test_what_is_closed_takes_no_message() -> None:
+    """A launcher that looks for the first cause closes its ranks' sockets while somebody waits for them."""
+    one, other = socket.socketpair()
+    with other:
+        assert unix.writable(one)
+        one.close()
+        assert not unix.writable(one)

@@ -116,3 +116,45 @@ def test_other_means_stay(tmp_path: Path) -> None:
         nodes = onnx.load(tmp_path / f"slices/rank_{rank}.onnx", load_external_data=False).graph.node
         assert all(node.op_type != "Concat" for node in nodes)
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 32)}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["double", "scale of another type"])
+def test_normalizations_of_other_types_stay_as_exact(tmp_path: Path, kind: str) -> None:
+    """ONNX Runtime computes doubles in double, and gives what the scale is."""
+    text = """g (double[batch, 32] x) => (double[batch, 8] y) {
+      q0 = MatMul(x, wq) k0 = MatMul(x, wk)
+      q = SimplifiedLayerNormalization<epsilon = 1e-5>(q0, gq)
+      k = SimplifiedLayerNormalization<epsilon = 1e-5>(k0, gk)
+      s = Mul(q, k) y = MatMul(s, wo)
+    }"""
+    wide, scale = np.float64, np.float64
+    if kind != "double":
+        text, wide, scale = text.replace("double", "float"), np.float32, np.float16
+        text = text.replace("y = MatMul(s, wo)", "t = Cast<to = 1>(s) y = MatMul(t, wo)")
+    weights = {f"w{name}": graphs.array(WIDTH, WIDTH, seed=i).astype(wide) / 6 for i, name in enumerate("qk")}
+    weights |= {
+        f"g{name}": (1 + graphs.array(WIDTH, seed=i) / 9).astype(scale) for i, name in enumerate("qk")
+    }
+    weights |= {"wo": graphs.array(WIDTH, 8, seed=5).astype(wide)}
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]>\n' + text)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)  # onnx does not know the operator
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    feeds = {"x": graphs.array(3, WIDTH).astype(wide)}
+    lockstep.assert_same(tmp_path / "slices", path, feeds, tolerance=1e-12 if kind == "double" else 2e-3)
+
+
+def test_a_bias_that_waits_for_the_other_mean(tmp_path: Path) -> None:
+    """The two cannot be computed side by side."""
+    text = """g (float[batch, 32] x) => (float[batch, 32] y) {
+      q0 = Gemm(x, wq) qs = Mul(q0, q0) qm = ReduceMean(qs, last) qa = Add(qm, eps) qr = Sqrt(qa)
+      q = Div(q0, qr)
+      k0 = Gemm(x, wk, q) ks = Mul(k0, k0) km = ReduceMean(ks, last) ka = Add(km, eps) kr = Sqrt(ka)
+      k = Div(k0, kr) s = Mul(q, k) y = MatMul(s, wo)
+    }"""
+    weights = {f"w{name}": graphs.array(WIDTH, WIDTH, seed=i) / 6 for i, name in enumerate("qko")}
+    weights |= {"last": np.asarray([-1]), "eps": np.float32(1e-5)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights, opset=18)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH)}, tolerance=1e-5)
