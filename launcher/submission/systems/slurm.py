@@ -6,7 +6,6 @@ import glob
 import re
 import shlex
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
@@ -101,10 +100,11 @@ class Slurm(JobSystem):
             if not text.startswith("--") or len(text.split()) != 1:
                 raise ConfigError(f"--directive {text}: expected one option of sbatch, as --qos=high")
         kind_of_mpi(submission)
-        if "\\" in _folder(submission.options):
+        folder = _folder(submission.options)
+        if re.search(r"[\\\x00-\x1f\x7f]", folder):
             raise ConfigError(
-                f"--log {_folder(submission.options)}: a path with a backslash says something else to Slurm; "
-                "name another folder"
+                f"--log {folder}: a path with a backslash or a control character says something else to "
+                "Slurm; name another folder"
             )
 
     def text(self, submission: Submission) -> str:
@@ -247,11 +247,6 @@ def _folder(options: SubmitOptions) -> str:
 def _file_name(submission: Submission) -> str:
     """The job's name, as far as it can be a part of a file's."""
     return re.sub(r"[/\\\0]", "-", submission.name)[:100]
-
-
-def log_of(submission: Submission, number: str) -> Path:
-    """The log of a job that is no array."""
-    return Path(_folder(submission.options), f"{_file_name(submission)}-{number}.log")
 
 
 SYSTEM = System(Slurm, "a script for sbatch")
