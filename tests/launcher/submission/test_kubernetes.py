@@ -272,7 +272,7 @@ def test_nothing_is_left_of_a_job_that_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_that_ends_at_once_is_shown_once(tmp_path: Path) -> None:
-    tail = ProgramTail(["sh", "-c", f"echo x >>{tmp_path}/starts; echo a; echo b"], str)
+    tail = ProgramTail(["sh", "-c", f"echo x >>{tmp_path}/starts; sleep 0.2; echo a; echo b"], str)
     try:
         found = tail.lines()
         assert tail._process is not None
