@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from launcher.commands.options import ABSENT, add_groups
-from launcher.job.options import RANKS
+from launcher.job.options import OF_STARTING, OPTIONS, RANKS
 from ranks.common.settings import CHOSEN, TARGET, THREADS, TIMEOUT
 
 HELP = "run a Python script written for mindspore_lite"
@@ -50,20 +50,23 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--launcher external excludes --ranks, --rank-table and hosts: whoever starts the ranks says them"
         )
+    here = not several and launcher in {"auto", "external"}
+    if here and (said := next((name for name in OF_STARTING if name in given and name != "launcher"), "")):
+        raise ConfigError(
+            f"{OPTIONS[said].flag} is for ranks that this command starts: give --ranks or --hosts"
+        )
     try:
         check_script(args.script)
     except ShardrunError as error:
         raise ConfigError(str(error)) from None
-    if several or launcher not in {"auto", "external"}:
-        return _on_ranks(args)
-    return _here(args)
+    return _here(args) if here else _on_ranks(args)
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
     from launcher.common.exits import report
     from launcher.errors import RankFailedError
     from launcher.group.starting import run_program
-    from launcher.job.options import OPTIONS, Options, grouped
+    from launcher.job.options import Options, grouped
     from ranks.common import settings
 
     given = vars(args)

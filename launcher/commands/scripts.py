@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, add_groups
-from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
+from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, RANKS, SLICING, TYPES
 
-OF_STARTING = ("launcher", "nodes", "bind", "env", "mpi_args", "srun_args", "hang_timeout")
-"""What only a process that starts the ranks can follow: here the scripts do."""
+_NOT_HERE = set(OF_STARTING) - {"hosts", "hostfile", "env"}
+"""What a process that starts the ranks follows, and scripts cannot."""
 HELP = "write one shell script per rank"
 DESCRIPTION = """\
 Writes one runnable shell script per rank, which sets the rank's environment and starts it, and run_all.sh,
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", dest="folder", type=Path, required=True, help="folder to write"
     )
-    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=OF_STARTING, output="--save")
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=_NOT_HERE, output="--save")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT, help="options from a job file"
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.options import ABSENT, Late, add_described, add_groups
-from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
+from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, OPTIONS, RANKS, SLICING, TYPES
 from launcher.submission.names import SYSTEMS
 from launcher.submission.options import GROUPS, SUBMIT
 
@@ -35,9 +36,7 @@ exit codes:
 """
 
 
-_STARTING = frozenset(
-    ("launcher", "hosts", "hostfile", "nodes", "bind", "env", "mpi_args", "srun_args", "hang_timeout")
-)
+_NOT_HERE = set(OF_STARTING) - {"env"}
 """Options of a program that starts ranks itself: here the job system does."""
 
 
@@ -61,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         for option in SUBMIT.values():
             if option.group == title:
                 add_described(group, option)
-    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=_STARTING)
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, but=_NOT_HERE)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="print what would be handed in, and do nothing")
     how.add_argument("--detach", action="store_true", help="print the job's number, and do not follow it")
@@ -81,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     system.check(submission)
     text = system.text(submission)
     if args.dry_run:
-        sys.stdout.write(text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))  # of a path that is no UTF-8
         return 0
     number = system.submit(submission, text)
     if args.detach:
@@ -123,8 +123,13 @@ def _submission(args: argparse.Namespace, chosen: System) -> Submission:
     told = {} if config is None else read_section(config, "submit", SUBMIT)
     options = SubmitOptions(**told).with_flags(flags)
     job = gather({name: value for name, value in flags.items() if name not in SUBMIT}, config)
-    if job.rank_table is not None:
-        raise ConfigError("--rank-table: the job system chooses the hosts; say how many ranks with --ranks")
+    for name in ("rank_table", "hosts", "hostfile"):
+        if getattr(job, name) is not None:
+            raise ConfigError(
+                f"{OPTIONS[name].flag}: the job system chooses the hosts; say how many ranks with --ranks"
+            )
+    if options.nodes is None:  # which a job file for `run` says beside the others
+        options = replace(options, nodes=job.nodes)
     away = chosen.in_image or options.image is not None
     ranks = _ranks_of_paths(job) if away else _checked_ranks(job)
     return Submission(job, ranks, options)

@@ -13,6 +13,9 @@ _ASK = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pri
 FLAVOURS = (("Open MPI", "openmpi"), ("Intel(R) MPI", "intel"), ("MPICH", "mpich"))
 """What the libraries say of themselves, and their names here."""
 
+PLUGINS = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
+"""By which of Slurm's plugins each learns of its ranks: with another one every rank is a world of its own."""
+
 
 def library_version(seconds: float = SECONDS, environ: Mapping[str, str] | None = None) -> str:
     """The first line of what the library says of itself. Raises `OSError` with the reason where mpi4py or a

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
-from launcher.job.hosts import remote_hosts, unknown_host
+from launcher.job.hosts import is_here, remote_hosts, unknown_host
 from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, check_count, rank_environment
@@ -66,11 +65,11 @@ def _on_hosts(how: Start, size: int) -> Start:
 
 def _say_not_used(places: Places) -> None:
     """The local launcher was asked for, though a batch system gave other hosts too."""
-    others = [host for host, _ in places.hosts if host != os.uname().nodename]
-    if others:
+    names = [host for host, _ in places.hosts]
+    if len(names) > 1 or not is_here(names[0]):
         log.warning(
-            "%s has %d hosts, but --launcher local starts all ranks on this one",
-            places.said_by, len(places.hosts),
+            "%s has %s, but --launcher local starts all ranks on this one",
+            places.said_by, f"{len(names)} hosts" if len(names) > 1 else f"the host {names[0]}",
         )  # fmt: skip
 
 

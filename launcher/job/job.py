@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.common.files import check_target
 from launcher.errors import ConfigError
 from launcher.inspection.reference import ModelReference, refer
-from launcher.job.options import OPTIONS, Options
-from launcher.job.places.placement import Placement
+from launcher.job.options import OF_STARTING, OPTIONS, Options
 from launcher.job.slicing import Slicing
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Job(Options):
             raise ConfigError(
                 "--launcher external excludes --rank-table: whoever starts the ranks places them"
             )
-        if self.launcher == "external" and (said := self._of_starting()):
+        if self.launcher == "external" and (said := self.of_starting()):
             raise ConfigError(f"--launcher external excludes {said}: whoever starts the ranks says it")
         for option in (OPTIONS["rank_table"], OPTIONS["hostfile"], OPTIONS["against"]):
             self.check_file(option)
@@ -60,11 +59,11 @@ class Job(Options):
             check_key(self.key, self.reference, self.against)
         return self
 
-    def _of_starting(self) -> str:
+    def of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""
-        names = ["env", "hang_timeout", *(item.name for item in fields(Placement))]
-        found = [name for name in names if getattr(self, name) != getattr(Job(), name)]
-        return OPTIONS[found[0]].flag if found else ""
+        names = (name for name in OF_STARTING if name != "launcher")
+        found = next((name for name in names if getattr(self, name) != getattr(Job(), name)), "")
+        return OPTIONS[found].flag if found else ""
 
     @functools.cached_property
     def reference(self) -> ModelReference:

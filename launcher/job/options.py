@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import Host, parse_hosts
-from launcher.job.places.placement import Placement, parse_bind, parse_variables, parse_words
+from launcher.job.places.placement import (
+    Placement,
+    check_variables,
+    parse_bind,
+    parse_variables,
+    parse_words,
+)
 from launcher.job.precision import parse_plan
 from launcher.job.values import (
     Choice,
@@ -49,6 +55,15 @@ RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""
 _Some = TypeVar("_Some", bound="Options")
+
+
+class _Variables(Pairs):
+    """Variables of the environment by name."""
+
+    def read(self, value: object, where: str, folder: Path) -> dict[str, Setting]:
+        found = {name: str(text) for name, text in super().read(value, where, folder).items()}
+        check_variables(found, f"{where}.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ class Options:
         "none|cores|numa|LIST",
     )  # fmt: skip
     env: Mapping[str, str] = described(
-        Pairs(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
+        _Variables(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
         "a variable for all ranks, with the value that it has here or this one; repeatable",
         "NAME[=VALUE]", default=dict,
     )  # fmt: skip
@@ -328,6 +343,9 @@ def table(options: type[DataclassInstance]) -> dict[str, Option]:
 
 OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
+
+OF_STARTING = ("launcher", "env", "hang_timeout", *(item.name for item in fields(Placement)))
+"""Options that only what starts the ranks can follow."""
 
 
 def grouped(group: str) -> list[Option]:

@@ -78,7 +78,10 @@ class _Ranks:
                 for key, _ in selector.select():
                     rank, name = key.data
                     if name:
-                        data = os.read(key.fd, _CHUNK)
+                        try:
+                            data = os.read(key.fd, _CHUNK)
+                        except BlockingIOError:  # `_end` has just read it
+                            continue
                         if data:
                             self.say({"rank": rank, "stream": name}, data)
                         else:
@@ -116,12 +119,16 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     ranks = _Ranks(output)
-    asked: Asked = json.loads(sys.stdin.buffer.readline())
+    first = sys.stdin.buffer.readline()
+    if not first.endswith(b"\n"):  # the launcher has ended before it could ask
+        os._exit(1)
+    asked: Asked = json.loads(first)
     try:
         ranks.start(asked)
     except OSError as error:
         ranks.signal(signal.SIGKILL)
-        ranks.say({"problem": f"{error.filename}: {error.strerror}"})
+        where = "" if error.filename is None else f"{error.filename}: "
+        ranks.say({"problem": f"{where}{error.strerror}"})
         os._exit(1)
     ranks.say({"started": os.uname().nodename})
     threading.Thread(target=_obey, args=(ranks,), daemon=True).start()

@@ -12,7 +12,7 @@ import ranks
 from ranks.common.settings import SAFE_PATH
 from ranks.common.sources import clean
 
-__all__ = ["boot_command", "clean", "python_path", "safe_path"]
+__all__ = ["boot_command", "clean", "python_path", "python_there", "safe_path"]
 
 _BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
 
@@ -26,6 +26,13 @@ def python_path(environ: Mapping[str, str]) -> str | None:
         return None
     present = environ.get("PYTHONPATH")
     return os.pathsep.join([root, present]) if present else root
+
+
+def python_there(path: str | None, *arguments: str) -> list[str]:
+    """The words by which a shell on another host starts this Python; ``path``: that of `python_path`."""
+    found = [] if path is None else [f"PYTHONPATH={path}"]
+    # It would take modules from the folder where the shell begins.
+    return ["env", "PYTHONSAFEPATH=1", *found, sys.executable, *arguments]
 
 
 def boot_command() -> list[str]:

@@ -56,6 +56,11 @@ class Mpirun:
     flavour: Flavour
     library: Path | None = None
 
+    @property
+    def library_kind(self) -> str:
+        """Whose library it has, as `launcher.common.mpi_library` names it."""
+        return "openmpi" if self.flavour == "openmpi4" else self.flavour
+
 
 def candidates() -> Iterator[tuple[Path, bool]]:
     """The programs of PATH, then those beside this Python, and whether each is the machine's own."""

@@ -5,27 +5,18 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.job import Job
-from launcher.job.options import DATA, RANKS, TYPES, Options, grouped
-from launcher.job.places.placement import Placement
+from launcher.job.options import DATA, OF_STARTING, RANKS, TYPES, Options, grouped
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from sharding.common.storage import probe, why_unwritable
 
-_OF_ALL_RANKS = {
-    "ranks",
-    "rank_table",
-    "launcher",
-    "env",
-    "hang_timeout",
-    *(item.name for item in fields(Placement)),
-}
+_OF_ALL_RANKS = {"ranks", "rank_table", *OF_STARTING}
 """Options that say what the scripts themselves do."""
 
 RANK_SCRIPT = """\
@@ -152,6 +143,7 @@ def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list
     path = python_path({})
     if path:
         exports += f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+    exports += "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.env.items())
     arguments = ['"$here/slices"' if own_model else quote_path(job.model), *_arguments(job)]
     arguments += _key_file(job, own_model)
     texts = []

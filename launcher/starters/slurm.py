@@ -7,6 +7,7 @@ no command line.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.common.mpi_library import PLUGINS
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places import allocation
 from launcher.job.rank_table import make_rank_table
@@ -24,17 +26,20 @@ from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle
 from ranks.common.ranges import parse_ranges
 from ranks.common.settings import CHOSEN
+from ranks.talk.unix import readable
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
     from launcher.job.places.allocation import Allocation
     from launcher.job.rank_table import RankTable
 
+log = logging.getLogger(__name__)
+
 _LIST_SECONDS = 20
+NOTICE_SECONDS = 10.0
+"""How long an allocation may take before it is said what is waited for."""
 _HOLD = 'env -0 && printf "\\0\\0" && exec cat'
 """What salloc runs: it says its environment, and keeps the allocation until our end of its input closes."""
-_SPEAKS = {"openmpi": "pmix", "openmpi4": "pmix", "mpich": "pmi2", "intel": "pmi2"}
-"""By which of Slurm's plugins a library of each MPI learns of its peers."""
 _LABEL = re.compile(r" *(\d+): ")
 _ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _CODE = re.compile(r"Exited with exit code (\d+)")
@@ -154,12 +159,12 @@ def choose_plugin(collectives: str, srun: str) -> str:
     if collectives not in {"auto", "mpi"}:
         return "none"
     try:
-        flavour = mpirun.find().flavour
+        library = mpirun.find().library_kind
     except LaunchError as problem:
         if collectives == "mpi":
             raise LaunchError(f"The mpi collectives need an MPI: {problem}") from None
         return "none"
-    wanted = _SPEAKS[flavour]
+    wanted = PLUGINS[library]
     try:
         answer = subprocess.run(
             [srun, "--mpi=list"], capture_output=True, text=True, errors="replace", timeout=_LIST_SECONDS,
@@ -174,7 +179,7 @@ def choose_plugin(collectives: str, srun: str) -> str:
         return wanted
     if collectives == "mpi":
         raise LaunchError(
-            f"This Slurm has no MPI plugin {wanted}, by which {flavour} finds its ranks: install it, or use "
+            f"This Slurm has no MPI plugin {wanted}, by which {library} finds its ranks: install it, or use "
             "the launcher mpirun, or the gloo collectives."
         )
     return "none"
@@ -245,10 +250,15 @@ class Granted:
         command += [f"--nodes={nodes}"] if nodes is not None else []
         command += [*more, "sh", "-c", _HOLD]
         self.environment: dict[str, str] = {}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environments.clean(), start_new_session=True,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=environments.clean(), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            if shortage(error):
+                raise cause.shortage(error) from None
+            raise LaunchError(f"salloc cannot be started: {error.strerror or error}.") from None
         try:
             self._read()
         except BaseException:
@@ -257,9 +267,13 @@ class Granted:
 
     def _read(self) -> None:
         assert self._process.stdout is not None and self._process.stderr is not None
-        said = b""
+        said, told = b"", False
         while not said.endswith(b"\0\0\0"):
-            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            stream = self._process.stdout.fileno()
+            if not told and not readable(stream, NOTICE_SECONDS):
+                told = True
+                log.warning("waiting for Slurm to give nodes; Ctrl-C gives up")
+            part = os.read(stream, 1 << 16)
             if not part:
                 problem = self._process.stderr.read().decode(errors="replace").strip()
                 lines = [
@@ -276,10 +290,10 @@ class Granted:
 
     def close(self) -> None:
         """Gives it back. Safe to call twice."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         if self._process.poll() is None:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
             self._process.terminate()
             try:
                 self._process.wait(_LIST_SECONDS)

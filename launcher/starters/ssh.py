@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -23,7 +24,7 @@ from launcher.job.hosts import is_here
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause
 from launcher.starters import environment as environments
-from launcher.starters.base import Ended, Handle, Launcher, Pipe
+from launcher.starters.base import Ended, Handle, Launcher, Pipe, StreamName
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 # A host that is gone is noticed in about the time in which the control channel does.
 _ALIVE = ("-o", "ServerAliveInterval=4", "-o", "ServerAliveCountMax=2")
 _LONGEST_HEAD = 1 << 16
+STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _KILL_SECONDS = 2.0
 
 
@@ -81,18 +83,16 @@ def _variables(device: Device, local_size: int) -> dict[str, str]:
 
 def _command(host: str, path: str | None) -> list[str]:
     """What starts a host's agent; a login shell of any kind understands it."""
-    agent = [sys.executable, "-m", _AGENT]
-    found = [] if path is None else [f"PYTHONPATH={path}"]
     if is_here(host):
-        return ["env", *found, *agent]
+        found = [] if path is None else [f"PYTHONPATH={path}"]
+        return ["env", *found, sys.executable, "-m", _AGENT]
     ssh = shutil.which("ssh")
     if ssh is None:
         raise LaunchError(
             f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
             "--launcher mpirun."
         )
-    # Python would take modules from the folder where ssh begins.
-    words = ["exec", "env", "PYTHONSAFEPATH=1", *found, *agent]
+    words = ["exec", *environments.python_there(path, "-m", _AGENT)]
     return [ssh, *_QUIET, *_ALIVE, "--", host, shlex.join(words)]
 
 
@@ -109,6 +109,7 @@ class SshHandle(Handle):
                 agent = _Agent(host, command, asked, self._ended.put, self._done)
                 self._agents.append(agent)
                 self.pipes += agent.pipes
+                agent.begin(asked)
         except (OSError, RuntimeError) as error:
             self.kill()
             for pipe in self.pipes:
@@ -131,7 +132,10 @@ class SshHandle(Handle):
     def kill(self) -> None:
         """See `Handle.kill`."""
         for agent in self._agents:
-            agent.kill()
+            agent.hang_up()
+        deadline = time.monotonic() + _KILL_SECONDS
+        for agent in self._agents:
+            agent.kill(deadline)
 
     def close(self) -> None:
         """Ends what is left of the connections."""
@@ -160,19 +164,35 @@ class _Agent:
             start_new_session=True,
         )
         assert self._process.stdout is not None and self._process.stderr is not None
-        self.pipes = [Pipe(os.dup(self._process.stderr.fileno()), None, "stderr")]
-        self._process.stderr.close()
+        self.pipes: list[Pipe] = []
         self._writers: dict[tuple[int, str], int] = {}
-        for rank in sorted(self._ranks):
-            for name in ("stdout", "stderr"):
-                reader, self._writers[rank, name] = os.pipe()
-                self.pipes.append(Pipe(reader, rank, name))
-        threading.Thread(
-            target=self._read, args=(self._process.stdout,), name=f"shardrun ssh {host}", daemon=True
-        ).start()
+        try:
+            self.pipes.append(Pipe(os.dup(self._process.stderr.fileno()), None, "stderr"))
+            for rank in sorted(self._ranks):
+                for name in STREAMS:
+                    reader, self._writers[rank, name] = os.pipe()
+                    self.pipes.append(Pipe(reader, rank, name))
+        except OSError:  # no descriptors are left
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                assert stream is not None
+                stream.close()
+            self._close(self._ranks)
+            for pipe in self.pipes:
+                os.close(pipe.descriptor)
+            raise
+        finally:
+            self._process.stderr.close()
+
+    def begin(self, asked: Asked) -> None:
+        """Asks the agent, and listens to it. Raises `RuntimeError` where no thread can be had."""
+        name = f"shardrun ssh {self._host}"
+        stream = self._process.stdout
+        threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
         # In a thread of its own: a host that does not answer keeps nobody from starting the others.
         first = json.dumps(asked).encode() + b"\n"
-        threading.Thread(target=self.tell, args=(first,), name=f"shardrun ssh {host}", daemon=True).start()
+        threading.Thread(target=self.tell, args=(first,), name=name, daemon=True).start()
 
     def tell(self, words: bytes) -> None:
         """Sends to the agent, if it is there."""
@@ -181,16 +201,18 @@ class _Agent:
             self._process.stdin.write(words)
             self._process.stdin.flush()
 
-    def kill(self) -> None:
-        """Closes the agent's input, at which it kills its ranks; where that is of no use, kills ssh."""
+    def hang_up(self) -> None:
+        """Closes the agent's input, at which it kills its ranks."""
         assert self._process.stdin is not None
-        if self._process.poll() is None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.close()
-            try:
-                self._process.wait(_KILL_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def kill(self, deadline: float) -> None:
+        """Kills ssh, where hanging up has been of no use until then."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def _read(self, stream: BinaryIO) -> None:
         started = False

@@ -131,7 +131,8 @@ class JobSystem(ABC):
         try:
             return subprocess.run(
                 command, input=given, stdin=None if given is not None else subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=seconds, check=False, env=alone(),
+                capture_output=True, text=True, errors="surrogateescape", timeout=seconds, check=False,
+                env=alone(),
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to act on
             )  # fmt: skip
         except FileNotFoundError:
@@ -148,11 +149,16 @@ class JobSystem(ABC):
         """What one of its programs prints. Raises `LaunchError` with what it says where it fails."""
         done = self.ask(*command, given=given)
         if done.returncode:
-            said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:600]
-            raise LaunchError(
-                f"`{command[0]}` refused ({said or f'exit code {done.returncode}, and not a word'})."
-            )
+            raise refused(done)
         return done.stdout
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> LaunchError:
+    """The error to raise for a program that failed, with what it says."""
+    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:600]
+    return LaunchError(
+        f"`{done.args[0]}` refused ({said or f'exit code {done.returncode}, and not a word'})."
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from launcher.job.options import DATA, ENCRYPTED, OPTIONS, RANKS, SLICING, TYPES, Options, grouped
+from launcher.job.options import (
+    DATA,
+    ENCRYPTED,
+    OF_STARTING,
+    OPTIONS,
+    RANKS,
+    SLICING,
+    TYPES,
+    Options,
+    grouped,
+)
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.job.job import Job
     from launcher.submission.base import Submission
 
-_OF_ALL_RANKS = {"ranks", "rank_table", "launcher"}
+_OF_ALL_RANKS = {"ranks", "rank_table", *OF_STARTING}
 """Options that the job system answers."""
 INDEX = "%a"
 """In a path, the index of one job of an array."""
@@ -63,7 +73,7 @@ def program(submission: Submission) -> str:
 
 
 def setup(submission: Submission) -> str:
-    """Lines of a script that load modules and the virtual environment."""
+    """Lines of a script that load modules and the virtual environment, and set variables."""
     options = submission.options
     lines = []
     if options.modules:
@@ -77,6 +87,7 @@ def setup(submission: Submission) -> str:
     path = python_path({})
     if options.venv is None and options.image is None and path and "-m launcher.cli" in program(submission):
         lines.append(f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in submission.job.env.items()]
     return "\n".join(lines)
 
 

@@ -39,6 +39,7 @@ def indexed_job(submission: Submission) -> list[Object]:
             WORLD_SIZE=f"{ranks}", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=f"{name}-0.{name}",
             MASTER_PORT=f"{PORT}",
         ),
+        *_values(**submission.job.env),
     ]  # fmt: skip
     container: Object = {
         "command": ["shardrun"],
@@ -75,11 +76,15 @@ def mpi_job(submission: Submission) -> list[Object]:
     """An MPIJob: workers that wait for ssh, and a launcher that runs mpirun over them."""
     options, each = submission.options, submission.per_node or 1
     workers = submission.nodes or -(-submission.ranks // each)
-    script = _LAUNCH.format(hosts=HOSTS, port=PORT, choice=choice(HOSTS).replace("\n", "\n  "))
+    script = _LAUNCH.format(
+        hosts=HOSTS, port=PORT, choice=choice(HOSTS, submission.job.env).replace("\n", "\n  ")
+    )
     launcher: Object = {
         "command": ["sh", "-c", _literal(script), "sh", f"{submission.ranks}", "shardrun"],
         "args": [_literal(word) for word in arguments(submission)],
-        "env": _values(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"),
+        "env": _values(
+            **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **submission.job.env}
+        ),
     }
     policy: Object = {
         "cleanPodPolicy": "Running",
@@ -154,7 +159,7 @@ def _limits(submission: Submission, each: int) -> Object:
 
 
 def _values(**values: str) -> list[Object]:
-    return [{"name": name, "value": value} for name, value in values.items()]
+    return [{"name": name, "value": _literal(value)} for name, value in values.items()]
 
 
 def _literal(word: str) -> str:

@@ -6,13 +6,11 @@ import functools
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from launcher.common.mpi_library import PLUGINS
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.submission.base import Submission
-
-_BY_FLAVOUR = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
-"""What each library understands of srun's: with anything else every rank is a world of its own."""
 
 
 def kind_of_mpi(submission: Submission) -> str:
@@ -22,7 +20,7 @@ def kind_of_mpi(submission: Submission) -> str:
     if options.mpi is not None:
         return options.mpi
     if chosen == "mpi":
-        kind = _BY_FLAVOUR.get(_flavour(), "") if own else ""
+        kind = PLUGINS.get(_flavour(), "") if own else ""
         if not kind:
             raise ConfigError(
                 "--collectives mpi: say with --mpi by what srun tells the MPI there of the ranks: pmix for "
@@ -30,7 +28,13 @@ def kind_of_mpi(submission: Submission) -> str:
             )
         return kind
     several = submission.nodes is None or submission.nodes > 1
-    if own and several and submission.ranks > 1 and chosen in {"auto", "gloo"} and find_spec("torch") is None:
+    if (
+        own
+        and several
+        and submission.ranks > 1
+        and chosen in {"auto", "gloo", "hierarchical"}
+        and find_spec("torch") is None
+    ):
         raise ConfigError(
             "ranks on several nodes talk by Gloo, which comes with torch: `pip install torch`, give "
             "--collectives mpi, or keep them on one node with --nodes 1"

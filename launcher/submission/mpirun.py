@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _MARKS = (
     re.compile(r"\[[^\[\]]{,256},(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),  # Open MPI
@@ -20,10 +21,10 @@ case $(mpirun --version 2>&1) in
 esac"""
 
 
-def choice(hosts: str) -> str:
+def choice(hosts: str, variables: Iterable[str]) -> str:
     """Lines of a script that set its parameters to the arguments of the mpirun that is there; ``hosts`` is
-    the file with the hosts, as a word for the shell."""
-    passed = " ".join(f"-x {name}" for name in _PASSED)
+    the file with the hosts, as a word for the shell, ``variables`` are names of those for all ranks."""
+    passed = " ".join(f"-x {name}" for name in (*_PASSED, *variables))
     return CHOICE.format(
         hosts=hosts, open_mpi=f"--bind-to none --map-by slot:OVERSUBSCRIBE --hostfile {hosts} {passed}"
     )

@@ -11,11 +11,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from ranks.common.sources import alone
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
+_LAST_SECONDS = 10.0
+"""How long what a program wrote before it ended may take to be read."""
 
 
 class Tail(ABC):
@@ -95,8 +98,12 @@ class ProgramTail(Tail):
         self._came = False
 
     def lines(self) -> list[str]:
-        if self._process is None or (self._process.poll() is not None and not self._came):
+        if self._process is None:
             self._start()
+        elif self._process.poll() is not None and not self._came:
+            self._reader.join(_LAST_SECONDS)
+            if self._queue.empty():  # else it has shown all that there is
+                self._start()
         found = []
         while not self._queue.empty():
             found.append(self._shown(self._queue.get()))
@@ -111,23 +118,23 @@ class ProgramTail(Tail):
             )  # fmt: skip
         except OSError:
             return
-        self._reader = threading.Thread(target=self._read, name="shardrun log", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process.stdout,), name="shardrun log", daemon=True
+        )
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        for line in self._process.stdout:
-            self._queue.put(line.rstrip("\n"))
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._queue.put(line.rstrip("\n"))
 
     def rest(self) -> list[str]:
         if self._process is not None:
-            self._reader.join(10)
+            self._reader.join(_LAST_SECONDS)
         return self.lines() if self._came or not self._queue.empty() else []
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._reader.join(10)
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+            self._reader.join(_LAST_SECONDS)

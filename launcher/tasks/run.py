@@ -62,6 +62,11 @@ def external_identity(job: Job) -> Identity | None:
             "--launcher external: nothing says which rank this process is: neither RANK and WORLD_SIZE nor "
             "the variables of mpirun or srun are set; set them, or leave out --launcher external"
         )
+    if said := job.of_starting():
+        raise ConfigError(
+            f"{said}: something else started this process as rank {identity.rank} of {identity.world_size} "
+            f"({identity.source}), and whoever starts the ranks says it; leave it out"
+        )
     job.slicing.check(identity.world_size, f"the environment ({identity.source})")
     if job.ranks is not None and job.ranks != identity.world_size:
         raise ConfigError(

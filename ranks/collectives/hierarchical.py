@@ -124,8 +124,10 @@ class HierarchicalCommunicator(Communicator):
         place = {rank: number for number, rank in enumerate(self._hosts[self._host])}
         near = self._near.split([[place[rank] for rank in ranks] for ranks in within if ranks])
         hosts = {group: _by_host(group, self._hosts) for group in groups}
-        # What the whole itself uses is not given away: who closes a part closes nothing else.
-        if all(len(found) == 1 for found in hosts.values()) and near is not self._near:
+        # What the whole itself uses is not given away: who closes a part closes nothing else. All decide
+        # alike, also where only some hosts are one group each: what follows is a collective of all.
+        within_hosts = all(len(found) == 1 for found in hosts.values())
+        if within_hosts and not any(group in self._hosts for group in groups):
             return near
         flat = self._flat.split(groups)
         far = self._flat.split(_across([_named(found, group) for group, found in hosts.items()], self.size))

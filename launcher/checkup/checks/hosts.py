@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.checkup.base import Asked, Check, Finding, ask, last_line
 from launcher.job.hosts import is_here
+from launcher.starters.environment import clean, python_path, python_there
 
 CONNECT_SECONDS = 5
 _APART = 2.0
@@ -30,8 +31,8 @@ def _run(asked: Asked) -> Iterator[Finding]:
 
 
 def _look(host: str) -> Finding:
-    python = shlex.quote(sys.executable)
-    there = f"date +%s.%N; uname -n; {python} -c 'import ranks.boot' && echo shardrun"
+    python = shlex.join(python_there(python_path(clean()), "-c", "import ranks.boot"))
+    there = f"date +%s.%N; uname -n; {python} && echo shardrun"
     options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
     began = time.time()
     try:

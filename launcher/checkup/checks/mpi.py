@@ -26,10 +26,9 @@ def _run(asked: Asked) -> Iterator[Finding]:
         yield Finding("warn", f"{mpirun.path}; mpi4py has no library ({error})", advice)
         return
     short = library.partition(",")[0]
-    flavour = "openmpi" if mpirun.flavour == "openmpi4" else mpirun.flavour
-    if flavour_of(library) != flavour:
+    if flavour_of(library) != mpirun.library_kind:
         yield Finding(
-            "fail", f"{mpirun.path} is {flavour}, but mpi4py loads {short}",
+            "fail", f"{mpirun.path} is {mpirun.library_kind}, but mpi4py loads {short}",
             "every rank would be a world of its own: take one of the two off PATH or out of this "
             "environment, or name the right library in MPI4PY_LIBMPI",
         )  # fmt: skip

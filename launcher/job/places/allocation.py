@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from sharding.common.text import shortened
 
 _NODE = re.compile(r"([^\[\],]*)\[([^\]]*)\]|([^\[\],]+)")
 _COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+_NUMBER = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
+"""Of ranks, above 0."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def of_slurm(environ: Mapping[str, str]) -> Allocation | None:
     tasks = environ.get("SLURM_NTASKS") or environ.get("SLURM_NPROCS") or ""
     # Where no number of tasks was asked for, the counts are those of processors.
     ranks = sum(counts) if environ.get("SLURM_NTASKS_PER_NODE") else len(names)
-    if tasks.isdecimal() and 0 < int(tasks[:9]) <= MAX_RANKS:
+    if _NUMBER.fullmatch(tasks) and int(tasks) <= MAX_RANKS:
         ranks = int(tasks)
     return Allocation(f"Slurm job {number}", tuple(zip(names, counts, strict=True)), ranks, slurm=True)
 
@@ -73,7 +76,7 @@ def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     if not words:
         return None
-    if len(words) % 2 or not all(count.isdecimal() and int(count[:9]) > 0 for count in words[1::2]):
+    if len(words) % 2 or not all(map(_NUMBER.fullmatch, words[1::2])):
         raise ConfigError(
             f"LSB_MCPU_HOSTS must be hosts, each with a number after it, but is "
             f"{shortened(environ['LSB_MCPU_HOSTS'], 80)!r}: give the hosts with --hosts"
@@ -92,17 +95,21 @@ def expand(text: str) -> Iterator[str]:
     """The nodes of Slurm's compressed list: ``a[1-3,07],b2``. Raises `ConfigError`."""
     made = 0
     for item in _split(text):
-        names = [""]
+        # Counted before they are made: a few brackets can stand for more names than memory holds.
+        parts, count = [], 1
         for found in _NODE.finditer(item):
             if found[3] is not None:
-                names = [name + found[3] for name in names]
-            else:
-                numbers = list(_numbers(found[2], text))
-                names = [f"{name}{found[1]}{number}" for name in names for number in numbers[:MAX_RANKS]]
-        made += len(names)
-        if made > MAX_RANKS or not all(names):
+                parts.append([found[3]])
+                continue
+            numbers = list(itertools.islice(_numbers(found[2], text), MAX_RANKS + 1))
+            count *= len(numbers)
+            if made + count > MAX_RANKS:
+                raise _unreadable(text)
+            parts += [[found[1]], numbers]
+        made += count
+        if made > MAX_RANKS or not parts:
             raise _unreadable(text)
-        yield from names
+        yield from map("".join, itertools.product(*parts))
 
 
 def _split(text: str) -> Iterator[str]:
@@ -133,15 +140,20 @@ def _numbers(text: str, whole: str) -> Iterator[str]:
 
 def _unreadable(text: str) -> ConfigError:
     return ConfigError(
-        f"SLURM_JOB_NODELIST must be a list of nodes such as a[1-3],b2, but is {shortened(text, 80)!r}: give "
-        "the hosts with --hosts"
+        f"SLURM_JOB_NODELIST must be a list of nodes such as a[1-3],b2, at most {MAX_RANKS}, but is "
+        f"{shortened(text, 80)!r}: give the hosts with --hosts"
     )
 
 
 def expand_counts(text: str, name: str) -> Iterator[int]:
     """The numbers of Slurm's compressed list: ``2(x3),1``. Raises `ConfigError`."""
+    made = 0
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
-        if found is None or int(found[2] or 1) > MAX_RANKS:
-            raise ConfigError(f"{name} must be numbers such as 2(x3),1, but is {shortened(text, 80)!r}")
+        made += int(found[2] or 1) if found is not None else 0
+        if found is None or made > MAX_RANKS:
+            raise ConfigError(
+                f"{name} must be numbers such as 2(x3),1, of at most {MAX_RANKS} nodes, but is "
+                f"{shortened(text, 80)!r}: give the hosts with --hosts"
+            )
         yield from [int(found[1])] * int(found[2] or 1)

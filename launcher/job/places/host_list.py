@@ -29,10 +29,14 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a hostfile: one a line, as Open MPI, MPICH, Intel MPI and batch systems write them. A host
     that stands on several lines has as many ranks. Raises `ConfigError`."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"hostfile {path}: not a file; expected lines of {_FORMS}")
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError as problem:
         raise ConfigError(f"hostfile {path}: {problem.strerror}") from None
+    except ValueError:  # a NUL in the name
+        raise ConfigError(f"{str(path)!r} is not a file name; expected a hostfile") from None
     found: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         said = line.partition("#")[0].strip()

@@ -142,13 +142,18 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
         if not equals and name not in os.environ:
             raise ConfigError(f"--env {name}: {name} is not set here; give --env {name}=VALUE")
         found[name] = value if equals else os.environ[name]
-    check_variables(found)
+    check_variables(found, "--env ")
     return found
 
 
-def check_variables(variables: Mapping[str, str]) -> None:
-    """Raises `ConfigError` for a variable that says who a rank is: whatever starts it sets that."""
+def check_variables(variables: Mapping[str, str], where: str) -> None:
+    """Raises `ConfigError` for what is no variable, or says who a rank is: whatever starts it sets that.
+    ``where`` comes before a name in messages."""
     own = {variable.name for variable in VARIABLES if variable.of_one_job}
-    for name in variables:
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigError(f"{where}{shortened(name, 80)}: expected the name of a variable")
+        if "\0" in value:
+            raise ConfigError(f"{where}{name}: expected a text without NUL characters")
         if identifies(name) or name in own:
-            raise ConfigError(f"--env {name}: each rank gets a {name} of its own; leave it out")
+            raise ConfigError(f"{where}{name}: each rank gets a {name} of its own; leave it out")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.submission import mpirun
-from launcher.submission.base import JobSystem, Status, Submission, System
+from launcher.submission.base import JobSystem, Status, Submission, System, refused
 from launcher.submission.command import paths_of
 from launcher.submission.manifests import indexed_job, mpi_job
 from launcher.submission.options import SUBMIT
@@ -17,6 +17,7 @@ from launcher.submission.tails import ProgramTail, Tail
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?)?", re.ASCII)
+_CREATED = re.compile(r"^(\S+/\S+) created$", re.MULTILINE)
 _LONGEST_NAME = 52
 """A pod's name ends in the rank, and is a part of a host's name of at most 63 characters."""
 _MOST_LOGS = 32
@@ -83,16 +84,18 @@ class Kubernetes(JobSystem):
         options = submission.options
         self._where = [] if options.namespace is None else [f"--namespace={options.namespace}"]
         self._kind = options.kind or "job"
-        try:
-            self.must("kubectl", "create", *self._where, "--filename=-", given=text)
-        except LaunchError as error:
-            if "AlreadyExists" in str(error):
-                raise LaunchError(
-                    f"{error} Remove that job and its service (`kubectl delete {self._kind} "
-                    f"{submission.name}`), or give another name with --name."
-                ) from None
-            raise
-        return submission.name
+        done = self.ask("kubectl", "create", *self._where, "--filename=-", given=text)
+        if not done.returncode:
+            return submission.name
+        error = refused(done)
+        for made in _CREATED.findall(done.stdout):  # it goes on after an object that cannot be made
+            self.ask("kubectl", "delete", made, *self._where, "--ignore-not-found", "--wait=false")
+        if "AlreadyExists" in str(error):
+            raise LaunchError(
+                f"{error} Remove that job and its service (`kubectl delete {self._kind},service "
+                f"{submission.name}`), or give another name with --name."
+            )
+        raise error
 
     def status(self, number: str) -> Status:
         """See `JobSystem.status`."""

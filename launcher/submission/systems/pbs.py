@@ -122,12 +122,14 @@ class Pbs(JobSystem):
         words = arguments(submission)
         if self._nodes(submission) == 1:  # the ranks are this command's own
             words = [word for word in words if word != "--launcher=external"]
-            words += ["--launcher=local", f"--ranks={submission.ranks}"]
+            words += [f"--launcher={_starter(submission)}", f"--ranks={submission.ranks}"]
         whole = " ".join([program(submission), *(quoted(word, index) for word in words)])
         whole = contained(submission, whole)
         if self._nodes(submission) == 1:
             return f"exec {whole}"
-        return SEVERAL.format(choice=mpirun.choice('"$PBS_NODEFILE"'), ranks=submission.ranks, command=whole)
+        return SEVERAL.format(
+            choice=mpirun.choice('"$PBS_NODEFILE"', submission.job.env), ranks=submission.ranks, command=whole
+        )
 
     def submit(self, submission: Submission, text: str) -> str:
         """See `JobSystem.submit`."""
@@ -166,6 +168,14 @@ class Pbs(JobSystem):
             f"{stem}-{glob.escape(begin[:-1])}*{glob.escape(']')}.log",
             lambda path, line: f"[job {path.stem.rpartition('[')[2].rstrip(']')}] {mpirun.marked(line)}",
         )
+
+
+def _starter(submission: Submission) -> str:
+    """What starts the ranks of one node."""
+    from ranks.collectives import BACKENDS
+
+    asked = submission.job.collectives or "auto"
+    return "mpirun" if asked != "auto" and BACKENDS[asked].by_mpi else "local"
 
 
 def _ended(text: str) -> Status:

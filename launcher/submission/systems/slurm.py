@@ -100,10 +100,11 @@ class Slurm(JobSystem):
             if not text.startswith("--") or len(text.split()) != 1:
                 raise ConfigError(f"--directive {text}: expected one option of sbatch, as --qos=high")
         kind_of_mpi(submission)
-        if "\\" in _folder(submission.options):
+        folder = _folder(submission.options)
+        if re.search(r"[\\\x00-\x1f\x7f]", folder):
             raise ConfigError(
-                f"--log {_folder(submission.options)}: a path with a backslash says something else to Slurm; "
-                "name another folder"
+                f"--log {folder}: a path with a backslash or a control character says something else to "
+                "Slurm; name another folder"
             )
 
     def text(self, submission: Submission) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import build_parser
 from launcher.errors import ConfigError
+from launcher.group.starting import _say_not_used
+from launcher.job.job_file import read_job_file
 from launcher.job.places import allocation
 from launcher.job.places.host_list import parse_hosts, read_hostfile
 from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
@@ -118,7 +121,13 @@ def test_slurms_lists_of_nodes(text: str, nodes: list[str]) -> None:
     assert list(allocation.expand(text)) == nodes
 
 
-@pytest.mark.parametrize("text", ["a[", "a]", "a[1-]", "a[2-1]", "a[[1]]", "a,,b", "a[1-999999999]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a[", "a]", "a[1-]", "a[2-1]", "a[[1]]", "a,,b", "a[1-999999999]"),
+        *("a[0-4000]" * 8, "a[0-4000],b[0-4000]", f"a[{'0-4000,' * 9000}1]"),
+    ],
+)
 def test_what_is_no_list_of_nodes(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^SLURM_JOB_NODELIST must be a list of nodes .* --hosts"):
         list(allocation.expand(text))
@@ -129,6 +138,30 @@ def test_contradicting_slurm() -> None:
         allocation.find({**SLURM, "SLURM_TASKS_PER_NODE": "2(x2)"})
     with pytest.raises(ConfigError, match=r"SLURM_TASKS_PER_NODE must be numbers"):
         allocation.find({**SLURM, "SLURM_TASKS_PER_NODE": "two"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("SLURM_TASKS_PER_NODE", "2(x", "must be numbers such as"),
+        ("SLURM_TASKS_PER_NODE", "1(x4096)," * 9000 + "1", "of at most 4096 nodes"),
+        ("LSB_MCPU_HOSTS", f"a {'9' * 5000}", "each with a number after it"),
+        ("LSB_MCPU_HOSTS", "a 0", "each with a number after it"),
+        ("PBS_NODEFILE", "/", "hostfile /: not a file"),
+    ],
+)
+def test_odd_variables(variable: str, text: str, message: str) -> None:
+    job = {"LSB_JOBID": "1"} if "LSB" in variable else {"PBS_JOBID": "1"} if "PBS" in variable else SLURM
+    with pytest.raises(ConfigError, match=message) as caught:
+        allocation.find({**job, variable: text})
+    assert len(str(caught.value)) < 400
+
+
+def test_a_number_of_tasks_that_cannot_be(tmp_path: Path) -> None:
+    assert allocation.find({**SLURM, "SLURM_NTASKS": f"1{'9' * 5000}"}).ranks == 3  # type: ignore[union-attr]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: not a file"):
+        read_hostfile(tmp_path / "pipe")
 
 
 def test_pbs_and_lsf(tmp_path: Path) -> None:
@@ -212,6 +245,29 @@ def test_variables_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_words("--mca a 'b c'") == ("--mca", "a", "b c")
     with pytest.raises(ConfigError, match="expected words as in a shell"):
         parse_words("'")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{RANK: "1"}', r"\$\.env\.RANK: each rank gets a RANK of its own"),
+        ('{"A=B": x}', r"\$\.env\.A=B: expected the name of a variable"),
+        ('{A: "x\\0y"}', r"\$\.env\.A: expected a text without NUL"),
+    ],
+)
+def test_variables_of_a_job_file(tmp_path: Path, text: str, message: str) -> None:
+    """What is refused of a flag is refused there too."""
+    (tmp_path / "job.yaml").write_text(f"env: {text}\n")
+    with pytest.raises(ConfigError, match=message):
+        read_job_file(tmp_path / "job.yaml")
+
+
+def test_a_batch_job_of_which_only_this_host_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Batch systems name a host as they like: the short name and the long one are one host."""
+    _say_not_used(Places("PBS job 1", (("127.0.0.1", 2),), 2))
+    assert not caplog.records
+    _say_not_used(Places("PBS job 1", (("a", 2), ("b", 2)), 4))
+    assert "PBS job 1 has 2 hosts, but --launcher local starts all ranks on this one" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,20 @@ def test_nodes_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         launcher.place(1, None)
 
 
+def test_waiting_for_nodes_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_program(tmp_path / "srun", "exit 0")
+    write_program(tmp_path / "salloc", "sleep 0.5; echo 'salloc: error: no' >&2; exit 1")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    monkeypatch.setattr(slurm, "NOTICE_SECONDS", 0.05)
+    with pytest.raises(LaunchError, match=r"gives no nodes for these ranks: no\.$"):
+        base.choose("slurm", placement=Placement(nodes=1)).place(1, None)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for Slurm to give nodes; Ctrl-C gives up"
+    ]
+
+
 def test_nodes_that_slurm_does_not_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_program(tmp_path / "srun", "exit 0")
     write_program(tmp_path / "salloc", "echo 'salloc: error: invalid partition specified: p' >&2; exit 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -126,6 +127,40 @@ def test_nothing_outlives_a_connection(tmp_path: Path) -> None:
     assert process.returncode == 0 and wait_until(lambda: not holding(mark), 10), holding(mark)
     assert "started" in frames[0]
     assert sorted((frame["rank"], frame["code"]) for frame in frames[1:]) == [(0, -9), (1, -9)]
+
+
+def test_an_agent_that_is_asked_nothing_says_nothing() -> None:
+    """The launcher has ended before: a traceback would be taken for the cause."""
+    done = subprocess.run(
+        [sys.executable, "-m", agent.__name__],
+        input=b"",
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and not done.stdout + done.stderr
+
+
+def test_no_agent_is_left_where_descriptors_run_out(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Kept(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: object, **more: object) -> None:
+            super().__init__(*arguments, **more)  # type: ignore[call-overload]
+            started.append(self)
+            monkeypatch.setattr(os, "pipe", none_left)
+
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(ssh.subprocess, "Popen", Kept)
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(LaunchError, match="cannot start and watch its ranks"):
+        SshLauncher().start(["exec", "x.py"], 1, {}, make_rank_table([("localhost", 1)]))
+    monkeypatch.undo()
+    assert [process.returncode for process in started] == [-9]
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 def test_a_connection_that_ends_takes_its_ranks_along(said: Path) -> None:

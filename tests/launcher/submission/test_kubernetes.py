@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from launcher.submission.tails import ProgramTail
 from tests.launcher.cli_tools import save_mlp, shardrun
 
 VERSIONS = ("1.28", "1.37")
@@ -251,3 +252,34 @@ def test_a_job_is_followed_to_its_end(
     calls = (state / "calls").read_text().splitlines()
     assert calls[0] == "create --namespace=us --filename=-"
     assert calls[-1].startswith("delete service it --namespace=us")
+
+
+def test_nothing_is_left_of_a_job_that_is_refused(tmp_path: Path) -> None:
+    """kubectl makes the service, and goes on to the job."""
+    (tmp_path / "kubectl").write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$*" >>"$STAND_IN"\n[ "$1" = create ] || exit 0\ncat >/dev/null\n'
+        'echo "service/it created"\necho "Error: jobs.batch is forbidden" >&2\nexit 1\n'
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    done = shardrun(
+        *("submit", "--kubernetes", "/m/slices", "--ranks", 2, "--image", "i", "--name", "it"),
+        cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", STAND_IN=str(tmp_path / "calls"),
+    )  # fmt: skip
+    assert done.returncode == 1 and "jobs.batch is forbidden" in done.stderr
+    assert (tmp_path / "calls").read_text().splitlines()[1:] == [
+        "delete service/it --ignore-not-found --wait=false"
+    ]
+
+
+def test_a_log_that_ends_at_once_is_shown_once(tmp_path: Path) -> None:
+    tail = ProgramTail(["sh", "-c", f"echo x >>{tmp_path}/starts; sleep 0.2; echo a; echo b"], str)
+    try:
+        found = tail.lines()
+        assert tail._process is not None
+        tail._process.wait(30)
+        for _ in range(3):
+            found += tail.lines()
+        assert found + tail.rest() == ["a", "b"]
+    finally:
+        tail.close()
+    assert (tmp_path / "starts").read_text() == "x\n"

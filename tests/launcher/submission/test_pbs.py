@@ -76,6 +76,16 @@ def test_the_script_says_what_is_asked(folder: Path) -> None:
     assert 'exec mpirun -n 4 "$@" \\' in text and 'x_"${PBS_ARRAY_INDEX}".npz' in text
 
 
+def test_ranks_that_talk_by_mpi_are_started_by_it(folder: Path) -> None:
+    assert "--launcher=local" in dry(folder, "--ranks", 2)
+    assert "--launcher=mpirun" in dry(folder, "--ranks", 2, "--collectives", "mpi")
+
+
+def test_variables_reach_the_ranks(folder: Path) -> None:
+    text = dry(folder, "--ranks", 2, "--nodes", 2, "--env", "A=it's $x")
+    assert "export A='it'\"'\"'s $x'\n" in text and "-x MASTER_PORT -x A" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

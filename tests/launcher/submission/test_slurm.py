@@ -169,6 +169,30 @@ def test_the_script_says_what_is_asked(folder: Path) -> None:
     assert run[run.index("shardrun") :][:3] == ["shardrun", "run", f"{folder}/m.onnx"]
 
 
+def test_a_job_file_for_run_is_one_for_submit(folder: Path) -> None:
+    """What says how `run` starts ranks is the job system's, and variables are on no command line."""
+    (folder / "job.yaml").write_text(
+        "model: m.onnx\nranks: 2\nnodes: 2\nbind: cores\nhang_timeout: 9\nmpi_args: --x\nsrun_args: --y\n"
+        "launcher: slurm\nenv: {SECRET: a b}\n"
+    )
+    lines = dry(folder, "--config", "job.yaml", "--env", "MORE=1").splitlines()
+    assert "#SBATCH --nodes=2" in lines
+    assert {"export SECRET='a b'", "export MORE=1"} <= set(lines)
+    (run,) = (shlex.split(line.rstrip("\\")) for line in lines if line.strip().startswith("srun"))
+    after = run[run.index("run") + 1 :]
+    assert after == [f"{folder}/m.onnx", "--launcher=external"]
+
+
+def test_a_path_that_is_no_utf8_stays_what_it_is(folder: Path) -> None:
+    path = (folder / "m.onnx").rename(folder / os.fsdecode(b"m\xff.onnx"))
+    odd = os.fsencode(path)
+    command = [sys.executable, "-m", "launcher.cli", "submit", "--slurm", odd, "--ranks", "2", "--dry-run"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, timeout=60, check=True)
+    assert odd in done.stdout
+    said = slurm.Slurm().ask("cat", given=done.stdout.decode(errors="surrogateescape")).stdout
+    assert said.encode(errors="surrogateescape") == done.stdout
+
+
 @pytest.mark.parametrize("runner", ["apptainer", "pyxis"])
 def test_a_job_runs_in_an_image(folder: Path, runner: str) -> None:
     """Files are those of the image then, which nobody looks for here."""
@@ -238,13 +262,17 @@ def test_the_script_ends_as_the_first_rank_that_failed(
         (["m.onnx", "--ranks", "4", "--nodes", "2", "--tasks-per-node", "1"], "do not come to 1 a node"),
         (["--config", "job.yaml"], "$.submit.time: expected a time in quotes"),
         (["m.onnx", "--ranks", "2", "--log", "a\\b"], "a path with a backslash"),
+        (["m.onnx", "--ranks", "2", "--log", "a\ntouch pwned"], "or a control character"),
+        (["--config", "hosts.yaml"], "--hosts: the job system chooses the hosts"),
         (["--config", "typo.yaml"], "unknown key \"partiton\" in $.submit; did you mean partition?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_job_waits(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "job.yaml").write_text("model: m.onnx\nranks: 2\nsubmit: {time: 60}\n")
     (folder / "typo.yaml").write_text("model: m.onnx\nranks: 2\nsubmit: {partiton: gpu}\n")
+    (folder / "hosts.yaml").write_text("model: m.onnx\nranks: 2\nhosts: 'a:1,b:1'\n")
     (folder / "a\\b").mkdir()
+    (folder / "a\ntouch pwned").mkdir()
     done = shardrun("submit", "--slurm", *arguments, cwd=folder)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1 and not list(folder.glob("*.log"))

@@ -45,6 +45,16 @@ def test_suite_in_parts(hosts: list[int], groups: list[list[int]]) -> None:
         assert ended.reports["gather"] > 20
 
 
+@pytest.mark.parametrize("flat", FLAT)
+def test_parts_within_hosts_of_which_some_are_whole(flat: str) -> None:
+    """Ranks of a host that is one part, and those of one that is divided, make the parts together."""
+    groups = [[0, 1], [2], [3]]
+    world = run(flat, [0, 0, 1, 1], "parts", groups=groups, largest=1 << 12, timeout=30)
+    for rank, ended in enumerate(world.ranks):
+        assert ended.status in {None, 0} and ended.reports.get("finished"), str(world)
+        assert ended.reports["part"] == next(group for group in groups if rank in group)
+
+
 def test_ranks_that_share_no_host_are_a_flat_group() -> None:
     world = run("gloo", [0, 1], "sending_first")
     assert [ended.reports["name"] for ended in world.ranks] == ["gloo"] * 2
