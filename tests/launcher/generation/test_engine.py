@@ -464,9 +464,9 @@ def test_a_text_alone_is_run_ahead_until_another_comes(
         for _ in range(8):
             next(first)
         assert runs
+        count = len(runs)
         others = [engine.submit(prompt, max_new_tokens=9, **options) for prompt in PROMPTS[1:3]]
         found = [stream.finish()[0].ids for stream in others]
-        count = len(runs)
         found.append(first.finish()[0].ids)
         assert len(runs) > count  # alone again
         cancelled = engine.submit(PROMPTS[0], max_new_tokens=200, **options)
