@@ -48,13 +48,10 @@ exec {sshd} -D -e -f /dev/null -p 22 -h {ssh}/hostkey -o ListenAddress={address}
  -o PermitRootLogin=prohibit-password \
  -o PasswordAuthentication=no -o PidFile=none -o MaxStartups=100
 """
-_SLURM_CONF = """\
-ClusterName=shardrun
+SLURM_ON_ONE_MACHINE = """\
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
-CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -65,15 +62,23 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 ReturnToService=2
-SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
 TmpFS={folder}/tmp-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdParameters=config_overrides
+"""
+"""What every slurm.conf of a cluster on one machine says; ``folder`` holds all that it writes."""
+_SLURM_CONF = (
+    SLURM_ON_ONE_MACHINE
+    + """\
+ClusterName=shardrun
+AuthType=auth/munge
+CredType=cred/munge
 KillWait=5
 SlurmdTimeout=10
 SlurmctldPort={controller}
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldHost=sh1(10.78.0.1)
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
@@ -82,6 +87,7 @@ NodeName=sh1 NodeAddr=10.78.0.1 Port={node} CPUs=2 RealMemory=4000 State=UNKNOWN
 NodeName=sh2 NodeAddr=10.78.0.2 Port={node} CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=debug Nodes=sh1,sh2 Default=YES OverSubscribe=YES MaxTime=INFINITE State=UP
 """
+)
 
 
 def missing(slurm: bool = False) -> str:

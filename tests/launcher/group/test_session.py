@@ -198,7 +198,10 @@ def test_rows_of_a_session(way: Way) -> None:
                 continue
             wrong = array.copy()
             wrong[-1, -1] = 999
-            with pytest.raises(PredictError, match=r"indices|out of|batch_size must be 1"):
+            # A copy without a wrong row may be the first to refuse: several new positions.
+            several = way.name.startswith("copies") and array.shape[1] > 1
+            why = r"indices|out of|batch_size must be 1" if several else r"indices|out of"
+            with pytest.raises(PredictError, match=why):
                 session.predict({way.first: wrong})
         if way.name == "copies-streaming":
             with pytest.raises(PredictError, match=f"has {batch} rows, but the step gives {batch - 1}"):

@@ -9,38 +9,23 @@ import socket
 import subprocess
 from pathlib import Path
 
+from tests.clusters import SLURM_ON_ONE_MACHINE
 from tests.launcher.processes import wait_until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-CONFIGURATION = """\
+CONFIGURATION = (
+    SLURM_ON_ONE_MACHINE
+    + """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control}
-SlurmUser=root
-SlurmdUser=root
-AuthInfo=socket={folder}/munge/socket
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
-ReturnToService=2
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-TmpFS={folder}/tmp-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmdParameters=config_overrides
 KillWait=3
 MailProg=/bin/true
 NodeName=h1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
 NodeName=h2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
 PartitionName=debug Nodes=h1,h2 Default=YES OverSubscribe=YES
 """
+)
 
 
 def missing() -> str:
