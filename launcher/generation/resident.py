@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
-from launcher.generation.runs import Run, Runs
+from launcher.generation.runs import TokenRun, TokenRunHost
 from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
@@ -52,7 +52,7 @@ class ResidentDecoder(StatefulDecoder):
         assert group is not None
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
-        self.runs = self.host if isinstance(self.host, Runs) else None
+        self.runs = self.host if isinstance(self.host, TokenRunHost) else None
         self.turn = threading.RLock()
         """Whoever moves sequences into the batch, or out of it, holds this."""
         self._batch: Batch | None = None
@@ -165,7 +165,7 @@ class ResidentSequence(StatefulSequence):
         self._session = session
         self._batch: Batch | None = None
         self._row = 0
-        self._run_of: Run | None = None
+        self._run_of: TokenRun | None = None
         self.closed = False
 
     @property

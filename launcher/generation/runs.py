@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
-class Run(Protocol):
+class TokenRun(Protocol):
     """Tokens that the ranks choose and read on by themselves."""
 
     def next(self) -> int | None:
@@ -23,10 +23,10 @@ class Run(Protocol):
 
 
 @runtime_checkable
-class Runs(Protocol):
+class TokenRunHost(Protocol):
     """A host whose ranks make several steps by themselves."""
 
-    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
+    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> TokenRun:
         """A step of a sequence, and more of which each reads the token that rank 0 chooses by the one before.
 
         All steps have the same ``tensors``, but for the token that they read."""

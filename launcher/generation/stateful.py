@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
 
-Run = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
+Compute = Callable[["Mapping[str, Array]"], "Mapping[str, Array]"]
 
 
 class Ranks(Protocol):
@@ -49,7 +49,7 @@ class Ranks(Protocol):
 class Program:
     """A graph that can be computed: its inputs by name to its outputs by name."""
 
-    run: Run
+    run: Compute
     inputs: Several[TensorSpec]
     outputs: Several[TensorSpec]
     group: Ranks | None = None

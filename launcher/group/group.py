@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from launcher.group.requests import Run
+    from launcher.group.requests import RanksRun
     from launcher.group.session import RanksHost
     from launcher.group.watch import Job
     from launcher.job.rank_table import RankTable
@@ -120,7 +120,7 @@ class Group(ReadyModel):
         self._check_open()
         return self._requests.predict(tensors, {"session": number})
 
-    def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
+    def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
         """A step of a session, and more that the ranks make by themselves. For `launcher.group.session`."""
         self._check_open()
         return self._requests.run(tensors, {"session": number, "run": run})

@@ -36,7 +36,7 @@ class Requests:
         self._job, self._answers = job, job.answers
         self._lock = threading.Lock()
         self._request = 0
-        self._run: Run | None = None
+        self._run: RanksRun | None = None
         self.communication_seconds = self.segment_seconds = self.run_seconds = 0.0
 
     def predict(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
@@ -57,22 +57,22 @@ class Requests:
             for rank in range(self._job.world_size):
                 self._job.send(rank, kind, fields)
 
-    def run(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> Run:
+    def run(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> RanksRun:
         """Starts a run: a step with these inputs, and more that the ranks make by themselves."""
-        run = Run(self, self._job)
+        run = RanksRun(self, self._job)
         with self._lock:
             self._prepare()
             with self._whole():
                 self._send(wire.Kind.PREDICT, fields, tensors, run)
         return run
 
-    def finish(self, run: Run, *, halt: bool) -> None:
+    def finish(self, run: RanksRun, *, halt: bool) -> None:
         """Waits for the end of a run; ``halt``: which is after the step that is under way."""
         with self._lock:
             if self._run is run:
                 self._end_run(halt=halt)
 
-    def extend(self, run: Run, most: int) -> None:
+    def extend(self, run: RanksRun, most: int) -> None:
         """Lets a run make so many steps, unless it has ended or another request ends it now."""
         with held_back():
             if not self._lock.acquire(blocking=False):
@@ -115,7 +115,7 @@ class Requests:
         kind: wire.Kind,
         fields: Mapping[str, object],
         tensors: dict[str, Array],
-        run: Run | None = None,
+        run: RanksRun | None = None,
     ) -> None:
         job, number = self._job, self._request + 1
         fields = {**fields, "request": number}
@@ -208,7 +208,7 @@ class Requests:
         return job.failure
 
 
-class Run:
+class RanksRun:
     """Tokens that ranks choose and read on by themselves, as they come.
 
     Any other request ends it after the step under way: what was chosen by then still comes from here.

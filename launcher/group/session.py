@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from launcher.group.group import Group
-    from launcher.group.requests import Run
+    from launcher.group.requests import RanksRun
     from ranks.talk.reports import More, RunReport, StateReport
     from sharding.common.arrays import Array
 
@@ -30,8 +30,8 @@ class RanksHost:
         self._free_forgotten()
         return self._group.step_session(number, tensors)
 
-    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> Run:
-        """As `launcher.generation.runs.Runs.run`."""
+    def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
+        """As `launcher.generation.runs.TokenRunHost.run`."""
         self._free_forgotten()
         return self._group.run_session(number, tensors, run)
 

@@ -18,7 +18,7 @@ from launcher.tasks.loading import lead, start_group
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
     from ranks.common.tensors import TensorSpec
-    from ranks.evaluation.evaluate import Options, Report, Run
+    from ranks.evaluation.evaluate import Options, Predict, Report
     from ranks.identity.place import Identity
 
 
@@ -120,7 +120,7 @@ def _check_model(job: Job, task: Task, found: Signature) -> None:
 
 def _evaluate(
     task: Task,
-    run: Run,
+    run: Predict,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     optional: Sequence[TensorSpec],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ranks.evaluation.metrics import Wanted
     from sharding.common.arrays import Array
 
-Run = Callable[[dict[str, "Array"]], Mapping[str, "Array"]]
+Predict = Callable[[dict[str, "Array"]], Mapping[str, "Array"]]
 DEFAULT_BATCH = 32
 LARGEST_BATCH = 1 << 24
 
@@ -57,7 +57,7 @@ class Options:
 
 
 def evaluate(  # noqa: PLR0917 - the model is three of them
-    run: Run,
+    run: Predict,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     data: str | os.PathLike[str] | Iterable[object],

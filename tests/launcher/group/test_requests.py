@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.group.answers import Answers
-from launcher.group.requests import Requests, Run
+from launcher.group.requests import RanksRun, Requests
 from ranks.talk import wire
 
 STATS = {"communication_seconds": 0.0, "segment_seconds": 0.0}
@@ -61,7 +61,7 @@ def test_a_ctrl_c_at_the_end_of_a_run_does_not_hide_the_end() -> None:
 
 def test_tokens_that_come_with_the_end_are_not_lost() -> None:
     """Another thread's request ends the run between two looks of its reader."""
-    run = Run(cast(Any, None), cast(Any, _Ranks()))
+    run = RanksRun(cast(Any, None), cast(Any, _Ranks()))
 
     class Late(deque[int]):
         looked = False
