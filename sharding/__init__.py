@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from sharding.common.encryption import Key
     from sharding.demands.options import SliceOptions
-    from sharding.importers.mindir.encryption import Key
     from sharding.importers.write import Progress
     from sharding.planning.plan import Plan
     from sharding.slices.manifest import Manifest

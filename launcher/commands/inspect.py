@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.inspection.model_summary import ModelSummary
     from launcher.inspection.reference import ModelReference
     from launcher.job.slicing import Slicing
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.state import Tensor
 
 HELP = "show a model, a plan or a slice folder"

@@ -12,7 +12,7 @@ from launcher.job.options import OPTIONS, RANKS, Option, grouped
 from launcher.job.values import File, Switch, Whole, Words
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 ABSENT = argparse.SUPPRESS
 PLANNED = (

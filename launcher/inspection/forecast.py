@@ -13,8 +13,8 @@ from sharding.graph.sizes import tensor_bytes
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from sharding.common.encryption import Key
     from sharding.demands.options import SliceOptions
-    from sharding.importers.mindir.encryption import Key
     from sharding.planning.rank_graph import RankGraph
 
 

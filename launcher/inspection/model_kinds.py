@@ -12,7 +12,7 @@ from sharding.common.placeholders import refuse_placeholder
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 def check_sliceable(model: Path) -> None:

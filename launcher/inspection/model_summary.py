@@ -14,7 +14,7 @@ from sharding.slices.state import Tensor
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sharding.onnx_files.walk import nodes_in_turn
 from sharding.slices.state import Tensor
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 class _Talker:

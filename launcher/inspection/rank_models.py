@@ -13,7 +13,7 @@ from sharding.onnx_files.walk import nodes_in_turn
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.manifest import Manifest, TensorEntry, WeightEntry
 
 STRATEGY = "rank models"

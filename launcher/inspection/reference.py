@@ -19,10 +19,11 @@ from launcher.inspection.rank_models import (
     open_rank_models,
     wrong_count,
 )
+from sharding.common.encryption import ENCRYPTED
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.importers.sniff import Format
     from sharding.slices.manifest import Manifest
 
@@ -61,7 +62,7 @@ class ModelReference:
         from ranks.models import pattern
 
         if self.kind != "pattern":
-            return self.format == "mindir_encrypted"
+            return self.format == ENCRYPTED
         try:
             files = pattern.files(self.path)
         except ShardrunError:

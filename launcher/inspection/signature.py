@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ranks.common.tensors import TensorSpec
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.manifest import Manifest
 
 NO_TENSORS = frozenset({"sequence", "map", "optional", "sparse_tensor", "opaque", "unknown"})

@@ -11,11 +11,11 @@ from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import demand_ranks
 from launcher.inspection.rank_models import count_files, open_rank_models
 from launcher.inspection.reference import refer
+from sharding.common.encryption import MODES, Key, unneeded
 
 if TYPE_CHECKING:
     from launcher.inspection.reference import ModelReference
     from launcher.job.job import Job
-    from sharding.importers.mindir.encryption import Key
     from sharding.slices.manifest import Manifest
 
 _MOST = 4096  # bytes of a key file
@@ -23,9 +23,6 @@ _MOST = 4096  # bytes of a key file
 
 def read_key(file: Path | None, mode: str | None) -> Key | None:
     """The key in a file, which is read once: it may be a pipe. Raises `ConfigError`."""
-    from sharding.common.ciphers import MODES
-    from sharding.importers.mindir.encryption import Key
-
     if file is None:
         if mode is not None:
             raise ConfigError(
@@ -49,7 +46,7 @@ def check_key(key: Key | None, model: ModelReference, against: Path | None = Non
     if key is None or model.kind == "slices" or model.encrypted:
         return
     if against is None or not refer(against).encrypted:
-        raise ConfigError(f"{model.path} is not encrypted, but a key was given: leave --dec-key-file out")
+        raise ConfigError(unneeded(model.path))
 
 
 @contextlib.contextmanager

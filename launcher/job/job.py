@@ -15,7 +15,7 @@ from launcher.job.options import OF_STARTING, OPTIONS, Options
 from launcher.job.slicing import Slicing
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ranks.common.settings import WEIGHTS
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.manifest import Manifest
 
 

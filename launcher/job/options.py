@@ -41,7 +41,7 @@ from launcher.job.values import (
 from ranks.common.settings import BIND, COLLECTIVES
 from ranks.precision.request import MODES, TARGETS, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
-from sharding.common.ciphers import MODES as CIPHERS
+from sharding.common.encryption import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from sharding.common.arrays import Array
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.manifest import TensorEntry
 
 TOLERANCES = {

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import onnx
 
     from sharding.common.arrays import Array
+    from sharding.common.encryption import Key
     from sharding.importers.checkpoints import Checkpoint
     from sharding.importers.checkpoints.match import Match
-    from sharding.importers.mindir.encryption import Key
     from sharding.importers.networks.factory import Network
     from sharding.importers.networks.inputs import Input
     from sharding.importers.write import Weight

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from launcher.tasks.outputs import Summary
     from ranks.identity.place import Identity
     from sharding.common.arrays import Array
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.slices.manifest import Manifest
 
     Arrays: TypeAlias = dict[str, Array]

@@ -24,6 +24,7 @@ from ranks.run.placement import Placement
 from ranks.weights.shared.request import Attach, Share
 from sharding.common import limits
 from sharding.common.bounds import MAX_THREADS
+from sharding.common.encryption import ENCRYPTED, Key
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
@@ -157,9 +158,8 @@ def planner(path: str, key: tuple[bytes, str] | None) -> Iterator[Planner]:
         return
     from ranks.models import imported
     from ranks.weights.shared.owned import NoStore
-    from sharding.importers.mindir.encryption import Key
 
-    if content_of(path) != "mindir_encrypted":
+    if content_of(path) != ENCRYPTED:
         raise ModelError(f"{path} is no encrypted MindIR file, but dec_key was given: leave it out.")
     with imported.decrypted(path, Key(*key)) as file:
 

@@ -21,7 +21,7 @@ from ranks.lite.options.types import DataType, FmkType, ModelType
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
     from sharding.importers.write import Weight
 
 _SUFFIX = ".mindir"

@@ -16,6 +16,7 @@ from ranks.lite.options.content import content_of, is_there, not_there
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.types import ModelType
+from sharding.common.encryption import ENCRYPTED
 
 if TYPE_CHECKING:
     pass
@@ -200,7 +201,7 @@ class ModelGroup:
         from ranks.models.imported import naming
         from ranks.sessions.session import default_threads
 
-        if content_of(path) == "mindir_encrypted":
+        if content_of(path) == ENCRYPTED:
             return None
         recipe = plan(path, model_type, context, config.Options())
         if is_cut(recipe.path) or recipe.placement.providers[0] != CPU:

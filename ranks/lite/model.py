@@ -34,7 +34,7 @@ from ranks.lite.tensor import (
 from ranks.lite.update import checked, parse
 from ranks.models.imported import naming
 from ranks.weights.shared.request import Attach, Share
-from sharding.common.ciphers import MODES
+from sharding.common.encryption import MODES
 from sharding.onnx_files.given import GivenModel
 
 if TYPE_CHECKING:

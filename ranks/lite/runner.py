@@ -27,7 +27,7 @@ from ranks.lite.options.parallel import Parallel
 from ranks.lite.options.types import ModelType
 from ranks.lite.tensor import Tensor, TensorMeta
 from sharding.common import limits
-from sharding.common.ciphers import MODES
+from sharding.common.encryption import MODES
 
 if TYPE_CHECKING:
     from ranks.lite.model import Data

@@ -17,7 +17,7 @@ from sharding.common.storage import why_unwritable
 from sharding.importers.sniff import format_of, is_imported
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 def as_onnx(path: str | Path, timeout: float | None = None) -> Path:

@@ -19,7 +19,7 @@ from sharding.importers.sniff import OPSETS, RUN_OPSET, Format, format_of, is_im
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 def import_model(path: str | Path, *, key: Key | None = None, opset: int = RUN_OPSET) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from sharding.errors import ModelError
 from sharding.importers.format import HEAD
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 @dataclass(frozen=True)

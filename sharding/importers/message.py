@@ -11,7 +11,7 @@ from sharding.onnx_files.protobuf import read_message
 if TYPE_CHECKING:
     import onnx
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 def parse_without_weights(path: Path, key: Key | None = None) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from sharding.common.ciphers import encryption_of
+from sharding.common.encryption import ENCRYPTED, encryption_of
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.format import HEAD, told
@@ -42,7 +42,7 @@ def format_of(path: str | Path) -> Format:
             if head[4:8] in LITE_IDENTIFIERS:
                 return "mindir_lite"
             if encryption_of(head) is not None:
-                return "mindir_encrypted"
+                return ENCRYPTED
             file.seek(0)
             found = _protobuf(file)
     except (OSError, ValueError) as error:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.common.bounds import MAX_RANKS
+from sharding.common.encryption import Key
 from sharding.demands.annotations import is_annotated
 from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError, SliceError
 from sharding.graph.fold import SMALL_ELEMENTS
 from sharding.graph.state_size import StateSize, joined_shape, state_size
 from sharding.graph.symbols import shown_shape
-from sharding.importers.mindir.encryption import Key
 from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ranks.errors import ModelError
 from ranks.lite.options.check import check_isinstance
 from ranks.lite.options.types import DataType, Format, ModelType
-from sharding.common.ciphers import MODES
+from sharding.common.encryption import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 _DATA_TYPES = (DataType.FLOAT32, DataType.INT8, DataType.UINT8, DataType.UNKNOWN)
 _SHOWN = (
@@ -146,7 +146,7 @@ class ConverterOptions:
 
 def key_of(options: ConverterOptions) -> Key | None:
     """The key of an encrypted MindIR file. Raises `ModelError` where it is no hexadecimal number."""
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
     if not options.decrypt_key:
         return None

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sharding.common.ciphers import encryption_of
+from sharding.common.encryption import Key, decrypted, encryption_of
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, shown_name, special_dtype
 from sharding.importers.mapped import mapped
-from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.onnx_files.protobuf import MalformedError, fields
 
 _BYTES, _VARINT = 2, 0
@@ -61,12 +60,7 @@ def looks_like(path: Path, head: bytes) -> bool:
 def read(path: Path, key: Key | None = None) -> Checkpoint:
     """Opens a file, encrypted or not. Raises `ModelError`: truncated, damaged, another format, no key."""
     data = mapped(path, "a MindSpore checkpoint (.ckpt)")
-    method = encryption_of(bytes(data[:4]))
-    if method is not None:
-        data = memoryview(decrypt(data, method, key, path))
-    elif key is not None:
-        raise ModelError(f"{path} is not encrypted, but a key was given: leave --dec-key-file out.")
-    data = _without_crc(data, path)
+    data = _without_crc(decrypted(data, key, path)[0], path)
     found: dict[str, list[Part]] = {}
     try:
         for number, wire, _, start, end in fields(data, 0, len(data)):

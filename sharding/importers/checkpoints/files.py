@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.common.encryption import unneeded
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
@@ -12,7 +13,7 @@ from sharding.importers.checkpoints import torch_file
 from sharding.importers.checkpoints.base import FORMATS, Checkpoint
 
 if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
 Kind = str
 """The name of one of `FORMATS`; ``program``: torch.export's ``.pt2``; ``script``: TorchScript; or
@@ -61,7 +62,7 @@ def open_checkpoint(path: Path, key: Key | None = None) -> Checkpoint:
     if kind in FORMATS and FORMATS[kind].keyed:
         return FORMATS[kind].read(path, key)
     if key is not None:
-        raise ModelError(f"{path} is not encrypted, but a key was given: leave --dec-key-file out.")
+        raise ModelError(f"{unneeded(path)}.")
     return _open(path, kind)
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharding.common.ciphers import encryption_of
+from sharding.common.encryption import Key, decrypted
 from sharding.errors import ModelError
 from sharding.importers.mapped import mapped
 from sharding.importers.mindir import schema
-from sharding.importers.mindir.encryption import Key, decrypt
 from sharding.importers.sniff import LITE_IDENTIFIERS
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, INLINE_BYTES, MalformedError, field, fields, varint
 
@@ -46,11 +45,7 @@ def read(path: Path, key: Key | None = None) -> Container:
     """
     data = mapped(path, "a MindIR file (model.mindir)")
     check_format(bytes(data[:8]), path)
-    method = encryption_of(bytes(data[:4]))
-    if method is not None:
-        data = memoryview(decrypt(data, method, key, path))
-    elif key is not None:
-        raise ModelError(f"{path} is not encrypted, but a key was given: leave dec_key (--dec-key-file) out.")
+    data, encrypted = decrypted(data, key, path)
     model = schema.empty_model()
     wrong = f"{path} is not a whole MindIR file"
     try:
@@ -62,7 +57,7 @@ def read(path: Path, key: Key | None = None) -> Container:
     if not _is_text(model):
         raise ModelError(f"{path} is not a valid MindIR file: it holds text that is not UTF-8.")
     _check(model, path)
-    return Container(path, model, data, method is not None)
+    return Container(path, model, data, encrypted)
 
 
 def check_format(head: bytes, path: Path) -> None:

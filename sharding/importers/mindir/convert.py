@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharding.common.encryption import Key
 from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
@@ -13,7 +14,6 @@ from sharding.importers.mindir.biases import with_biases
 from sharding.importers.mindir.builder import IR_VERSION, Builder
 from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.dtypes import ValueProblem
-from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.primitives.complex_numbers import parts_of_array

@@ -14,7 +14,7 @@ from launcher.job.verify import run_reference
 from ranks.errors import ShardrunError
 from ranks.models import imported
 from ranks.run import executor
-from sharding.importers.mindir.encryption import Key
+from sharding.common.encryption import Key
 from tests.ranks.models.test_mindir import built
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"

@@ -101,7 +101,7 @@ def test_encrypted_ckpt(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="cryptography is not installed")
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from sharding.importers.mindir.encryption import Key
+    from sharding.common.encryption import Key
 
     vector, secret = bytes(range(16)), b"0123456789ABCDEF"
     sealed = AESGCM(secret).encrypt(vector[:12], (DATA / "model.ckpt").read_bytes(), None)

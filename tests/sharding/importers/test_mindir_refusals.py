@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sharding.common.encryption import Key
 from sharding.errors import ModelError, OutputError
 from sharding.importers import format_of, import_model
-from sharding.importers.mindir.encryption import Key
 from sharding.importers.mindir.schema import messages
 from sharding.importers.write import write_onnx
 from tests.sharding.importers import mindir_mutations

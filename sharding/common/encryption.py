@@ -1,4 +1,5 @@
-"""Encrypted MindIR files: AES-GCM and AES-CBC in blocks, as ``mindspore.export(enc_key=...)`` writes them.
+"""Encrypted MindIR files and checkpoints: AES-GCM and AES-CBC in blocks, as ``mindspore.export(enc_key=...)``
+writes them. All that is known of keys, modes and encrypted bytes is here.
 
 Each block: a 4-byte magic number, for GCM a 16-byte tag, then (all numbers uint32, little-endian) the
 length of what follows, the length of the initialisation vector, the vector, the length of the cipher text,
@@ -11,9 +12,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharding.common.ciphers import GCM, encryption_of
 from sharding.errors import ModelError
 
+GCM, CBC = MODES = "AES-GCM", "AES-CBC"
+"""The modes; the first one is meant where none is named."""
+ENCRYPTED = "mindir_encrypted"
+"""The format of such a model, as `sharding.importers.sniff.format_of` gives it."""
+_MAGIC = {b"\xd8\x5e\x3a\x7f": GCM, b"\xd9\x5e\x3a\x7f": CBC}
 _TAG_BYTES = 16
 GCM_VECTOR = 12
 """Bytes of the vector that AES-GCM uses; the file has 16."""
@@ -29,6 +34,27 @@ class Key:
 
     def __repr__(self) -> str:
         return f"Key({self.mode})"
+
+
+def encryption_of(head: bytes) -> str | None:
+    """How a file, or a block of one, that begins so is encrypted; None if it is not."""
+    return _MAGIC.get(head[:4])
+
+
+def unneeded(path: Path) -> str:
+    """What is said of a key for a file that is not encrypted."""
+    return f"{path} is not encrypted, but a key was given: leave --dec-key-file (in Python dec_key) out"
+
+
+def decrypted(data: memoryview, key: Key | None, path: Path) -> tuple[memoryview, bool]:
+    """A file's plain bytes, and whether they were encrypted. Raises `ModelError`: a key is missing or is not
+    needed, and what `decrypt` raises."""
+    method = encryption_of(bytes(data[:4]))
+    if method is not None:
+        return memoryview(decrypt(data, method, key, path)), True
+    if key is not None:
+        raise ModelError(f"{unneeded(path)}.")
+    return data, False
 
 
 def decrypt(data: memoryview, method: str, key: Key | None, path: Path) -> bytes:
