@@ -16,6 +16,7 @@ from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
+from ranks.common.sources import MASTER_ADDR, MASTER_PORT, RANK, TORCHELASTIC_RUN_ID
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
 from sharding.common.text import counted
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ranks.precision.request import Asked
     from sharding.demands.options import SliceOptions
 
-_AROUND_US = {"RANK", "TORCHELASTIC_RUN_ID", settings.JOB.name}
+_AROUND_US = {RANK, TORCHELASTIC_RUN_ID, settings.JOB.name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,10 @@ def rank_environment(how: Start) -> dict[str, str]:
         ours[settings.THREADS.name] = str(how.threads)
     # Of a launcher around us, the two are that one's, and its port is in use.
     chosen = os.environ if not _AROUND_US & os.environ.keys() else {}
-    address = chosen.get("MASTER_ADDR") or next(iter(remote_hosts(how.table)), "127.0.0.1")
-    port = chosen.get("MASTER_PORT")
-    variables = {"MASTER_ADDR": address}
-    variables["MASTER_PORT"] = str(free_port() if port is None else check_port(port, address))
+    address = chosen.get(MASTER_ADDR) or next(iter(remote_hosts(how.table)), "127.0.0.1")
+    port = chosen.get(MASTER_PORT)
+    variables = {MASTER_ADDR: address}
+    variables[MASTER_PORT] = str(free_port() if port is None else check_port(port, address))
     # Not every starter passes this process's environment on to other hosts.
     variables |= {item.name: text for item in settings.FOR_RANKS if (text := item.text())} | ours
     if how.placement.bind is not None:

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Mapping
 from typing import IO, BinaryIO, TypedDict, cast
 
+from ranks.common import sources
+
 _CHUNK = 64 << 10
 
 
@@ -48,11 +50,9 @@ class _Ranks:
             self.signal(signal.SIGKILL)
 
     def start(self, asked: Asked) -> None:
-        from ranks.common.sources import clean
-
-        shared = {**clean(), **asked["environment"]}
+        shared = {**sources.clean(), **asked["environment"]}
         for variables in asked["ranks"]:
-            rank = int(variables["RANK"])
+            rank = int(variables[sources.RANK])
             process = subprocess.Popen(
                 asked["program"],
                 env={**shared, **variables},

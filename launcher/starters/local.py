@@ -23,7 +23,7 @@ from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Handle, Launcher, Pipe
 from ranks import boot
-from ranks.common import forks
+from ranks.common import forks, sources
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -54,15 +54,17 @@ class LocalLauncher(Launcher):
         table: RankTable | None = None,
     ) -> LocalHandle:
         """See `Launcher.start`."""
-        shared = {**environments.clean(), **environment, "WORLD_SIZE": str(world_size)}
-        shared["LOCAL_WORLD_SIZE"] = str(world_size)
+        shared = {**environments.clean(), **environment, sources.WORLD_SIZE: str(world_size)}
+        shared[sources.LOCAL_WORLD_SIZE] = str(world_size)
         path = environments.python_path(shared)
         if path:
             shared["PYTHONPATH"] = path
-        ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+        ranks = [
+            {**shared, sources.RANK: str(rank), sources.LOCAL_RANK: str(rank)} for rank in range(world_size)
+        ]
         if table is not None:
             for rank, variables in enumerate(ranks):
-                variables["DEVICE_ID"] = str(table.devices[rank].device_id)
+                variables[sources.DEVICE_ID] = str(table.devices[rank].device_id)
         return LocalHandle(program, ranks)
 
 

@@ -24,6 +24,7 @@ from launcher.starters import cause, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle
+from ranks.common import sources
 from ranks.common.ranges import parse_ranges
 from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
@@ -107,7 +108,7 @@ class SlurmLauncher(Launcher):
         assert table is not None  # `place` made one
         inherited = environments.clean()
         if self._granted is not None:
-            inherited |= {k: v for k, v in self._granted.environment.items() if k.startswith("SLURM_")}
+            inherited |= {k: v for k, v in self._granted.environment.items() if k.startswith(sources.SLURM)}
         ours = {**environment, **environments.safe_path(inherited)}
         if path := environments.python_path(inherited):
             ours["PYTHONPATH"] = path
@@ -129,7 +130,7 @@ class SlurmLauncher(Launcher):
             ]
             command += [] if self._granted is not None else self.placement.srun_args
             command += [*environments.boot_command(), *program]
-            full = {**inherited, **ours, "SLURM_HOSTFILE": f"/proc/self/fd/{listing}"}
+            full = {**inherited, **ours, sources.SLURM_HOSTFILE: f"/proc/self/fd/{listing}"}
             return SlurmHandle(command, full, listing, self._granted)
         except OSError as error:
             if shortage(error):
@@ -146,7 +147,8 @@ def _arguments(
     arguments += ["--label", "--kill-on-bad-exit=1", "--input=none", "--export=ALL", f"--mpi={plugin}"]
     # Ranks bind themselves, each to its part of what its host's step has.
     arguments += ["--cpu-bind=none"]
-    if each := environ.get("SLURM_CPUS_PER_TASK"):  # srun does not take it from the environment by itself
+    # srun does not take it from the environment by itself.
+    if each := environ.get(sources.SLURM_CPUS_PER_TASK):
         arguments += [f"--cpus-per-task={each}"]
     if crowded:
         arguments += ["--overcommit"]

@@ -25,6 +25,7 @@ from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Handle, Launcher, Pipe, StreamName
+from ranks.common import sources
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class SshLauncher(Launcher):
         """See `Launcher.start`."""
         table = table or make_rank_table([("localhost", world_size)])
         inherited = environments.clean()
-        ours = {**environment, **environments.safe_path(inherited), "WORLD_SIZE": str(world_size)}
+        ours = {**environment, **environments.safe_path(inherited), sources.WORLD_SIZE: str(world_size)}
         path = environments.python_path(inherited)
         if path:
             ours["PYTHONPATH"] = path
@@ -74,10 +75,10 @@ class SshLauncher(Launcher):
 
 def _variables(device: Device, local_size: int) -> dict[str, str]:
     return {
-        "RANK": str(device.rank),
-        "LOCAL_RANK": str(device.local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-        "DEVICE_ID": str(device.device_id),
+        sources.RANK: str(device.rank),
+        sources.LOCAL_RANK: str(device.local_rank),
+        sources.LOCAL_WORLD_SIZE: str(local_size),
+        sources.DEVICE_ID: str(device.device_id),
     }
 
 
@@ -155,7 +156,7 @@ class _Agent:
     ) -> None:
         self._host = host
         self._report, self._done = ended, done
-        self._ranks = {int(variables["RANK"]) for variables in asked["ranks"]}
+        self._ranks = {int(variables[sources.RANK]) for variables in asked["ranks"]}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.submission.command import arguments
 from launcher.submission.mpirun import choice
+from ranks.common import sources
 
 if TYPE_CHECKING:
     from launcher.submission.base import Submission
@@ -34,10 +35,12 @@ def indexed_job(submission: Submission) -> list[Object]:
     """A pod for each rank; they find rank 0 by the name that the Service gives it."""
     name, ranks, options = submission.name, submission.ranks, submission.options
     environment: list[Object] = [
-        {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}},
+        {"name": sources.RANK, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}},
         *_values(
-            WORLD_SIZE=f"{ranks}", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=f"{name}-0.{name}",
-            MASTER_PORT=f"{PORT}",
+            **{
+                sources.WORLD_SIZE: f"{ranks}", sources.LOCAL_RANK: "0", sources.LOCAL_WORLD_SIZE: "1",
+                sources.MASTER_ADDR: f"{name}-0.{name}", sources.MASTER_PORT: f"{PORT}",
+            },
         ),
         *_values(**submission.job.env),
     ]  # fmt: skip

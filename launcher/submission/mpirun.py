@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ranks.common import sources
+
 _MARKS = (
     re.compile(r"\[[^\[\]]{,256},(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),  # Open MPI
     re.compile(r"\[(\d+)\] "),  # MPICH, Intel MPI
 )
-_PASSED = ("MASTER_ADDR", "MASTER_PORT")
+_PASSED = (sources.MASTER_ADDR, sources.MASTER_PORT)
 """What NCCL needs, which Open MPI gives to no other host by itself."""
 
 CHOICE = """\

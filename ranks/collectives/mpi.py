@@ -23,6 +23,7 @@ from ranks.collectives.arrays import split
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
+from ranks.common import sources
 from ranks.common.sources import BY_MPI
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
@@ -303,7 +304,7 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
         raise CollectiveError("MPI was finalized in this process and cannot be started again.")
     if not MPI.Is_initialized():
         # Open MPI's shared memory would stay in /dev/shm when ranks are killed; mpirun clears its own folder.
-        folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+        folder = os.environ.get(sources.PMIX_SERVER_TMPDIR, "")
         if folder and Path(folder).is_dir():
             os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
         if identity.shares_host:  # or every rank listens on all interfaces, though none uses TCP

@@ -1,4 +1,7 @@
-"""By which variables processes are told who they are: each launcher's, and whether it speaks MPI."""
+"""By which variables processes are told who they are: each launcher's, and whether it speaks MPI.
+
+The names of all variables of launchers and batch systems stand here; elsewhere they are imported.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ranks.common.settings import VARIABLES
+
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+"""torchrun's, which shardrun sets for the ranks that it starts, too (`told`)."""
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+"""Where ranks of several hosts meet."""
+TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Torchrun's alone: whose job it is, how often it was started anew, and whether its agent listens already."""
+RANK_ID, RANK_SIZE, DEVICE_ID, RANK_TABLE_FILE = "RANK_ID", "RANK_SIZE", "DEVICE_ID", "RANK_TABLE_FILE"
+OMPI_RANK, OMPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+OMPI_LOCAL_RANK, OMPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+PMIX_RANK, PMIX_NAMESPACE, PMIX_SERVER_TMPDIR = "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_TMPDIR"
+PMI_RANK, PMI_SIZE = "PMI_RANK", "PMI_SIZE"
+MPI_LOCALRANKID, MPI_LOCALNRANKS = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_NODELIST = "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODELIST"
+SLURM_STEP_ID, SLURM_STEPID = "SLURM_STEP_ID", "SLURM_STEPID"
+SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID = "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"
+SLURM_NTASKS, SLURM_NPROCS, SLURM_STEP_NUM_TASKS = "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"
+SLURM_NTASKS_PER_NODE, SLURM_TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"
+SLURM_STEP_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+SLURM_CPUS_PER_TASK, SLURM_HOSTFILE = "SLURM_CPUS_PER_TASK", "SLURM_HOSTFILE"
+SLURM_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+PBS_JOBID, PBS_NODEFILE, PBS_ARRAY_INDEX = "PBS_JOBID", "PBS_NODEFILE", "PBS_ARRAY_INDEX"
+LSB_JOBID, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS = "LSB_JOBID", "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS"
+
+SLURM = "SLURM_"
+"""How all of Slurm's begin."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +60,22 @@ class Source:
 
 
 TORCHRUN = Source((
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
-    "TORCHELASTIC_RUN_ID",
+    *(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "GROUP_RANK", "ROLE_RANK"),
+    TORCHELASTIC_RUN_ID,
 ))  # fmt: skip
-ASCEND = Source(("RANK_ID", "RANK_SIZE", "DEVICE_ID"))
-OPEN_MPI = Source(prefixes=("OMPI_COMM_WORLD_",), by_mpi=("OMPI_COMM_WORLD_SIZE",), mark="OMPI_")
-PMIX = Source(prefixes=("PMIX_",), settings=("PMIX_MCA_",), by_mpi=("PMIX_RANK",))
+ASCEND = Source((RANK_ID, RANK_SIZE, DEVICE_ID))
+OPEN_MPI = Source(prefixes=("OMPI_COMM_WORLD_",), by_mpi=(OMPI_SIZE,), mark="OMPI_")
+PMIX = Source(prefixes=("PMIX_",), settings=("PMIX_MCA_",), by_mpi=(PMIX_RANK,))
 PMI = Source(
-    ("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    by_mpi=("PMI_RANK", "PMI_SIZE"),
+    (PMI_RANK, PMI_SIZE, "PMI_FD", "PMI_PORT", "PMI_ID", MPI_LOCALRANKID, MPI_LOCALNRANKS),
+    by_mpi=(PMI_RANK, PMI_SIZE),
     mark="PMI_",
 )
 SOURCES = (TORCHRUN, ASCEND, OPEN_MPI, PMIX, PMI)
 """OMPI_MCA_*, PRTE_MCA_* and I_MPI_* are in none: they are a user's settings. Slurm's are in none: what is
 inside its step stays there."""
 
-_OF_RANKS = ("SLURM_STEP_ID", "SLURM_STEPID", "RANK_TABLE_FILE")
+_OF_RANKS = (SLURM_STEP_ID, SLURM_STEPID, RANK_TABLE_FILE)
 """What a process that is told its rank may see, and makes another one a rank."""
 _OF_A_JOB = tuple(variable.name for variable in VARIABLES if variable.of_one_job)
 
@@ -80,6 +111,6 @@ def by_mpi(source: str, environ: Mapping[str, str] = os.environ) -> bool:
 
     Under ``srun --mpi=none`` an MPI library would make every rank a world of its own.
     """
-    if source.startswith("SLURM_"):
+    if source.startswith(SLURM):
         return any(name in environ for name in PMIX.by_mpi)
     return source.startswith(tuple(other.mark for other in SOURCES if other.mark))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ranks.common import sources
 from ranks.common.processes import status
 from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
@@ -46,9 +47,9 @@ def identify(explicit: Identity | None = None, environ: Environ = os.environ) ->
         return told
     if mpi is not None:
         return mpi
-    if _text(environ, "PMIX_RANK") is not None:
+    if _text(environ, sources.PMIX_RANK) is not None:
         raise IdentityError(
-            f"PMIX_RANK is set to {environ['PMIX_RANK']!r}, but nothing says how many ranks there are "
+            f"PMIX_RANK is set to {environ[sources.PMIX_RANK]!r}, but nothing says how many ranks there are "
             "(OMPI_COMM_WORLD_SIZE and SLURM_NTASKS are missing): start the ranks with mpirun or srun, "
             "or set RANK, WORLD_SIZE and LOCAL_RANK."
         )
@@ -56,12 +57,14 @@ def identify(explicit: Identity | None = None, environ: Environ = os.environ) ->
 
 
 def _from_rank(environ: Environ) -> Identity | None:
-    numbers = _numbers(environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), "set all three, or none")
+    numbers = _numbers(
+        environ, (sources.RANK, sources.WORLD_SIZE, sources.LOCAL_RANK), "set all three, or none"
+    )
     if numbers is None:
         return None
     rank, size, local_rank = numbers
-    local_size = _number(environ, "LOCAL_WORLD_SIZE")
-    if local_size is None and local_rank == rank and _text(environ, "MASTER_ADDR") in _THIS_HOST:
+    local_size = _number(environ, sources.LOCAL_WORLD_SIZE)
+    if local_size is None and local_rank == rank and _text(environ, sources.MASTER_ADDR) in _THIS_HOST:
         local_size = size  # nothing says where another host would be
     source = "RANK, WORLD_SIZE and LOCAL_RANK"
     return Identity(rank, size, local_rank, local_size, source=source, key=_environment_key(size, environ))
@@ -82,26 +85,30 @@ def _from_named(environ: Environ) -> Identity | None:
 
 
 def _from_openmpi(environ: Environ) -> Identity | None:
-    prefix = "OMPI_COMM_WORLD_"
-    names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK")
+    names = (sources.OMPI_RANK, sources.OMPI_SIZE, sources.OMPI_LOCAL_RANK)
     numbers = _numbers(environ, names, "Open MPI sets all three: start the ranks with its mpirun")
     if numbers is None:
         return None
-    local_size = _number(environ, prefix + "LOCAL_SIZE")
+    local_size = _number(environ, sources.OMPI_LOCAL_SIZE)
     rank, size, local_rank = numbers
-    source = prefix + "RANK and _SIZE"
+    source = f"{sources.OMPI_RANK} and _SIZE"
     return Identity(rank, size, local_rank, local_size, source=source, key=_environment_key(size, environ))
 
 
 def _from_pmi(environ: Environ) -> Identity | None:
     # Not PMI_ID and PMI_PORT, which a singleton also has; RANK and SIZE are what every PMI launcher sets.
-    numbers = _numbers(environ, ("PMI_RANK", "PMI_SIZE"), "MPICH, Intel MPI and srun --mpi=pmi2 set both")
+    numbers = _numbers(
+        environ, (sources.PMI_RANK, sources.PMI_SIZE), "MPICH, Intel MPI and srun --mpi=pmi2 set both"
+    )
     if numbers is None:
         return None
     rank, size = numbers
-    local_rank, local_size = _number(environ, "MPI_LOCALRANKID"), _number(environ, "MPI_LOCALNRANKS")
+    local_rank, local_size = (
+        _number(environ, sources.MPI_LOCALRANKID),
+        _number(environ, sources.MPI_LOCALNRANKS),
+    )
     if local_rank is None and in_slurm_step(environ):
-        local_rank = _number(environ, "SLURM_LOCALID")
+        local_rank = _number(environ, sources.SLURM_LOCALID)
         local_size = _slurm_local_size(environ, size)
     if local_rank is None and size == 1:
         local_rank, local_size = 0, 1
@@ -124,8 +131,10 @@ def _from_slurm(environ: Environ) -> Identity | None:
     """
     if not in_slurm_step(environ):
         return None
-    size_name = "SLURM_STEP_NUM_TASKS" if _text(environ, "SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    names = ("SLURM_PROCID", size_name, "SLURM_LOCALID")
+    size_name = (
+        sources.SLURM_STEP_NUM_TASKS if _text(environ, sources.SLURM_STEP_NUM_TASKS) else sources.SLURM_NTASKS
+    )
+    names = (sources.SLURM_PROCID, size_name, sources.SLURM_LOCALID)
     numbers = _numbers(environ, names, "srun sets all three in each of its tasks")
     if numbers is None:
         return None
@@ -136,10 +145,10 @@ def _from_slurm(environ: Environ) -> Identity | None:
 
 
 def _from_ascend(environ: Environ) -> Identity | None:
-    table = _text(environ, "RANK_TABLE_FILE")
-    rank = _number(environ, "RANK_ID")
-    size = _number(environ, "RANK_SIZE")
-    device = _number(environ, "DEVICE_ID")
+    table = _text(environ, sources.RANK_TABLE_FILE)
+    rank = _number(environ, sources.RANK_ID)
+    size = _number(environ, sources.RANK_SIZE)
+    device = _number(environ, sources.DEVICE_ID)
     if table is not None:
         if rank is None:
             raise IdentityError(
@@ -152,7 +161,9 @@ def _from_ascend(environ: Environ) -> Identity | None:
     if rank is None and size is None:
         return None if device is None else Identity(device=device)
     if rank is None or size is None:
-        there, missing = ("RANK_ID", "RANK_SIZE") if size is None else ("RANK_SIZE", "RANK_ID")
+        there, missing = (
+            (sources.RANK_ID, sources.RANK_SIZE) if size is None else (sources.RANK_SIZE, sources.RANK_ID)
+        )
         raise IdentityError(
             f"{there} is set to {environ[there]!r}, but {missing} is missing: set both, or RANK_ID and "
             f"RANK_TABLE_FILE."
@@ -175,7 +186,7 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
 
     A launcher inside another one (torchrun under srun, shardrun under mpirun) rightly sets its own numbers.
     """
-    if mpi is None or mpi.world_size == 1 or JOB.text(environ) or _text(environ, "TORCHELASTIC_RUN_ID"):
+    if mpi is None or mpi.world_size == 1 or JOB.text(environ) or _text(environ, sources.TORCHELASTIC_RUN_ID):
         return
     if (plain.rank, plain.world_size) != (mpi.rank, mpi.world_size):
         raise IdentityError(
@@ -190,15 +201,15 @@ def _environment_key(size: int, environ: Environ) -> str:
     """What all ranks of this job on this host, and no other job's, have in common."""
     if job := JOB.text(environ):
         return f"job:{job}"
-    if run := _text(environ, "TORCHELASTIC_RUN_ID"):
-        return f"torchrun:{run}:{_text(environ, 'MASTER_ADDR')}:{_text(environ, 'MASTER_PORT')}"
-    if _text(environ, "OMPI_COMM_WORLD_RANK") and (space := _text(environ, "PMIX_NAMESPACE")):
+    if run := _text(environ, sources.TORCHELASTIC_RUN_ID):
+        return f"torchrun:{run}:{_text(environ, sources.MASTER_ADDR)}:{_text(environ, sources.MASTER_PORT)}"
+    if _text(environ, sources.OMPI_RANK) and (space := _text(environ, sources.PMIX_NAMESPACE)):
         return f"pmix:{space}"
-    if _text(environ, "PMI_RANK") and (proxy := _pmi_proxy()):
+    if _text(environ, sources.PMI_RANK) and (proxy := _pmi_proxy()):
         return f"pmi:{proxy}"
     if in_slurm_step(environ):
-        return f"slurm:{_text(environ, 'SLURM_JOB_ID')}.{_text(environ, 'SLURM_STEP_ID')}"
-    return f"env:{size}:{_text(environ, 'MASTER_ADDR')}:{_text(environ, 'MASTER_PORT')}"
+        return f"slurm:{_text(environ, sources.SLURM_JOB_ID)}.{_text(environ, sources.SLURM_STEP_ID)}"
+    return f"env:{size}:{_text(environ, sources.MASTER_ADDR)}:{_text(environ, sources.MASTER_PORT)}"
 
 
 def _pmi_proxy() -> str | None:
@@ -218,14 +229,14 @@ def _pmi_proxy() -> str | None:
 
 def in_slurm_step(environ: Environ = os.environ) -> bool:
     """Whether ``srun`` started this process as a task: see `_from_slurm`."""
-    step = _text(environ, "SLURM_STEP_ID") or _text(environ, "SLURM_STEPID")
+    step = _text(environ, sources.SLURM_STEP_ID) or _text(environ, sources.SLURM_STEPID)
     return step is not None and step.isdecimal() and int(step) < _FIRST_SLURM_RESERVED_STEP
 
 
 def _slurm_local_size(environ: Environ, size: int) -> int | None:
     """Tasks of this step on this node, from Slurm's compressed list such as ``2(x3),1``."""
-    text = _text(environ, "SLURM_STEP_TASKS_PER_NODE") or _text(environ, "SLURM_TASKS_PER_NODE")
-    node = _number(environ, "SLURM_NODEID")
+    text = _text(environ, sources.SLURM_STEP_TASKS_PER_NODE) or _text(environ, sources.SLURM_TASKS_PER_NODE)
+    node = _number(environ, sources.SLURM_NODEID)
     if text is None or node is None:
         return None
     counts: list[int] = []

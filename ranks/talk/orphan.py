@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 
+from ranks.common import sources
 from ranks.common.processes import status
 from ranks.common.settings import CONTROL
 from ranks.talk.control import EXIT_ORPHANED
@@ -55,7 +56,7 @@ def _wait(watched: int, who: str) -> None:
 
 def _launcher() -> tuple[int, str] | None:
     """The nearest ancestor that starts ranks, and its name."""
-    if os.environ.get("TORCHELASTIC_RUN_ID"):
+    if os.environ.get(sources.TORCHELASTIC_RUN_ID):
         return os.getppid(), "torchrun"
     pid = os.getpid()
     for _ in range(_FARTHEST):

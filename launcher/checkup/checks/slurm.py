@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 from launcher.checkup.base import Asked, Check, Finding, ask, last_line
+from ranks.common import sources
 
 _SECONDS = 5.0
 
@@ -28,7 +29,7 @@ def _run(asked: Asked) -> Iterator[Finding]:
     parts = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
     shown = ", ".join(f"{name.rstrip('*')}: {count} {state}" for name, count, state in parts)
     usable = any(state.rstrip("*~#!%$@^-+") in {"idle", "mix", "alloc"} for _, _, state in parts)
-    job = os.environ.get("SLURM_JOB_ID")
+    job = os.environ.get(sources.SLURM_JOB_ID)
     inside = f"; this is job {job}" if job else ""
     if usable:
         yield Finding("ok", f"{shown}{_kinds()}{inside}")

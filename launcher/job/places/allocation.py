@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
+from ranks.common import sources
 from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.text import shortened
@@ -42,44 +43,44 @@ def find(environ: Mapping[str, str] = os.environ) -> Allocation | None:
 
 def of_slurm(environ: Mapping[str, str]) -> Allocation | None:
     """What Slurm says of a job, in its script, in a shell of ``salloc``, or to ``salloc``'s command."""
-    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    number = environ.get("SLURM_JOB_ID")
+    nodes = environ.get(sources.SLURM_JOB_NODELIST) or environ.get(sources.SLURM_NODELIST)
+    number = environ.get(sources.SLURM_JOB_ID)
     if not nodes or not number:
         return None
     names = list(expand(nodes))
-    per_node = environ.get("SLURM_TASKS_PER_NODE")
-    counts = list(expand_counts(per_node, "SLURM_TASKS_PER_NODE")) if per_node else [1] * len(names)
+    per_node = environ.get(sources.SLURM_TASKS_PER_NODE)
+    counts = list(expand_counts(per_node, sources.SLURM_TASKS_PER_NODE)) if per_node else [1] * len(names)
     if len(counts) != len(names):
         raise ConfigError(
             f"SLURM_TASKS_PER_NODE ({shortened(per_node or '', 80)}) counts {len(counts)} nodes, but "
             f"SLURM_JOB_NODELIST ({shortened(nodes, 80)}) has {len(names)}: give the hosts with --hosts"
         )
-    tasks = environ.get("SLURM_NTASKS") or environ.get("SLURM_NPROCS") or ""
+    tasks = environ.get(sources.SLURM_NTASKS) or environ.get(sources.SLURM_NPROCS) or ""
     # Where no number of tasks was asked for, the counts are those of processors.
-    ranks = sum(counts) if environ.get("SLURM_NTASKS_PER_NODE") else len(names)
+    ranks = sum(counts) if environ.get(sources.SLURM_NTASKS_PER_NODE) else len(names)
     if _NUMBER.fullmatch(tasks) and int(tasks) <= MAX_RANKS:
         ranks = int(tasks)
     return Allocation(f"Slurm job {number}", tuple(zip(names, counts, strict=True)), ranks, slurm=True)
 
 
 def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
-    file, number = environ.get("PBS_NODEFILE"), environ.get("PBS_JOBID")
+    file, number = environ.get(sources.PBS_NODEFILE), environ.get(sources.PBS_JOBID)
     return _of_file(f"PBS job {number}", file) if file and number else None
 
 
 def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
-    number = environ.get("LSB_JOBID")
+    number = environ.get(sources.LSB_JOBID)
     if not number:
         return None
-    if file := environ.get("LSB_DJOB_HOSTFILE"):
+    if file := environ.get(sources.LSB_DJOB_HOSTFILE):
         return _of_file(f"LSF job {number}", file)
-    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    words = environ.get(sources.LSB_MCPU_HOSTS, "").split()
     if not words:
         return None
     if len(words) % 2 or not all(map(_NUMBER.fullmatch, words[1::2])):
         raise ConfigError(
             f"LSB_MCPU_HOSTS must be hosts, each with a number after it, but is "
-            f"{shortened(environ['LSB_MCPU_HOSTS'], 80)!r}: give the hosts with --hosts"
+            f"{shortened(environ[sources.LSB_MCPU_HOSTS], 80)!r}: give the hosts with --hosts"
         )
     hosts = tuple((host, int(count)) for host, count in zip(words[::2], words[1::2], strict=True))
     return Allocation(f"LSF job {number}", hosts, sum(count for _, count in hosts))

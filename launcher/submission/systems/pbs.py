@@ -14,6 +14,7 @@ from launcher.submission.base import JobSystem, Status, Submission, System
 from launcher.submission.command import arguments, check_files, contained, program, quoted, setup
 from launcher.submission.options import SUBMIT, written_time
 from launcher.submission.tails import FileTail
+from ranks.common import sources
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,229}", re.ASCII)
@@ -118,7 +119,7 @@ class Pbs(JobSystem):
         return [*found, "-j oe", "-o /dev/null", *options.directives]
 
     def _run(self, submission: Submission) -> str:
-        index = "PBS_ARRAY_INDEX" if submission.options.array is not None else ""
+        index = sources.PBS_ARRAY_INDEX if submission.options.array is not None else ""
         words = arguments(submission)
         if self._nodes(submission) == 1:  # the ranks are this command's own
             words = [word for word in words if word != "--launcher=external"]

@@ -15,6 +15,7 @@ from launcher.submission.command import check_files, command, contained, setup
 from launcher.submission.mpi import kind_of_mpi
 from launcher.submission.options import SUBMIT, written_time
 from launcher.submission.tails import FileTail
+from ranks.common import sources
 
 if TYPE_CHECKING:
     from launcher.submission.options import SubmitOptions
@@ -236,7 +237,7 @@ def _run(submission: Submission) -> str:
         words.append(f"--cpus-per-task={options.cpus}")
     if options.image is not None and options.container == "pyxis":
         words.append(f"--container-image={shlex.quote(options.image)}")
-    index = "SLURM_ARRAY_TASK_ID" if options.array is not None else ""
+    index = sources.SLURM_ARRAY_TASK_ID if options.array is not None else ""
     return f"{' '.join(words)} {contained(submission, command(submission, index))}"
 
 

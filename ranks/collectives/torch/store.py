@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
@@ -28,11 +29,11 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     Raises `CollectiveError` where the environment does not say where it is or the port is taken, and
     `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
     """
-    address, port = (os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address, port = (os.environ.get(name, "").strip() for name in (sources.MASTER_ADDR, sources.MASTER_PORT))
     dist: ModuleType = torch_import.load("torch.distributed")
     if not address or not port:
         missing = " and ".join(
-            name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value
+            name for name, value in ((sources.MASTER_ADDR, address), (sources.MASTER_PORT, port)) if not value
         )
         raise CollectiveError(
             f"The {identity.world_size} ranks are not known to be on one host and {missing} is not set: set "
@@ -40,14 +41,11 @@ def remote_store(identity: Identity, timeout: float) -> Store:
         )
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise CollectiveError(f"MASTER_PORT must be a port number from 1 to 65535, but is {port[:40]!r}.")
-    # Under torchrun its agent listens there already.
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-    serves = identity.rank == 0 and not agent
+    serves = identity.rank == 0 and not _agent_serves()
     deadline = time.monotonic() + timeout
     if not serves:
         _until_listening(address, int(port), identity.rank, timeout, deadline)
-    # An elastic launcher's store outlives a restart of the ranks.
-    meeting = f"shardrun-meeting-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    meeting = f"shardrun-meeting-{_restarts()}"
     size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
@@ -65,6 +63,16 @@ def remote_store(identity: Identity, timeout: float) -> Store:
             f"MASTER_PORT) within "
             f"{timeout:g} s: {first}"
         ) from error
+
+
+def _agent_serves() -> bool:
+    """Whether torchrun's agent listens there already."""
+    return os.environ.get(sources.TORCHELASTIC_USE_AGENT_STORE, "") == "True"
+
+
+def _restarts() -> str:
+    """How often an elastic launcher, whose store outlives it, has started the ranks anew."""
+    return os.environ.get(sources.TORCHELASTIC_RESTART_COUNT, "0")
 
 
 def _until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
@@ -107,10 +115,9 @@ class News:
 
     def __init__(self, dist: ModuleType, group: object) -> None:
         c10d: ModuleType = torch_import.load("torch.distributed.distributed_c10d")
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._key = f"shardrun-lost-{restart}-{getattr(group, 'group_name', '')}"
+        self._key = f"shardrun-lost-{_restarts()}-{getattr(group, 'group_name', '')}"
         self._store = c10d._get_default_store()
-        self._server = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True" else 0
+        self._server = None if _agent_serves() else 0
         self._line = None if dist.get_rank() == self._server else _line(self._store)
 
     def tell(self, rank: int) -> None:
