@@ -178,7 +178,6 @@ def test_every_room_says_what_it_is() -> None:
 
 
 CONTRACTS = {
-    "launcher.group.group.start": "keywords that users give",
     "ranks.lite.options.legacy_device.__init__": "mindspore_lite's",
 }
 """Functions whose parameters somebody else has fixed; those of a MindIR primitive are its settings."""

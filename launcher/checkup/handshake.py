@@ -30,7 +30,7 @@ def try_ranks(ranks: int | None, options: dict[str, Setting]) -> list[Finding]:
     try:
         with contextlib.redirect_stdout(printed):
             run_program(
-                ["exec", str(Path(probe.__file__).resolve())], ranks, **{"timeout": SECONDS, **options}
+                ["exec", str(Path(probe.__file__).resolve())], ranks=ranks, **{"timeout": SECONDS, **options}
             )
     except ShardrunError as error:
         return [Finding("fail", one_line(str(error)), "the lines above say what is missing; `-v` says more")]

@@ -78,7 +78,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
     try:
         run_program(
             ["exec", args.script, *args.arguments],
-            options.ranks,
+            ranks=options.ranks,
             launcher=options.launcher,
             rank_table=options.rank_table,
             collectives=options.collectives or settings.collectives(),

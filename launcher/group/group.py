@@ -12,17 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from launcher.common.report import warn_unsplit
-from launcher.errors import ConfigError, LaunchError
+from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
 from launcher.group.requests import Requests
 from launcher.group.starting import prepared
 from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
-from launcher.job.places.placement import Placement
-from launcher.job.start_arguments import Start, check_collectives, count_ranks
+from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping
 from ranks.models.imported import naming
-from ranks.precision.request import TARGETS
 from ranks.talk import wire
 from sharding.common.text import counted
 from sharding.onnx_files.given import GivenModel, is_path
@@ -30,13 +28,12 @@ from sharding.onnx_files.given import GivenModel, is_path
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+    from typing_extensions import Unpack
 
     from launcher.group.requests import RanksRun
     from launcher.group.session import RanksHost
     from launcher.group.watch import Job
-    from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
-    from ranks.precision.request import Asked
     from ranks.talk.reports import RunReport, StateReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
@@ -152,54 +149,27 @@ class Group(ReadyModel):
 @keeping
 def start(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
-    *,
-    ranks: int | None = None,
-    launcher: str = "auto",
-    rank_table: str | os.PathLike[str] | RankTable | None = None,
-    collectives: str = "auto",
-    threads: int | None = None,
-    target: str = "cpu",
-    timeout: float | None = None,
-    hang_timeout: float | None = None,
-    allow_replicated: bool = False,
     options: SliceOptions | None = None,
-    environment: Mapping[str, str] | None = None,
-    precision: Asked | None = None,
-    placement: Placement | None = None,
-    progress: Progress | None = None,
+    **named: Unpack[StartArguments],
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
 
     ``model``: a slice folder, a model file, which is sliced first (into the cache) as ``options`` say, a
     pattern of rank models' files (``rank_{}_model.onnx``), or a model's bytes, `onnx.ModelProto` or
-    `onnx_ir.Model`. ``ranks``: how many; a slice folder, the files
-    that fit a pattern, a mesh and a rank table say it too. ``threads``: ONNX Runtime threads per rank, by
-    default the cores shared among the ranks. ``target``: what the ranks compute on, "cpu", "gpu" or "ascend".
-    ``timeout``: seconds that start-up, and later any one collective, may take (default: ``SHARDRUN_TIMEOUT``,
-    300), ``hang_timeout`` those for which a rank that is waited for may be stopped or give no sign of life
-    (60). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
-    the model's own. ``placement``: on which hosts and cores they run, if not on this host or on those of the
-    allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how
-    many.
+    `onnx_ir.Model`. ``named``: such as ``ranks=2``; `StartArguments` has all of them, with their meanings.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
     while it loads.
     """
-    if target not in TARGETS:
-        raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
-    check_collectives(collectives, target)
-    how = Start(
-        ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
-        target=target, timeout=timeout, hang_timeout=hang_timeout, allow_replicated=allow_replicated,
-        options=options, environment=environment, precision=precision, placement=placement or Placement(),
-    )  # fmt: skip
+    how = Start.asked("start", StartArguments, options, named)
+    how.check_target()
     _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:
-        return _started(path, how, progress)
+        return _started(path, how)
 
 
-def _started(path: Path, how: Start, progress: Progress | None) -> Group:
+def _started(path: Path, how: Start) -> Group:
     reference = refer(path)
     reference.check()
     size = count_ranks(reference, how)
@@ -209,7 +179,7 @@ def _started(path: Path, how: Start, progress: Progress | None) -> Group:
         warn_unsplit(made, path)
     asked = [how.precision.to_text()] if how.precision else []
     # Links stay links: the data of a model that is one may lie beside its name.
-    return Group(begin(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, progress)
+    return Group(begin(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, how.progress)
 
 
 @contextlib.contextmanager

@@ -20,21 +20,30 @@ from launcher.group.group import start as start_group
 from launcher.group.model import ReadyModel
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from launcher.job.start_arguments import StartArguments
     from launcher.job.values import Setting
+    from sharding.demands.options import SliceOptions
 
 
 PathLike = str | os.PathLike[str]
 
 
 def load_language_model(
-    model: PathLike, *, texts: PathLike | None = None, draft: PathLike | None = None, **start: Setting
+    model: PathLike,
+    *,
+    texts: PathLike | None = None,
+    draft: PathLike | None = None,
+    options: SliceOptions | None = None,
+    **start: Unpack[StartArguments],
 ) -> LanguageModel:
     """Starts the ranks of a language model and returns when it is ready.
 
     ``model``: a folder of ONNX Runtime GenAI, optimum or transformers, a decoder's file, or a slice folder.
     ``texts``: the folder with the tokenizer and configuration, if it is another one. ``draft``: a smaller
-    model of the same kinds, on one rank, that guesses tokens (see the option ``speculate``). ``start``: what
-    `launcher.start` takes, such as ``ranks=2``.
+    model of the same kinds, on one rank, that guesses tokens (see the option ``speculate``). ``options`` and
+    ``start``: what `launcher.start` takes, such as ``ranks=2``.
 
     Raises `ConfigError` for folders that do not say enough, and what `launcher.start` raises.
     """
@@ -42,7 +51,7 @@ def load_language_model(
 
     @contextlib.contextmanager
     def started(path: Path) -> Iterator[Program]:
-        with start_group(path, **start) as group:
+        with start_group(path, options=options, **start) as group:
             yield program_of(group)
 
     folder = read_folder(Path(model), None if texts is None else Path(texts))

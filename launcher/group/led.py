@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,10 +16,9 @@ from launcher.group.group import sliced_for
 from launcher.group.model import ReadyModel
 from launcher.group.requests import PredictError
 from launcher.inspection.reference import refer
-from launcher.job.start_arguments import Start, check_collectives, check_numbers, count_ranks
+from launcher.job.start_arguments import RankArguments, Start, check_numbers, count_ranks
 from ranks.collectives.broadcast import Spreader
 from ranks.errors import CollectiveError, PeerLostError, is_usage
-from ranks.precision.request import TARGETS
 from ranks.run.led import FAILED, MISUSED, WELL, Leader, follow
 from ranks.state.session import Known
 
@@ -145,51 +145,55 @@ def lead_models(
     return result
 
 
+def lead_loaded(
+    loaded: Sequence[tuple[Communicator, RankModel]],
+    work: Callable[[Sequence[LedModel]], T],
+    verb: str = "do its work",
+) -> T | None:
+    """`lead_models`, of models that `ranks.run.target.load` gave; they are closed then."""
+    from ranks.run import group
+
+    models = [model for _, model in loaded]
+    try:
+        return lead_models(loaded[0][0], models, work, verb)
+    except BaseException:
+        group.leave()  # whoever still waits for this rank need not wait for the end of its process
+        raise
+    finally:
+        for model in models:
+            model.close()
+
+
 def lead(
     model: PathLike,
     work: Callable[[LedModel], T],
     *,
-    collectives: str = "auto",
-    threads: int | None = None,
-    target: str = "cpu",
-    timeout: float | None = None,
-    allow_replicated: bool = False,
     options: SliceOptions | None = None,
+    **named: Unpack[RankArguments],
 ) -> T | None:
     """In a script that mpirun, srun, torchrun or something else started once for each rank: rank 0 does the
     ``work``, which gets the model as all of them run it, and returns its result; the others run the model for
     it, and return None.
 
-    The arguments are those of `launcher.start`; the environment says how many ranks there are. Raises what
-    the work raises, on the other ranks `RankFailedError` or `ConfigError` then, and what `launcher.start`
-    raises for a model and arguments that do not fit.
+    The arguments are those of `launcher.start` that hold for each rank (`RankArguments`); the environment
+    says how many ranks there are. Raises what the work raises, on the other ranks `RankFailedError` or
+    `ConfigError` then, and what `launcher.start` raises for a model and arguments that do not fit.
     """
     from ranks.identity.identity import identify
-    from ranks.run import group
     from ranks.run.target import load
 
-    if target not in TARGETS:
-        raise ConfigError(f"There is no target {target!r}: expected one of {', '.join(TARGETS)}.")
-    check_collectives(collectives, target)
+    how = Start.asked("lead", RankArguments, options, named)
+    how.check_target()
     identity = identify()
-    how = Start(
-        ranks=identity.world_size, collectives=collectives, threads=threads, timeout=timeout,
-        allow_replicated=allow_replicated, options=options,
-    )  # fmt: skip
+    how = replace(how, ranks=identity.world_size)
     check_numbers(how)
     path = Path(model)
     reference = refer(path)
     reference.check()
     size = count_ranks(reference, how)
     made = sliced_for(path, size, how) if reference.kind == "file" else path
-    communicator, loaded = load(
-        made.absolute(), identity, target,
-        collectives=collectives, threads=threads, timeout=how.seconds,
+    loaded = load(
+        made.absolute(), identity, how.target,
+        collectives=how.collectives, threads=how.threads, timeout=how.seconds,
     )  # fmt: skip
-    try:
-        return lead_models(communicator, [loaded], lambda led: work(led[0]))
-    except BaseException:
-        group.leave()  # whoever still waits for this rank need not wait for the end of its process
-        raise
-    finally:
-        loaded.close()
+    return lead_loaded([loaded], lambda led: work(led[0]))

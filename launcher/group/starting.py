@@ -12,11 +12,11 @@ from launcher.group.watch import Job
 from launcher.job.hosts import is_here, remote_hosts, unknown_host
 from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
-from launcher.job.start_arguments import Start, check_count, rank_environment
+from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
+    from typing_extensions import Unpack
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +73,16 @@ def _say_not_used(places: Places) -> None:
         )  # fmt: skip
 
 
-def run_program(program: Sequence[str], ranks: int | None = None, **how: Setting) -> None:
+def run_program(program: Sequence[str], **how: Unpack[StartArguments]) -> None:
     """Runs ``program`` (arguments of `ranks.boot`, such as ``["exec", SCRIPT, ...]``) on every rank to its
     end.
 
-    ``how``: what `launcher.job.start_arguments.Start` has. Raises like `launcher.start`, `RankFailedError`
+    ``how``: what `launcher.start` takes by name. Raises like `launcher.start`, `RankFailedError`
     when a rank ends with anything but success, and `OSError` where some of what the ranks printed could not
     be written.
     """
-    asked = Start(**how)
-    size = ranks if ranks is not None else asked.size() or 1
+    asked = Start.asked("run_program", StartArguments, None, how)
+    size = asked.ranks if asked.ranks is not None else asked.size() or 1
     check_count(size, asked.table)
     job = prepared(asked, size)(program)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
@@ -17,21 +17,60 @@ from launcher.job.ports import check_port, free_port
 from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
 from ranks.common.sources import MASTER_ADDR, MASTER_PORT, RANK, TORCHELASTIC_RUN_ID
+from ranks.common.targets import TARGETS, unknown
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
-from sharding.common.text import counted
+from sharding.common.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from launcher.inspection.reference import ModelReference
     from launcher.job.rank_table import RankTable
+    from launcher.job.values import Setting
+    from ranks.common.progress import Progress
     from ranks.precision.request import Asked
     from sharding.demands.options import SliceOptions
 
 _AROUND_US = {RANK, TORCHELASTIC_RUN_ID, settings.JOB.name}
 
 
+class RankArguments(TypedDict, total=False):
+    """What `launcher.lead` takes by name, and `launcher.start` too: what holds for each rank."""
+
+    collectives: str
+    """What joins the ranks; default: "auto"."""
+    threads: int | None
+    """ONNX Runtime threads per rank, by default the cores shared among the ranks."""
+    target: str
+    """What the ranks compute on: "cpu", "gpu" or "ascend"."""
+    timeout: float | None
+    """Seconds that start-up, and later any one collective, may take; default: ``SHARDRUN_TIMEOUT``, 300."""
+    allow_replicated: bool
+    """Whether slices may be made of which each rank holds all weights."""
+
+
+class StartArguments(RankArguments, total=False):
+    """What `launcher.start` takes by name."""
+
+    ranks: int | None
+    """How many; a slice folder, the files that fit a pattern, a mesh and a rank table say it too."""
+    launcher: str
+    """What starts them; default: "auto"."""
+    rank_table: str | os.PathLike[str] | RankTable | None
+    """On which hosts and devices they run."""
+    hang_timeout: float | None
+    """Seconds for which a rank that is waited for may be stopped or give no sign of life (60)."""
+    environment: Mapping[str, str] | None
+    """More variables for the ranks."""
+    precision: Asked | None
+    """In which types they compute, if not in the model's own."""
+    placement: Placement
+    """On which hosts and cores they run, if not on this host or those that a batch system gave."""
+    progress: Progress | None
+    """Called with how many ranks are ready, and of how many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How ranks are to be started: the arguments of `launcher.start`, which says what each means."""
+    """How ranks are to be started: `StartArguments` with their defaults, and how a model file is sliced."""
 
     ranks: int | None = None
     launcher: str = "auto"
@@ -46,6 +85,26 @@ class Start:
     environment: Mapping[str, str] | None = None
     precision: Asked | None = None
     placement: Placement = field(default_factory=Placement)
+    progress: Progress | None = None
+
+    @classmethod
+    def asked(
+        cls, function: str, takes: type[object], options: SliceOptions | None, named: Mapping[str, Setting]
+    ) -> Start:
+        """What a call of ``function`` asks for, whose arguments by name are those that ``takes`` has; None
+        stands for the default. Raises `TypeError` for others."""
+        known = takes.__annotations__
+        for name in named:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+        return cls(options=options, **{name: value for name, value in named.items() if value is not None})
+
+    def check_target(self) -> None:
+        """Raises `ConfigError` for a target that does not exist, and for collectives of another one."""
+        if self.target not in TARGETS:
+            raise ConfigError(unknown(self.target))
+        check_collectives(self.collectives, self.target)
 
     @cached_property
     def places(self) -> Places | None:

@@ -75,14 +75,11 @@ def lead(
     verb: str,
 ) -> T | None:
     """Joins the group of this process, where rank 0 does the ``work`` with these models, as
-    `launcher.group.led.lead_models` says."""
-    from launcher.group.led import lead_models
+    `launcher.group.led.lead_models` says, and leaves it."""
+    from launcher.group.led import lead_loaded
     from ranks.run import group
 
-    joined = [join_group(job, one, identity) for one in made]
-    result = lead_models(joined[0][0], [model for _, model in joined], work, verb)
-    for _, model in joined:
-        model.close()
+    result = lead_loaded([join_group(job, one, identity) for one in made], work, verb)
     group.leave()
     return result
 

@@ -107,7 +107,7 @@ def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_pat
         "os.kill(os.getpid(), signal.SIGSTOP) if os.environ['RANK'] == '0' else time.sleep(60)\n"
     )
     with pytest.raises(RankFailedError, match=r"^rank 0 on host .* did not go on within 1 s: it is process"):
-        run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
+        run_program(["exec", str(script)], ranks=2, launcher="local", timeout=LIMIT)
     assert wait_until(lambda: not left(mark), 10), left(mark)
 
 
@@ -133,7 +133,7 @@ def test_a_rank_of_another_host_gives_no_sign_of_life(
 def test_a_rank_that_works_for_long_does_not_hang(quickly: None, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(3)\nend = time.time() + 2\nwhile time.time() < end: pass\n")
-    run_program(["exec", str(script)], 2, launcher="local", timeout=LIMIT)
+    run_program(["exec", str(script)], ranks=2, launcher="local", timeout=LIMIT)
 
 
 def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
@@ -164,7 +164,7 @@ def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
         "if ranks.rank == 1:\n    sys.exit(0)\nranks.barrier()\n"
     )
     with pytest.raises(RankFailedError) as caught:
-        run_program(["exec", str(script)], 2, launcher="mpirun", collectives="mpi", timeout=60)
+        run_program(["exec", str(script)], ranks=2, launcher="mpirun", collectives="mpi", timeout=60)
     left = "Rank 1 left the group while rank 0 waited for it in barrier."
     assert str(caught.value).startswith(f"rank 0 on host {os.uname().nodename}: {left}")
 

@@ -107,7 +107,7 @@ def test_a_rank_that_opens_too_many_files(tmp_path: Path, launcher: str, deed: s
         f"held, files = [], [os.devnull] * 100\n{deed}\n"
     )
     with pytest.raises(RankFailedError) as caught:
-        run_program(["exec", str(program)], 2, launcher=launcher)
+        run_program(["exec", str(program)], ranks=2, launcher=launcher)
     text = str(caught.value)
     assert "Too many open files" in text and "`ulimit -n` allows 80 open files: raise that limit." in text
 

@@ -73,7 +73,7 @@ def test_a_start_refuses_them_before_ranks_are_there(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit('it ran')")
     with pytest.raises(SettingError, match=r"^SHARDRUN_WEIGHTS must be on or off, but is 'maybe'\.$"):
-        run_program(["exec", str(script)], 2, environment={"SHARDRUN_WEIGHTS": "maybe"})
+        run_program(["exec", str(script)], ranks=2, environment={"SHARDRUN_WEIGHTS": "maybe"})
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
