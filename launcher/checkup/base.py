@@ -7,23 +7,16 @@ new check is one module in `launcher.checkup.checks`, with a `Check` in it, or a
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ranks.common.sources import alone
 from sharding.common.registry import Names, Registry
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
-PROGRAM_SECONDS = 15.0
-"""How long a program may take that a check asks."""
 CHECK_SECONDS = 45.0
 """How long a check may take."""
 
@@ -82,37 +75,3 @@ def examine(asked: Asked, checks: Iterable[Check] | None = None) -> list[tuple[s
         late = f"no answer within {CHECK_SECONDS:.0f} s"
         found.setdefault(place, [Finding("fail", late, "see what this machine is busy with")])
     return [(check.title, finding) for place, check in enumerate(chosen) for finding in found[place]]
-
-
-class SilentError(OSError):
-    """A program gave no answer in time."""
-
-
-def ask(
-    *command: str, seconds: float | None = None, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What a program says; it and what it started end here, whatever they do. Raises `FileNotFoundError`
-    where it is not there, `SilentError` where it does not answer."""
-    limit = PROGRAM_SECONDS if seconds is None else seconds
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        errors="replace", env={**alone(), **(environ or {})}, cwd="/", start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise SilentError(f"`{command[0]}` gave no answer within {limit:g} s") from None
-    finally:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a program failed, as it says itself."""
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return lines[-1].strip()[:300] if lines else f"exit code {done.returncode}"

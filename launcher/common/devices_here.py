@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import subprocess
 from pathlib import Path
 
+from launcher.common.programs import SilentError, ask, last_line
 from launcher.errors import ConfigError
 from sharding.common.rank_table import RankTable, parse_rank_table
 
@@ -15,7 +15,9 @@ SECONDS = 20.0
 HCCN = Path("/etc/hccn.conf")
 """Where Ascend's driver keeps the addresses of its devices' network cards."""
 _ADDRESS = re.compile(r"^\s*address_(\d{1,4})\s*=\s*(\S+)\s*$", re.MULTILINE)
-_TOTAL = re.compile(r"^\s*Total Count\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
+NPUS = ("npu-smi", "info", "-l")
+_NPU = re.compile(r"^\s*NPU ID\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
+_TOTAL = re.compile(r"^\s*(?:Total|Card) Count\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
 
 
 def of_gpus() -> RankTable:
@@ -33,10 +35,10 @@ def of_npus(file: Path = HCCN) -> RankTable:
     try:
         text = file.read_text(errors="replace")
     except FileNotFoundError:
-        found = _TOTAL.search(_ask("--npus", "npu-smi", "info", "-l"))
-        if found is None or not int(found[1]):
+        found = listed_npus(_ask("--npus", *NPUS))
+        if not found:
             raise ConfigError(f"--npus: npu-smi lists no NPU, and {file} is not there") from None
-        return _table(dict.fromkeys(range(int(found[1])), ""))
+        return _table(dict.fromkeys(found, ""))
     except OSError as problem:
         raise ConfigError(f"--npus: {file}: {problem.strerror}") from None
     addresses = {int(number): address for number, address in _ADDRESS.findall(text)}
@@ -50,6 +52,15 @@ def of_npus(file: Path = HCCN) -> RankTable:
                 f"--npus: {file}: address_{number}: expected an IP address, found {address!r}"
             ) from None
     return _table(addresses)
+
+
+def listed_npus(said: str) -> list[int]:
+    """The numbers of the NPUs that `NPUS` lists: a container may have 4 to 7. Where it only counts them, they
+    are those from 0."""
+    numbers = [int(number) for number in _NPU.findall(said)]
+    if not numbers and (total := _TOTAL.search(said)):
+        return list(range(int(total[1])))
+    return numbers
 
 
 def _table(addresses: dict[int, str]) -> RankTable:
@@ -68,16 +79,13 @@ def _table(addresses: dict[int, str]) -> RankTable:
 
 def _ask(flag: str, *command: str) -> str:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=SECONDS, check=False,
-        )  # fmt: skip
+        done = ask(*command, seconds=SECONDS)
     except FileNotFoundError:
         raise ConfigError(f"{flag}: there is no {command[0]} on PATH") from None
-    except (subprocess.TimeoutExpired, OSError) as problem:
-        why = f"gave no answer within {SECONDS:.0f} s" if not isinstance(problem, OSError) else str(problem)
-        raise ConfigError(f"{flag}: {command[0]} {why}") from None
+    except SilentError as problem:
+        raise ConfigError(f"{flag}: {problem}") from None
+    except OSError as problem:
+        raise ConfigError(f"{flag}: {command[0]}: {problem.strerror}") from None
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise ConfigError(f"{flag}: {command[0]} fails ({said[:200]})")
+        raise ConfigError(f"{flag}: {command[0]} fails ({last_line(done)})")
     return done.stdout

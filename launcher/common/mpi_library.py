@@ -13,6 +13,13 @@ _ASK = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pri
 FLAVOURS = (("Open MPI", "openmpi"), ("Intel(R) MPI", "intel"), ("MPICH", "mpich"))
 """What the libraries say of themselves, and their names here."""
 
+AS_ROOT = {
+    f"{program}_ALLOW_RUN_AS_ROOT{confirm}": "1"
+    for program in ("OMPI", "PRTE")
+    for confirm in ("", "_CONFIRM")
+}
+"""What Open MPI's mpirun wants to be told before it works for root."""
+
 PLUGINS = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
 """By which of Slurm's plugins each learns of its ranks: with another one every rank is a world of its own."""
 

@@ -4,7 +4,7 @@ with their checks, the fields of `launcher.job.job.Job`, and the options of slic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,7 +39,8 @@ from launcher.job.values import (
     parse_state,
 )
 from ranks.common.settings import BIND, COLLECTIVES
-from ranks.precision.request import MODES, TARGETS, modes_in_words
+from ranks.common.targets import TARGETS
+from ranks.precision.request import MODES, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.encryption import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
@@ -346,8 +347,20 @@ OPTIONS = table(Options)
 
 OF_STARTING = ("launcher", "env", "hang_timeout", *(item.name for item in fields(Placement)))
 """Options that only what starts the ranks can follow."""
+OF_ALL_RANKS = frozenset({"ranks", "rank_table", *OF_STARTING})
+"""Options that say which ranks there are, and nothing to each of them."""
 
 
 def grouped(group: str) -> list[Option]:
     """The options of a group, in order."""
     return [option for option in OPTIONS.values() if option.group == group]
+
+
+def flags_for_a_rank(job: Options, *groups: str) -> Iterator[list[str]]:
+    """The words, for each option of these groups that a job sets otherwise than by default, that tell a rank
+    of it."""
+    default = Options()
+    for option in (option for group in groups for option in grouped(group)):
+        value = getattr(job, option.name)
+        if option.name not in OF_ALL_RANKS and value != getattr(default, option.name):
+            yield option.kind.arguments(option.flag, value)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from launcher.common.mpi_library import AS_ROOT
 from launcher.errors import LaunchError
 from launcher.job.hosts import remote_hosts
-from launcher.starters import cause
+from launcher.starters import cause, marks
 from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
@@ -208,10 +209,7 @@ def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
         return {
             # Without it Open MPI does not start.
             **({} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **AS_ROOT,
         }
     if flavour == "intel" and "I_MPI_PIN" not in environ:
         return {"I_MPI_PIN": "0"}
@@ -254,12 +252,11 @@ def _refuse_mixed_order(table: RankTable) -> None:
         )
 
 
-_OPEN_MPI_TAG = re.compile(r"\[[^\[\]]{,256}?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 _TAG = {
-    "openmpi": re.compile(_OPEN_MPI_TAG.pattern + " "),
-    "openmpi4": _OPEN_MPI_TAG,
-    "mpich": re.compile(r"\[(\d+)\] "),
-    "intel": re.compile(r"\[(\d+)\] "),
+    "openmpi": marks.OPEN_MPI,
+    "openmpi4": marks.OPEN_MPI_4,
+    "mpich": marks.HYDRA,
+    "intel": marks.HYDRA,
 }
 # How each says which rank ended first and how: Open MPI 5, Intel MPI 2021, MPICH 5. The last
 # does not say the rank, and ORs the signal with the 9 by which it ended the others: only 9 and 11 can be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import tempfile
@@ -10,14 +11,11 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.job import Job
-from launcher.job.options import DATA, OF_STARTING, RANKS, TYPES, Options, grouped
+from launcher.job.options import DATA, RANKS, TYPES, flags_for_a_rank
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from sharding.common.storage import probe, why_unwritable
-
-_OF_ALL_RANKS = {"ranks", "rank_table", *OF_STARTING}
-"""Options that say what the scripts themselves do."""
 
 RANK_SCRIPT = """\
 #!/bin/sh
@@ -186,13 +184,8 @@ def _run_all(table: RankTable, python: str) -> str:
 
 def _arguments(job: Job) -> list[str]:
     """The flags of ``shardrun run`` for one rank, with absolute paths, quoted for the shell."""
-    arguments = ["--launcher", "external"]
-    for group in (DATA, RANKS, TYPES):
-        for option in grouped(group):
-            value = getattr(job, option.name)
-            if option.name not in _OF_ALL_RANKS and value != getattr(Options, option.name, None):
-                arguments += option.kind.arguments(option.flag, value)
-    return [shlex.quote(argument) for argument in arguments]
+    flags = itertools.chain(["--launcher", "external"], *flags_for_a_rank(job, DATA, RANKS, TYPES))
+    return [shlex.quote(flag) for flag in flags]
 
 
 def _key_file(job: Job, own_model: bool) -> list[str]:

@@ -20,7 +20,7 @@ from launcher.common.mpi_library import PLUGINS
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places import allocation
 from launcher.job.rank_table import make_rank_table
-from launcher.starters import cause, mpirun
+from launcher.starters import cause, marks, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle
@@ -41,7 +41,6 @@ NOTICE_SECONDS = 10.0
 """How long an allocation may take before it is said what is waited for."""
 _HOLD = 'env -0 && printf "\\0\\0" && exec cat'
 """What salloc runs: it says its environment, and keeps the allocation until our end of its input closes."""
-_LABEL = re.compile(r" *(\d+): ")
 _ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _CODE = re.compile(r"Exited with exit code (\d+)")
 
@@ -212,7 +211,7 @@ class SlurmHandle(ProgramHandle):
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         """See `Handle.attribute`."""
-        mark = _LABEL.match(line)
+        mark = marks.SRUN.match(line)
         if mark and line.startswith("slurmstepd", mark.end()):  # Slurm's own, in a rank's name
             return [(None, line)]
         return [(int(mark[1]), line[mark.end() :])] if mark else [(None, line)]

@@ -11,13 +11,11 @@ from launcher.errors import ConfigError
 from launcher.job.options import (
     DATA,
     ENCRYPTED,
-    OF_STARTING,
     OPTIONS,
     RANKS,
     SLICING,
     TYPES,
-    Options,
-    grouped,
+    flags_for_a_rank,
 )
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from launcher.job.job import Job
     from launcher.submission.base import Submission
 
-_OF_ALL_RANKS = {"ranks", "rank_table", *OF_STARTING}
-"""Options that the job system answers."""
 INDEX = "%a"
 """In a path, the index of one job of an array."""
 
@@ -36,14 +32,9 @@ def arguments(submission: Submission) -> list[str]:
     """What follows ``shardrun``, with absolute paths; nothing is quoted."""
     job = submission.job
     found = ["run", absolute(job.model or "."), "--launcher=external"]
-    for group in (RANKS, TYPES, SLICING, DATA, ENCRYPTED):
-        for option in grouped(group):
-            value = getattr(job, option.name)
-            if option.name in _OF_ALL_RANKS or value == getattr(Options(), option.name):
-                continue
-            texts = option.kind.arguments(option.flag, value)
-            # As one word, so that a value may begin with a hyphen.
-            found += texts if len(texts) == 1 else map("=".join, zip(texts[::2], texts[1::2], strict=True))
+    for texts in flags_for_a_rank(job, RANKS, TYPES, SLICING, DATA, ENCRYPTED):
+        # As one word, so that a value may begin with a hyphen.
+        found += texts if len(texts) == 1 else map("=".join, zip(texts[::2], texts[1::2], strict=True))
     if job.threads is None and submission.options.cpus is not None:
         found.append(f"--threads={submission.options.cpus}")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from launcher.common.mpi_library import AS_ROOT
 from launcher.submission.command import arguments
 from launcher.submission.mpirun import choice
 from ranks.common import sources
@@ -85,9 +86,7 @@ def mpi_job(submission: Submission) -> list[Object]:
     launcher: Object = {
         "command": ["sh", "-c", _literal(script), "sh", f"{submission.ranks}", "shardrun"],
         "args": [_literal(word) for word in arguments(submission)],
-        "env": _values(
-            **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **submission.job.env}
-        ),
+        "env": _values(**{**AS_ROOT, **submission.job.env}),
     }
     policy: Object = {
         "cleanPodPolicy": "Running",

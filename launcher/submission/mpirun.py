@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from launcher.starters import marks
 from ranks.common import sources
 
-_MARKS = (
-    re.compile(r"\[[^\[\]]{,256},(\d+)\]<(?:stdout|stderr|stddiag)>: ?"),  # Open MPI
-    re.compile(r"\[(\d+)\] "),  # MPICH, Intel MPI
-)
 _PASSED = (sources.MASTER_ADDR, sources.MASTER_PORT)
 """What NCCL needs, which Open MPI gives to no other host by itself."""
 
@@ -34,7 +30,4 @@ def choice(hosts: str, variables: Iterable[str]) -> str:
 
 def marked(line: str) -> str:
     """A line of the log, with the rank that mpirun says as elsewhere."""
-    for mark in _MARKS:
-        if found := mark.match(line):
-            return f"[rank {found[1]}] {line[found.end() :]}"
-    return line
+    return marks.in_words(line, *marks.OF_MPIRUN)

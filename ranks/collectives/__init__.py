@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranks.collectives.backend import TARGETS, Backend
+from ranks.collectives.backend import Backend
 from ranks.collectives.base import Communicator
 from ranks.common.settings import COLLECTIVES, default_timeout
+from ranks.common.targets import BUFFERS
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.common.registry import Registry
@@ -35,8 +36,10 @@ def connect(
         raise CollectiveError(
             f"There are no collectives named {name!r}; the names are {', '.join(COLLECTIVES)}."
         )
-    if device not in TARGETS:
-        raise CollectiveError(f"Collectives have no device {device!r}; the devices are cpu, cuda and npu.")
+    if device not in BUFFERS.values():
+        raise CollectiveError(
+            f"Collectives have no device {device!r}; the devices are {', '.join(BUFFERS.values())}."
+        )
     if identity.world_size == 1:
         from ranks.collectives.single import SingleCommunicator
 

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ranks.collectives.base import Communicator
+from ranks.common.targets import BUFFERS
 from ranks.identity.place import Identity
-
-TARGETS = {"cpu": "cpu", "cuda": "gpu", "npu": "ascend"}
-"""Where buffers lie -> the target whose ranks they are of."""
 
 
 def never(identity: Identity) -> bool:
@@ -24,7 +22,7 @@ class Backend:
     connect: Callable[[Identity, float], Communicator]
     """The communicator of this rank's group, whose other ranks are waited for this many seconds."""
     device: str = "cpu"
-    """Where buffers lie: a key of `TARGETS`."""
+    """Where buffers lie: one of `BUFFERS`."""
     spans_hosts: bool = True
     """Whether it joins ranks of several hosts."""
     nested: bool = False
@@ -39,4 +37,4 @@ class Backend:
     @property
     def target(self) -> str:
         """The target whose ranks it joins."""
-        return TARGETS[self.device]
+        return next(target for target, device in BUFFERS.items() if device == self.device)

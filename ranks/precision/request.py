@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from ranks.common.targets import TARGETS
+
 FLOAT16, FLOAT32 = "float16", "float32"
 CPU_GPU_MODES = ("enforce_fp32", "preferred_fp16")
 ASCEND_MODES = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
-MODES = {"cpu": CPU_GPU_MODES, "gpu": CPU_GPU_MODES, "ascend": ASCEND_MODES}
+MODES = dict(zip(TARGETS, (CPU_GPU_MODES, CPU_GPU_MODES, ASCEND_MODES), strict=True))
 """Target -> its precision modes."""
-TARGETS = tuple(MODES)
-"""What a model can run on; "gpu" is CUDA or TensorRT."""
 
 
 def modes_in_words() -> str:

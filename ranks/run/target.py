@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ranks.collectives import target_of
 from ranks.common import settings
+from ranks.common.targets import TARGETS, unknown
 from ranks.errors import DeviceError
-from ranks.precision.request import TARGETS
 from ranks.run import executor, group, placement
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def load(
     this machine cannot serve the target, and what `ranks.run.group.join` and `ranks.run.executor.load` raise.
     """
     if target not in TARGETS:
-        raise DeviceError(f"There is no target {target!r}; the targets are {', '.join(TARGETS)}.")
+        raise DeviceError(unknown(target))
     name = collectives or settings.collectives()
     if target == "cpu":
         if (needed := target_of(name) or target) != target:

@@ -221,7 +221,7 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
     for index, server in enumerate(servers):
         path = f"$.server_list[{index}]"
         name = check.get(server, "server_id", path, "the server's name or address")
-        if "server_id" in server and not _is_name(name):
+        if "server_id" in server and not is_host(name):
             check.fail(f"{path}.server_id", "the server's name or address as text", quote(name))
         elif isinstance(name, str):
             if name in server_paths:
@@ -287,14 +287,15 @@ def _as_number(value: object, strings_only: bool, largest: int = MAX_ID) -> int 
     return value if 0 <= value <= largest else None
 
 
-def _is_name(value: object) -> bool:
-    # Names end up on command lines of mpirun and ssh, where a leading hyphen would be an option.
+def is_host(value: object) -> bool:
+    """Whether a text can name a host: it ends up on command lines of mpirun and ssh, where a leading hyphen
+    would be an option, and in lists of hosts."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= 255
         and value.isprintable()
         and not value.startswith("-")
-        and not set(value) & set(" ,")
+        and not set(value) & set(" ,=/")
     )
 
 

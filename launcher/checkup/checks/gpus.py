@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from launcher.checkup.base import Asked, Check, Finding, SilentError, ask, last_line
+from launcher.checkup.base import Asked, Check, Finding
+from launcher.common.devices_here import NPUS, listed_npus
+from launcher.common.programs import SilentError, ask, last_line
 from sharding.common.text import counted
 
 _QUERY = ("--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits")
@@ -28,14 +30,14 @@ def _run(asked: Asked) -> Iterator[Finding]:
     if done is not None:
         yield from _cards(done.returncode, done.stdout, last_line(done))
     try:
-        npus = ask("npu-smi", "info", "-l")
+        npus = ask(*NPUS)
     except FileNotFoundError:
         npus = None
     except SilentError as error:
         yield Finding("fail", str(error), _MANAGED)
         return
     if npus is not None:
-        count = len(re.findall(r"NPU ID\s*:", npus.stdout))
+        count = len(listed_npus(npus.stdout))
         level = "ok" if npus.returncode == 0 and count else "fail"
         yield Finding("ok" if level == "ok" else "fail", f"{counted(count, 'Ascend NPU')}",
                       "" if level == "ok" else f"npu-smi says: {last_line(npus)}")  # fmt: skip

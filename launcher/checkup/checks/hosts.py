@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.checkup.base import Asked, Check, Finding, ask, last_line
+from launcher.checkup.base import Asked, Check, Finding
+from launcher.common.programs import ask, last_line
 from launcher.job.hosts import is_here
 from launcher.starters.environment import clean, python_path, python_there
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from launcher.checkup.base import Asked, Check, Finding, ask, last_line
+from launcher.checkup.base import Asked, Check, Finding
+from launcher.common.programs import ask, last_line
 
 _ASK = "import onnxruntime as o; print(o.__version__, *o.get_available_providers())"
 _ADVICE = "install it anew: `pip install --force-reinstall onnxruntime` or onnxruntime-gpu, not both"

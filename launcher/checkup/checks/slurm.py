@@ -7,7 +7,8 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from launcher.checkup.base import Asked, Check, Finding, ask, last_line
+from launcher.checkup.base import Asked, Check, Finding
+from launcher.common.programs import ask, last_line
 from ranks.common import sources
 
 _SECONDS = 5.0

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from launcher.checkup.base import Asked, Check, Finding, ask, last_line
+from launcher.checkup.base import Asked, Check, Finding
+from launcher.common.programs import ask, last_line
 
 _ASK = """\
 import torch, torch.distributed as d

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from launcher.errors import ConfigError
 from sharding.common.bounds import MAX_RANKS
+from sharding.common.rank_table import is_host
 from sharding.common.text import shortened
 
 Host: TypeAlias = tuple[str, "int | None"]
@@ -82,14 +83,9 @@ def _host(item: str, where: str, text: str) -> Host:
         host, count = item.split(":")
     elif item.count(":") > 1:
         raise ConfigError(f"{where}: put the IPv6 address in brackets, as [::1]:2, found {item!r}")
-    if not _is_name(host):
+    if not is_host(host):
         raise ConfigError(f"{where}: expected HOST:N,HOST:N,..., found {shortened(text, 80)!r}")
     return host, None if count is None else parse_count(count, f"{where}: {host}")
-
-
-def _is_name(host: str) -> bool:
-    # It ends up on command lines of mpirun and ssh, where a leading hyphen would be an option.
-    return 0 < len(host) <= 255 and host.isprintable() and host[0] != "-" and not set(host) & set(" ,=/")
 
 
 def _checked(hosts: Iterable[Host], before: str) -> tuple[Host, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.values import absolute
+from launcher.starters import marks
 from launcher.submission.base import JobSystem, Phase, Status, Submission, System
 from launcher.submission.command import check_files, command, contained, setup
 from launcher.submission.mpi import kind_of_mpi
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from launcher.submission.options import SubmitOptions
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*~^()\[\]-]+", re.ASCII)
-_LABEL = re.compile(r"\s*(\d+): ?(.*)", re.DOTALL)
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|ExitCode)=(\S+)")
 _DONE = {
     "COMPLETED": "",
@@ -165,8 +165,7 @@ class Slurm(JobSystem):
 
 def marked(line: str) -> str:
     """A line of the log, with the rank that ``srun --label`` says as elsewhere."""
-    found = _LABEL.fullmatch(line)
-    return f"[rank {found[1]}] {found[2]}" if found else line
+    return marks.in_words(line, marks.SRUN)
 
 
 def _status(record: str) -> Status:

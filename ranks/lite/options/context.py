@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ranks.common.notice import deprecated
+from ranks.common.targets import TARGETS
 from ranks.lite.options.check import check_isinstance, check_list_of, count, integer, list_of_integers
 from ranks.lite.options.device import CPU, GPU, Ascend, Threads
 from ranks.lite.options.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.lite.options.parallel import Parallel
-from ranks.precision.request import TARGETS
 
 __all__ = ["AscendDeviceInfo", "CPUDeviceInfo", "Context", "DeviceInfo", "GPUDeviceInfo"]
 

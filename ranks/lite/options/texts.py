@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+from ranks.common.targets import TARGETS
 from ranks.errors import WeightsError
 from ranks.weights.shared.handle import LARGEST_HANDLE, unsigned
 from ranks.weights.shared.peers import LARGEST_PID, MOST_PIDS
 
-SECTIONS = ("ascend_context", "cpu_context", "gpu_context")
+SECTIONS = tuple(f"{target}_context" for target in sorted(TARGETS))
 """Of a configuration: where options of weights may stand."""
 
 

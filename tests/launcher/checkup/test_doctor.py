@@ -14,6 +14,7 @@ import pytest
 from launcher.checkup import base
 from launcher.checkup.base import CHECKS, REGISTRY, Asked, Check, Finding
 from launcher.checkup.checks import cores, hosts, limits, memory, mpi, network
+from launcher.common import programs as asking
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import processes
 from tests.launcher.cli_tools import ROOT, shardrun
@@ -114,7 +115,7 @@ def test_what_hangs_is_ended_with_all_that_it_started(
 ) -> None:
     mark = f"doctor-{tmp_path.name}"
     monkeypatch.setenv(processes.MARK, mark)
-    monkeypatch.setattr(base, "PROGRAM_SECONDS", 0.5)
+    monkeypatch.setattr(asking, "PROGRAM_SECONDS", 0.5)
     programs(nvidia_smi="sleep 1000 & trap '' TERM; sleep 1000")
     (finding,) = found("gpus")
     assert finding.level == "fail" and "no answer within 0.5 s" in finding.what

@@ -77,6 +77,10 @@ def test_a_table_of_npus(programs: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, out, _ = run(capsys, "table", "make", "--npus")
     (server,) = json.loads(out)["server_list"]
     assert code == 0 and [one["device_id"] for one in server["device"]] == ["0", "1"]
+    listed = "printf '\\tTotal Count : 2\\n\\n\\tNPU ID : 4\\n\\tChip Count : 1\\n\\n\\tNPU ID : 6\\n'"
+    program(programs, "npu-smi", listed)
+    (server,) = json.loads(run(capsys, "table", "make", "--npus")[1])["server_list"]
+    assert [one["device_id"] for one in server["device"]] == ["4", "6"]
     (programs / "hccn.conf").write_text(
         "# cards\naddress_1=192.168.100.102\nnetmask_1=255.255.255.0\naddress_0=192.168.100.101\n"
     )

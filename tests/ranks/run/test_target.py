@@ -89,7 +89,7 @@ def test_ascend_exchanges_on_the_host(calls: list[Any]) -> None:
 
 
 def test_unknown_targets_are_named(calls: list[Any]) -> None:
-    with pytest.raises(DeviceError, match="'tpu'; the targets are cpu, gpu, ascend"):
+    with pytest.raises(DeviceError, match="'tpu': expected one of cpu, gpu, ascend"):
         target.load("m.onnx", Identity(0, 2, 0, 2), "tpu")
     assert calls == []
 

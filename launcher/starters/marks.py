@@ -1,0 +1,19 @@
+"""What mpirun and srun put before a line, to say which rank wrote it."""
+
+from __future__ import annotations
+
+import re
+
+OPEN_MPI_4 = re.compile(r"\[[^\[\]]{,256}?,(\d+)\]<(?:stdout|stderr|stddiag)>:")
+OPEN_MPI = re.compile(f"{OPEN_MPI_4.pattern} ")
+HYDRA = re.compile(r"\[(\d+)\] ")
+"""MPICH's and Intel MPI's."""
+SRUN = re.compile(r" *(\d+): ?")
+OF_MPIRUN = (OPEN_MPI, OPEN_MPI_4, HYDRA)
+"""For a line of an mpirun that is not known, in the order in which they are tried."""
+
+
+def in_words(line: str, *marks: re.Pattern[str]) -> str:
+    """A line with the rank as this project shows it elsewhere, if one of these marks stands before it."""
+    found = next(filter(None, (mark.match(line) for mark in marks)), None)
+    return f"[rank {found[1]}] {line[found.end() :]}" if found else line
