@@ -8,19 +8,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
 from sharding.slices.mesh import Mesh, parse_mesh
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Setting: TypeAlias = Any
-    """The value of an option: of the type that its field has, which its kind reads."""
-
+Setting: TypeAlias = Any
+"""The value of an option: of the type that its field has, which its kind reads."""
 MAX_TEXT = 4096
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

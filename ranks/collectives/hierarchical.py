@@ -14,7 +14,6 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,9 +25,7 @@ from ranks.collectives.shm.communicator import connect as connect_host
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, PeerLostError
 from ranks.identity.place import Identity
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array, DType
 
 _IN_PARTS = 64 << 10  # bytes from which every rank of a host exchanges a part of the sum
 _LATER = 2.0  # seconds: who waits for a rank of the own host names it before the other hosts' time is over

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from ranks.common.notice import deprecated
 from ranks.lite.options.check import check_isinstance, list_of_integers
-
-if TYPE_CHECKING:
-    from ranks.lite.options.types import DataType, Format
+from ranks.lite.options.types import DataType, Format
 
 
 class LegacyTensorMethods:

@@ -10,14 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
 from sharding.common.storage import why_unwritable
+from sharding.importers.mindir.encryption import Key
 from sharding.importers.sniff import format_of, is_imported
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.encryption import Key
 
 
 def as_onnx(path: str | Path, timeout: float | None = None) -> Path:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ranks.collectives import target_of
+from ranks.collectives.base import Communicator
 from ranks.common import settings
 from ranks.errors import DeviceError
-from ranks.precision.request import TARGETS
+from ranks.identity.place import Identity
+from ranks.precision.request import TARGETS, Asked
 from ranks.run import executor, group, placement
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ranks.collectives.base import Communicator
-    from ranks.identity.place import Identity
-    from ranks.precision.request import Asked
-    from ranks.run.rank_model import RankModel
+from ranks.run.rank_model import RankModel
 
 
 def load(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory
 from ranks.common.tensors import TensorSpec, element_number
 from ranks.errors import ModelError
+from sharding.common.arrays import Array
 from sharding.slices.placement import Split, parse_placement
 from sharding.slices.state import StatePair
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 def split_of(pair: StatePair) -> Split | None:

@@ -6,18 +6,14 @@ import glob
 import re
 import shlex
 import signal
-from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.values import absolute
 from launcher.submission.base import JobSystem, Phase, Status, Submission, System
 from launcher.submission.command import check_files, command, contained, setup
 from launcher.submission.mpi import kind_of_mpi
-from launcher.submission.options import SUBMIT, written_time
+from launcher.submission.options import SUBMIT, SubmitOptions, written_time
 from launcher.submission.tails import FileTail
-
-if TYPE_CHECKING:
-    from launcher.submission.options import SubmitOptions
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*~^()\[\]-]+", re.ASCII)
 _LABEL = re.compile(r"\s*(\d+): ?(.*)", re.DOTALL)

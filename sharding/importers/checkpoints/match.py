@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 NOT_NEEDED = "num_batches_tracked"
 """A counter of torch's batch normalization, which inference does not read and others do not have."""

@@ -7,10 +7,11 @@ What is linear is done to both parts alike; a product, a quotient and the like h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
@@ -22,9 +23,6 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 _LINEAR = frozenset(
     {
