@@ -20,6 +20,7 @@ from launcher.inspection.rank_models import (
     wrong_count,
 )
 from sharding.common.text import counted
+from sharding.errors import ShardError
 
 if TYPE_CHECKING:
     from sharding.importers.mindir.encryption import Key
@@ -98,8 +99,6 @@ class ModelReference:
 
         Raises `ConfigError` where ``said_by`` asks for another number of ``ranks``.
         """
-        from sharding.errors import ShardError
-
         if self.kind == "pattern":
             return open_rank_models(self.path, ranks, key, said_by)
         try:

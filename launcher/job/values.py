@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
+from sharding.errors import SliceError
 from sharding.slices.mesh import Mesh, parse_mesh
 
 Setting: TypeAlias = Any
@@ -350,8 +351,6 @@ def parse_bytes(text: str) -> int:
 
 def parse_mesh_text(text: str) -> Mesh:
     """A mesh from text such as ``data=2,tensor=4``; raises `ConfigError`."""
-    from sharding.errors import SliceError
-
     try:
         return parse_mesh(text)
     except SliceError as error:

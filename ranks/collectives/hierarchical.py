@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ranks.collectives import arrays
+from ranks.collectives import BACKENDS, arrays, choose
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.shm.communicator import ShmCommunicator
@@ -240,8 +240,6 @@ def connect(identity: Identity, timeout: float) -> Communicator:
 
     Where no two do, the group is the flat one, by MPI or Gloo.
     """
-    from ranks.collectives import BACKENDS, choose
-
     besides = [name for name, item in BACKENDS.own().items() if item.nested or not item.spans_hosts]
     flat = BACKENDS[choose(identity, besides=besides)].connect(identity, timeout + _LATER)
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ranks.errors import ModelError, ShardrunError
 from sharding.common.storage import why_unwritable
+from sharding.importers import import_model
 from sharding.importers.mindir.encryption import Key
 from sharding.importers.sniff import format_of, is_imported
 
@@ -85,7 +86,6 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
     """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
-    from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path, key=key)
@@ -117,7 +117,6 @@ def _name(path: Path) -> str:
 
 def _convert(path: Path, output: Path) -> None:
     from ranks.cache.durable import flush
-    from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from ranks.collectives import target_of
 from ranks.collectives.base import Communicator
 from ranks.common import settings
+from ranks.devices import devices
 from ranks.errors import DeviceError
 from ranks.identity.place import Identity
 from ranks.precision.request import TARGETS, Asked
@@ -47,8 +48,6 @@ def load(
         options = executor.LoadOptions(timeout=timeout, keep=keep)
         model = executor.load(path, communicator=host, threads=threads, precision=precision, options=options)
         return host, model
-
-    from ranks.devices import devices
 
     if target == "gpu":
         device = devices.number_of(identity, devices.visible())

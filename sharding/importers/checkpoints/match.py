@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -169,8 +170,6 @@ def _hint(checkpoint: Checkpoint, targets: Mapping[str, Target], rules: Sequence
     options: list[tuple[str, Sequence[Rule]]] = [(name, (*rules, *MAPS[name])) for name in MAPS]
     names = list(rename_all(checkpoint.entries, rules))
     for text, prefix, new in _prefixes(names, targets):
-        import re
-
         options.append((text, (*rules, Rule(re.compile(f"^{re.escape(prefix)}"), new))))
     for text, candidate in options:
         loose = text == "mindspore"

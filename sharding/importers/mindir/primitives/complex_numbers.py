@@ -20,6 +20,7 @@ from sharding.importers.mindir.primitives.base import (
     Primitive,
     RefusedError,
     Value,
+    element_type,
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
@@ -202,8 +203,6 @@ def _exponential(b: Builder, x: Operand) -> Value:
 
 
 def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
-    from sharding.importers.mindir.primitives.base import element_type
-
     wanted = element_type(dtype)
     if not isinstance(x, ComplexValue):
         return made(*parts_of(b, x)) if wanted.kind == "c" else b.cast(b.value(x), wanted)
