@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from launcher.common.exits import (
     report,
 )
 from launcher.common.signals import ENDING
+from ranks.common import settings
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
 COMMANDS = (
@@ -71,8 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     _configure_logging(args.verbose, args.debug)
     with ENDING.handled():
         try:
-            from ranks.common import settings
-
             settings.check()
             code: int = args.module.run(args)
             sys.stdout.flush()
@@ -205,8 +205,6 @@ class _Version(argparse.Action):
 
 
 def _configure_logging(verbose: int, debug: bool) -> None:
-    import logging
-
     level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
     names = "%(name)s: " if level == logging.DEBUG else ""
     handler = logging.StreamHandler()
@@ -217,7 +215,6 @@ def _configure_logging(verbose: int, debug: bool) -> None:
 
 def _printable(layout: str) -> Any:
     """A formatter whose lines hold nothing that a terminal would take for a command."""
-    import logging
 
     class Printable(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

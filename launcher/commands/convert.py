@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.options import add_groups, key_of, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED
+from sharding.common.text import one_line
 
 if TYPE_CHECKING:
     from launcher.tasks.conversion import Converted
@@ -97,12 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts, writes, compares, prints."""
-    from contextlib import ExitStack
-
     from launcher.common.files import check_folder
     from launcher.common.report import counted, human_bytes, progress
     from launcher.tasks import conversion, expectations
-    from sharding.common.text import one_line
     from sharding.importers.opset import opset_of
     from sharding.importers.value_names import inputs_of
     from sharding.importers.write import write_onnx

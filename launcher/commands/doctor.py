@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher.commands.options import add_option
+from launcher.errors import ConfigError
 from launcher.job.options import RANKS, grouped
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the findings; 1 where something fails."""
     from launcher.checkup.base import Asked, examine
-    from launcher.errors import ConfigError
 
     given = vars(args)
     if given.get("launcher") == "external":

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, PLANNED, Late, add_groups, add_option, whole
+from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 
 HELP = "measure a model's accuracy or error on labelled data"
@@ -96,7 +97,6 @@ def _integer(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates as this process's place in the job demands."""
-    from launcher.errors import ConfigError
     from launcher.job.job import merge
     from launcher.tasks.evaluation import Task, eval_group, eval_rank
     from launcher.tasks.run import group_or_rank

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from launcher.commands.options import ABSENT, add_groups
-from launcher.job.options import OF_STARTING, OPTIONS, RANKS
+from launcher.errors import ConfigError, RankFailedError
+from launcher.job.options import OF_STARTING, OPTIONS, RANKS, Options, grouped
+from ranks.common import settings
 from ranks.common.settings import CHOSEN, TARGET, THREADS, TIMEOUT
+from ranks.errors import IdentityError, ShardrunError
+from ranks.identity.identity import identify
 
 HELP = "run a Python script written for mindspore_lite"
 DESCRIPTION = """\
@@ -39,9 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the script; returns its exit code."""
-    from launcher.errors import ConfigError
     from ranks.compat import check_script
-    from ranks.errors import ShardrunError
 
     given = vars(args)
     launcher = given.get("launcher", "auto")
@@ -64,10 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _on_ranks(args: argparse.Namespace) -> int:
     from launcher.common.exits import report
-    from launcher.errors import RankFailedError
     from launcher.group.starting import run_program
-    from launcher.job.options import Options, grouped
-    from ranks.common import settings
 
     given = vars(args)
     options = Options().with_flags({option.name: given.get(option.name) for option in grouped(RANKS)})
@@ -99,12 +99,9 @@ def _on_ranks(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace) -> int:
     """In this process, which may be one rank of a group that something else started."""
-    import os
-
     from launcher.common.exits import report
     from launcher.common.signals import ENDING
     from ranks.compat import format_error, run_script
-    from ranks.errors import ShardrunError
 
     given = vars(args)
     # The process is the script's from here on. The script joins its group whenever it wants to, and what it
@@ -130,9 +127,6 @@ def _here(args: argparse.Namespace) -> int:
 
 def _place() -> str:
     """Which rank of a group this process is, to begin a message with; nothing if it is alone."""
-    from ranks.errors import IdentityError
-    from ranks.identity.identity import identify
-
     try:
         identity = identify()
     except IdentityError:
@@ -151,8 +145,6 @@ def _script_exit(code: object) -> int:
 
 def _leave(code: int) -> int:
     """Ends a rank at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
-    import os
-
     if _place():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option, whole
+from launcher.errors import ConfigError
 from launcher.job.options import RANKS, SLICING, TYPES
 
 HELP = "continue texts with a language model on several ranks"
@@ -88,7 +89,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates as this process's place in the job demands."""
-    from launcher.errors import ConfigError
     from launcher.generation.options import GENERATE, GenerateOptions
     from launcher.job.job import gather
     from launcher.job.job_file import read_section

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from launcher.commands.options import PLANNED, add_groups, add_option, key_of, w
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, SLICING
 from sharding.common.bounds import MAX_RANKS
+from sharding.common.text import shortened
 
 if TYPE_CHECKING:
     from launcher.inspection.forecast import Forecast
@@ -206,11 +208,8 @@ def print_signature(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> 
 
 def print_inspection(x: Inspection, *, weights: bool) -> None:
     """Prints a plan by layer and, if wanted, every weight's placement."""
-    from collections import Counter
-
     from launcher.common.report import human_bytes, print_table, say
     from launcher.inspection.page import describe_mesh
-    from sharding.common.text import shortened
 
     say(f"{x.title}: {describe_mesh(x)}")
     print_signature(x.inputs, x.outputs)

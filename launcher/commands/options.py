@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, RANKS, Option, grouped
 from launcher.job.values import File, Switch, Whole, Words
+from sharding.common.registry import PluginError
 
 if TYPE_CHECKING:
     from sharding.common.encryption import Key
@@ -59,7 +60,6 @@ def joined(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
 
 def _starters() -> str:
     from launcher.starters.base import REGISTRY
-    from sharding.common.registry import PluginError
 
     shown = []
     for name in REGISTRY.names[len(REGISTRY.names.first) :]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, add_groups
+from launcher.errors import ConfigError
 from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, RANKS, SLICING, TYPES
 
 _NOT_HERE = set(OF_STARTING) - {"hosts", "hostfile", "env"}
@@ -83,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[str]:
     """A temporary folder beside ``folder``."""
-    from launcher.errors import ConfigError
     from sharding.common.storage import why_unwritable
 
     try:

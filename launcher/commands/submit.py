@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.options import ABSENT, Late, add_described, add_groups
+from launcher.errors import ConfigError
 from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, OPTIONS, RANKS, SLICING, TYPES
 from launcher.submission.names import SYSTEMS
-from launcher.submission.options import GROUPS, SUBMIT
+from launcher.submission.options import GROUPS, SUBMIT, SubmitOptions
+from sharding.common.text import one_line
 
 if TYPE_CHECKING:
     from launcher.job.job import Job
@@ -72,7 +74,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the job, hands it in and follows it; returns its exit code."""
     from launcher.common.report import say
-    from sharding.common.text import one_line
 
     chosen = _system(args.system)
     system = chosen.make()
@@ -113,11 +114,9 @@ def _meaning(name: str) -> str:
 
 def _submission(args: argparse.Namespace, chosen: System) -> Submission:
     """What is handed in, checked as far as it can be here. Raises `ConfigError`."""
-    from launcher.errors import ConfigError
     from launcher.job.job import gather
     from launcher.job.job_file import read_section
     from launcher.submission.base import Submission
-    from launcher.submission.options import SubmitOptions
 
     flags, config = vars(args), getattr(args, "config", None)
     told = {} if config is None else read_section(config, "submit", SUBMIT)
@@ -153,7 +152,6 @@ def _checked_ranks(job: Job) -> int:
 
 def _ranks_of_paths(job: Job) -> int:
     """The number of ranks of a job whose files are elsewhere."""
-    from launcher.errors import ConfigError
     from launcher.job.model import world_size
 
     if job.model is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.job.places.host_list import parse_count, parse_hosts
+from sharding.common.text import counted, one_line
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
@@ -95,15 +96,12 @@ def _write(table: RankTable, args: argparse.Namespace) -> int:
 
 
 def _size(table: RankTable) -> str:
-    from sharding.common.text import counted
-
     return f"{counted(table.world_size, 'rank')} on {counted(len(table.hosts), 'host')}"
 
 
 def _check(path: Path) -> int:
     from launcher.common.report import print_table, say
     from launcher.job.rank_table import find_problems, load_rank_table
-    from sharding.common.text import one_line
 
     problems = find_problems(path)
     for problem in problems:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from launcher.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
+from sharding.common.arrays import DType
 
 
 def numpy_dtype(name: object, what: str = "tensor") -> DType:

@@ -17,6 +17,7 @@ from typing import NoReturn
 from launcher.common.signals import ENDING, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
 from ranks.common import settings
+from ranks.errors import is_usage
 from sharding.common.storage import is_place
 from sharding.common.text import one_line, printable, without_long_words
 
@@ -75,8 +76,6 @@ def exit_code(error: ShardrunError) -> int:
         return EXIT_VERIFY
     if isinstance(error, RankFailedError):
         return EXIT_USAGE if error.usage else EXIT_FAILED
-    from ranks.errors import is_usage
-
     return EXIT_USAGE if isinstance(error, ConfigError) or is_usage(error) else EXIT_FAILED
 
 

@@ -9,13 +9,10 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ranks.common.progress import is_terminal, progress
+from sharding.common.arrays import Array
 from sharding.common.text import counted, human_bytes, one_line
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 __all__ = [
     "counted", "format_table", "human_bytes", "human_seconds", "is_terminal", "print_outputs", "print_table",

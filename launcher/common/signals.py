@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 SOON = 0.05

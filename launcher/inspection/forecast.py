@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import of_plan, stage_graphs
 from sharding.graph.sizes import tensor_bytes
+from sharding.graph.symbols import shown_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -85,7 +86,6 @@ def peak_bytes(graph: RankGraph, dims: Mapping[str, int]) -> int:
 
 
 def _bytes(value: ir.Value, dims: Mapping[str, int]) -> int:
-    from sharding.graph.symbols import shown_shape
     from sharding.onnx_files.tensors import dtype_name
 
     return tensor_bytes(dtype_name(value.dtype), shown_shape(value) or (), dims)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.inspection.layers import Used, by_layer, scope_of
+from sharding.errors import ShardError
 from sharding.graph.sizes import tensor_bytes
 from sharding.graph.state_size import Kept, StateSize, joined_shape, state_size
 from sharding.graph.values import in_turn
@@ -230,8 +231,6 @@ def _kept(manifest: Manifest, stages: Mapping[str, int]) -> Iterator[Kept]:
 
 def _model_of(folder: Path, manifest: Manifest, stage: int) -> Path:
     """A rank model of this stage, all of which have the same nodes: a folder may hold some ranks only."""
-    from sharding.errors import ShardError
-
     ranks = [
         rank for rank in range(manifest.world_size) if manifest.mesh.coordinates(rank)["pipeline"] == stage
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.placeholders import refuse_placeholder
+from sharding.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx
@@ -21,7 +22,6 @@ def check_sliceable(model: Path) -> None:
 
     Every other file passes: whoever reads it says what is wrong.
     """
-    from sharding.errors import ModelError
     from sharding.importers.checkpoints import kind_of
 
     if not model.is_file():

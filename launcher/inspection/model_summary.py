@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.inspection.inspection import tensors_json, weights_json
 from sharding.graph.sizes import tensor_bytes
+from sharding.onnx_files.walk import nodes_in
 from sharding.slices.state import Tensor
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
     """
     from ranks.models.model_file import find, read
     from sharding.importers import import_model, is_imported
-    from sharding.onnx_files.walk import nodes_in
 
     model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
     graph = model.graph

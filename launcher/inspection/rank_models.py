@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
 from sharding.common.text import counted
+from sharding.errors import ModelError
 from sharding.onnx_files.walk import nodes_in_turn
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
@@ -131,7 +132,6 @@ def folder_of(pattern: Path) -> Path | None:
 
 def read_rank_model(path: Path, key: Key | None = None) -> Any:
     """A rank model without its large weights. Raises `ModelError`."""
-    from sharding.errors import ModelError
     from sharding.importers.message import parse_without_weights
     from sharding.onnx_files.protobuf import MalformedError
 

@@ -21,6 +21,7 @@ from launcher.inspection.rank_models import (
 )
 from sharding.common.encryption import ENCRYPTED
 from sharding.common.text import counted
+from sharding.errors import ShardError
 
 if TYPE_CHECKING:
     from sharding.common.encryption import Key
@@ -99,8 +100,6 @@ class ModelReference:
 
         Raises `ConfigError` where ``said_by`` asks for another number of ``ranks``.
         """
-        from sharding.errors import ShardError
-
         if self.kind == "pattern":
             return open_rank_models(self.path, ranks, key, said_by)
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.text import did_you_mean
+from sharding.errors import ShardrunError
 from sharding.onnx_files.kinds import refuse_others
 from sharding.slices.manifest import TensorEntry
 
@@ -54,7 +55,6 @@ def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Si
     inputs and outputs that ranks cannot take or give.
     """
     from ranks.sessions.versions import check_versions
-    from sharding.errors import ShardrunError
     from sharding.importers.message import parse_without_weights
 
     try:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, ShardrunError
 from ranks.cache import entries as cache_entries
 from ranks.cache import place as cache_place
 from ranks.cache.folder import ELSEWHERE, cache_folder
 from ranks.cache.limit import limit_of, memos, occupied
 from sharding.common.storage import why_unwritable
+from sharding.common.text import counted
 
 KINDS = tuple(cache_place.FORMS)
 
@@ -143,8 +144,6 @@ def _hashes(root: Path) -> list[Item]:
 
 
 def _sliced(place: Path) -> str:
-    from launcher.errors import ShardrunError
-    from sharding.common.text import counted
     from sharding.slices.manifest import read_manifest
 
     try:

@@ -13,7 +13,7 @@ import math
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -22,11 +22,9 @@ from launcher.common.files import write_file
 from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.signature import check_dims
 from ranks.common.tensors import as_text, is_extended, is_text
+from sharding.common.arrays import Array, DType
 from sharding.common.placeholders import placeholder
 from sharding.common.text import did_you_mean
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 
 class Spec(Protocol):

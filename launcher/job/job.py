@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.common.files import check_target
 from launcher.errors import ConfigError
 from launcher.inspection.reference import ModelReference, refer
+from launcher.job import precision
 from launcher.job.options import OF_STARTING, OPTIONS, Options
 from launcher.job.slicing import Slicing
 
@@ -50,8 +51,6 @@ class Job(Options):
                 f"{', '.join(given)}: {self.model} is sliced already; give the model itself to slice it anew"
             )
         if self.precision_mode is not None or self.execution_plan:
-            from launcher.job import precision
-
             precision.check(self)
         if self.key is not None:
             from launcher.job.decryption import check_key

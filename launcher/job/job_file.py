@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, Option
+from launcher.job.values import Setting
 from sharding.common.text import closest
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 
 SECTIONS = ("generate", "submit")
 """Keys that hold options of a command: each reads its own."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS, SLICING, Options, grouped
-from launcher.job.values import Switch
+from launcher.job.values import Setting, Switch
 from sharding.common.text import counted
 from sharding.demands.options import SliceOptions
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
 
 
 @dataclass(frozen=True)

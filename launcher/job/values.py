@@ -8,19 +8,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
+from sharding.errors import SliceError
 from sharding.slices.mesh import Mesh, parse_mesh
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Setting: TypeAlias = Any
-    """The value of an option: of the type that its field has, which its kind reads."""
-
+Setting: TypeAlias = Any
+"""The value of an option: of the type that its field has, which its kind reads."""
 MAX_TEXT = 4096
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -354,8 +351,6 @@ def parse_bytes(text: str) -> int:
 
 def parse_mesh_text(text: str) -> Mesh:
     """A mesh from text such as ``data=2,tensor=4``; raises `ConfigError`."""
-    from sharding.errors import SliceError
-
     try:
         return parse_mesh(text)
     except SliceError as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from launcher.errors import ConfigError, VerifyError
 from ranks.common.tensors import is_extended
+from sharding.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx
@@ -138,7 +139,6 @@ def check(comparisons: Sequence[Comparison], model: Path, archive: Path | None =
 def read_signature(model: Path, key: Key | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """The element types of a model's inputs and of its outputs by name, read without its weights; raises
     `ConfigError`."""
-    from sharding.errors import ModelError
     from sharding.importers.message import parse_without_weights
     from sharding.onnx_files.protobuf import MalformedError
 

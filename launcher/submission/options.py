@@ -8,15 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.job.options import described, table
-from launcher.job.values import Choice, File, Several, Switch, Text, Whole, Written, parse_bytes
+from launcher.job.values import Choice, File, Setting, Several, Switch, Text, Whole, Written, parse_bytes
 from sharding.common.bounds import MAX_RANKS, MAX_THREADS
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
 
 PLACE, SETUP, WATCH = "what the job gets", "what it runs in", "its name and log"
 """Titles of groups in ``--help``."""

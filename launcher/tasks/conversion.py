@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
+from sharding.errors import ModelError
 from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
@@ -271,7 +272,6 @@ def check_model(model: onnx.ModelProto, what: str, *, types: bool = False) -> No
     the elements that they get: exporters do not look at those of a network's inputs. Raises `ModelError`."""
     import onnx
 
-    from sharding.errors import ModelError
     from sharding.importers.opset import without_external
 
     if any(node.domain == MICROSOFT for node in model.graph.node):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.common.files import check_target
 from launcher.errors import ConfigError
 from launcher.job.job import Job
 from launcher.job.model import Check, Loadable, check_declared, opened, world_size
@@ -88,7 +90,6 @@ def eval_rank(job: Job, task: Task, identity: Identity) -> None:
 
 def _check_data(task: Task) -> None:
     """Raises `ConfigError` for data and metrics that are wrong whatever the model is."""
-    from launcher.common.files import check_target
     from ranks.evaluation.columns import find_shards
     from ranks.evaluation.errors import EvaluationError
     from ranks.evaluation.metrics import collect
@@ -142,8 +143,6 @@ def _evaluate(
 
 def finish(task: Task, report: Report, ranks: int) -> None:
     """Prints the metrics, and writes them to the report's file."""
-    import logging
-
     from launcher.common.report import human_seconds, print_table, say
     from ranks.evaluation.evaluate import odd
 

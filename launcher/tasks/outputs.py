@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.common.tensors import is_extended
+from sharding.common.arrays import Array
 from sharding.common.text import one_line, shortened
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 FIRST_VALUES = 4
 _LONGEST_TEXT = 20  # characters of a text that is shown

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from launcher.common.report import warn_unsplit
+from launcher.common.report import human_bytes, human_seconds, print_table, progress, say, warn_unsplit
 from launcher.errors import ConfigError
 from launcher.inspection.rank_models import STRATEGY
 from launcher.job import precision
 from launcher.job.job import Job
 from launcher.job.model import Opened, opened, reference_key, source_of, world_size
-from launcher.job.verify import check_signature
+from launcher.job.verify import check_signature, compare_outputs, run_reference
 from launcher.tasks.loading import join_group, start_group
+from ranks.identity.identity import identify
+from sharding.common.text import listed_collectives, reason_rows
 
 if TYPE_CHECKING:
     from launcher.inspection.signature import Signature
@@ -52,8 +56,6 @@ def external_identity(job: Job) -> Identity | None:
     """Which rank this process is, if something else started it; None if the job starts its own ranks."""
     if job.launcher not in {"auto", "external"}:
         return None
-    from ranks.identity.identity import identify
-
     identity = identify()
     if job.launcher == "auto" and (identity.world_size == 1 or job.rank_table is not None):
         return None
@@ -85,7 +87,6 @@ def run_group(job: Job, show: Show = "table") -> None:
         key = reference_key(job, source)
         if source is not None:
             check_signature(source, manifest.inputs, manifest.outputs, key)
-        from launcher.common.report import human_bytes, progress
         from launcher.group.told import places
 
         began = time.perf_counter()
@@ -210,8 +211,6 @@ def read_inputs(job: Job, manifest: Manifest) -> Arrays:
 
 def repeat(job: Job, run: Callable[[], Arrays]) -> Result:
     """Runs ``job.repeat`` times; the outputs are those of the last."""
-    from launcher.common.report import progress
-
     times: list[float] = []
     outputs: Arrays = {}
     with progress("running") as update:
@@ -233,7 +232,6 @@ def finish(  # noqa: PLR0917 - what a run gave
     show: Show = "table",
 ) -> None:
     """Prints the outputs and the summary, writes the outputs' file, and compares with the unsliced model."""
-    from launcher.common.report import print_table, say
     from launcher.tasks.outputs import ALIGN, COLUMNS, summarize
 
     shown = summarize(result.outputs)
@@ -268,9 +266,6 @@ def _print_json(
     shown: Sequence[Summary],
     compared: Sequence[Comparison] | None,
 ) -> None:
-    import json
-    from collections import Counter
-
     document = {
         "outputs": [item.to_json() for item in shown],
         "ranks": manifest.world_size,
@@ -288,9 +283,6 @@ def _print_json(
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     """What is worth knowing of a run, as (what, value)."""
     import statistics
-
-    from launcher.common.report import human_bytes
-    from sharding.common.text import listed_collectives, reason_rows
 
     held = [rank.weight_bytes for rank in manifest.ranks]
     # Of many ranks, the least and the most.
@@ -331,8 +323,6 @@ def compare(  # noqa: PLR0917 - what `finish` was given
 
     ``computed``: types that the ranks compute in, besides those of weights and outputs.
     """
-    from launcher.job.verify import compare_outputs, run_reference
-
     reference = run_reference(source, feeds, key=key, timeout=timeout)
     types = {weight.dtype for weight in manifest.weights.values()} | set(computed)
     return compare_outputs(result.outputs, reference, types)
@@ -340,8 +330,6 @@ def compare(  # noqa: PLR0917 - what `finish` was given
 
 def print_comparisons(comparisons: Sequence[Comparison], source: Path) -> None:
     """Prints how far every output is from that of the unsliced model."""
-    from launcher.common.report import print_table
-
     rows = [
         [c.name, f"{c.error:.2e}", f"{c.tolerance:g}", "ok" if c.good else "DIFFERS", c.note]
         for c in comparisons
@@ -354,6 +342,4 @@ def print_comparisons(comparisons: Sequence[Comparison], source: Path) -> None:
 
 def seconds(value: float) -> str:
     """A duration, readable."""
-    from launcher.common.report import human_seconds
-
     return human_seconds(value)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from ranks.errors import ShardError
 from ranks.models.part import Part
 from ranks.sessions.cut import Cut
 from ranks.sessions.nodes import POINT_TO_POINT
+from sharding.common.arrays import Array
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
-
-    Event: TypeAlias = Sequence[Any]
-    """A row of JSON, as `stuck` says."""
+Event: TypeAlias = Sequence[Any]
+"""A row of JSON, as `stuck` says."""
 
 _UINT8, _INT64 = 2, 7
 Said = TypeVar("Said")

@@ -31,6 +31,7 @@ from ranks.common import settings
 from ranks.errors import ModelError, ShardrunError
 from sharding.common.nearby import hint
 from sharding.onnx_files.external import locations, target_of
+from sharding.onnx_files.protobuf import MalformedError
 from sharding.slices.manifest import sha256_of
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
@@ -235,7 +236,6 @@ def _external_files(model: Path) -> list[str]:
     from google.protobuf.message import DecodeError
 
     from sharding.importers.message import parse_without_weights
-    from sharding.onnx_files.protobuf import MalformedError
 
     try:
         if not model.is_file():

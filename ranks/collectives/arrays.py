@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ranks.errors import CollectiveError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
-
+from sharding.common.arrays import Array
 
 # Name and code of every element type that collectives move; the extension types come from ml_dtypes.
 _NAMES = (

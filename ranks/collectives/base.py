@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ranks.errors import CollectiveError
+from sharding.common.arrays import DType
 
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    from sharding.common.arrays import DType
-
-    Buffer: TypeAlias = Any
-    """A numpy array or a torch tensor: only the memory that made it, and its backend, know which."""
-
+Buffer: TypeAlias = Any
+"""A numpy array or a torch tensor: only the memory that made it, and its backend, know which."""
 Groups = tuple[tuple[int, ...], ...]
 
 

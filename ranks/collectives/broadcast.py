@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ranks.collectives.base import Communicator
 from ranks.talk import wire
+from sharding.common.arrays import Array
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 # The first broadcast has this many bytes always, so that a small message takes one collective and no rank
 # has to be told a length first.

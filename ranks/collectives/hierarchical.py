@@ -14,11 +14,10 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranks.collectives import arrays
+from ranks.collectives import BACKENDS, arrays, choose
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.shm.communicator import ShmCommunicator
@@ -26,9 +25,7 @@ from ranks.collectives.shm.communicator import connect as connect_host
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError, PeerLostError
 from ranks.identity.place import Identity
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array, DType
 
 _IN_PARTS = 64 << 10  # bytes from which every rank of a host exchanges a part of the sum
 _LATER = 2.0  # seconds: who waits for a rank of the own host names it before the other hosts' time is over
@@ -243,8 +240,6 @@ def connect(identity: Identity, timeout: float) -> Communicator:
 
     Where no two do, the group is the flat one, by MPI or Gloo.
     """
-    from ranks.collectives import BACKENDS, choose
-
     besides = [name for name, item in BACKENDS.own().items() if item.nested or not item.spans_hosts]
     flat = BACKENDS[choose(identity, besides=besides)].connect(identity, timeout + _LATER)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from ranks.collectives import arrays
 from ranks.collectives.base import Communicator
 from ranks.common import forks
 from ranks.errors import CollectiveError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 _PIECE = 1 << 30  # bytes of one message: libraries count elements in 32 bits
 _GATHERED = 4 << 20  # bytes of each rank that are held at a time where sums are made here

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ranks.collectives.base import Communicator, Groups
+from ranks.collectives.base import Buffer, Communicator, Groups
 from ranks.errors import CollectiveError
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
 
 
 class SingleCommunicator(Communicator):

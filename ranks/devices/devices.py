@@ -9,18 +9,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
 from ranks.devices.linked import needed
 from ranks.devices.providers import CANN, CPU, CUDA, TENSORRT
 from ranks.errors import DeviceError
+from ranks.identity.place import Identity
 from sharding.common.limits import HOLD_LESS
 from sharding.common.text import human_bytes
-
-if TYPE_CHECKING:
-    from ranks.identity.place import Identity
 
 _CUDA_DRIVER = "libcuda.so.1"
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ranks.evaluation.errors import EvaluationError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array, DType
 
 _BEYOND = 2.0**63
 

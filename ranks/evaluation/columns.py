@@ -12,18 +12,16 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
 from ranks.evaluation.compressed import check_member, check_memory
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.npy import MAX_HEADER, read_header
+from sharding.common.arrays import Array, DType
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import placeholder
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.common.tensors import OBJECT, TensorSpec, as_text, is_extended, is_text
 from ranks.evaluation.columns import Header, Shard, find_shards, readable
 from ranks.evaluation.errors import EvaluationError
+from sharding.common.arrays import Array
 from sharding.common.text import did_you_mean
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 Feeds = dict[str, "Array"]
 LABELS = ("label", "labels", "target", "targets", "y")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -18,12 +18,9 @@ from ranks.errors import ShardrunError
 from ranks.evaluation.classes import has_nan
 from ranks.evaluation.data import Batch, Stored, fixed_batch, given_batches, padded
 from ranks.evaluation.errors import EvaluationError
-from ranks.evaluation.metrics import Metric, collect
+from ranks.evaluation.metrics import Metric, Wanted, collect
+from sharding.common.arrays import Array
 from sharding.common.text import did_you_mean
-
-if TYPE_CHECKING:
-    from ranks.evaluation.metrics import Wanted
-    from sharding.common.arrays import Array
 
 Predict = Callable[[dict[str, "Array"]], Mapping[str, "Array"]]
 DEFAULT_BATCH = 32

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from ranks.evaluation.classes import among_best, is_number, predicted, scores_and_labels
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.names import GROUP, OF_CLASSES, OF_NUMBERS, names
+from sharding.common.arrays import Array
 from sharding.common.registry import entry_points, load
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
-
-    Wanted: TypeAlias = (
-        "str | Callable[..., object] | Metric | Sequence[object] | Mapping[str, object] | set[str]"
-    )
-    """Metrics as a user names them."""
+Wanted: TypeAlias = (
+    "str | Callable[..., object] | Metric | Sequence[object] | Mapping[str, object] | set[str]"
+)
+"""Metrics as a user names them."""
 
 
 class Metric(Protocol):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
+from sharding.common.arrays import DType
 
 MAX_HEADER = 65536
 """In bytes."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.common.notice import warn_once, warn_user
+from ranks.devices.providers import CPU
 from ranks.errors import IdentityError, ModelError, ShardrunError, WeightsError
 from ranks.lite.built import Built
 from ranks.lite.options import config, precision_options
@@ -337,7 +338,6 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 def joined(recipe: Recipe, sharing: Sharing) -> Recipe:
     """The recipe of a group's model, with which it shares what the group shares."""
-    from ranks.devices.providers import CPU
     from ranks.sessions import arena
     from ranks.weights.prepared.store import default_store
     from ranks.weights.shared.owned import NoStore

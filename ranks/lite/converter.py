@@ -17,6 +17,7 @@ from ranks.lite.options.content import exists
 from ranks.lite.options.conversion_options import ConverterOptions, check_config_info, key_of
 from ranks.lite.options.errors import runtime_error
 from ranks.lite.options.types import DataType, FmkType, ModelType
+from sharding.importers.padded_pooling import keep_zeros
 
 if TYPE_CHECKING:
     import onnx
@@ -143,7 +144,6 @@ class Converter(ConverterOptions):
             return _Read(*import_program(path, OPSETS[0]))
         if format_of(path) == "onnx":
             from sharding.importers import onnx_file
-            from sharding.importers.padded_pooling import keep_zeros
 
             model = onnx_file.read(path)
             keep_zeros(model)

@@ -7,15 +7,19 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ranks.common.notice import warn_user
+from ranks.devices.providers import CPU
 from ranks.errors import ShardrunError
 from ranks.lite import membership
+from ranks.lite.build import is_cut, plan
 from ranks.lite.membership import Sharing
 from ranks.lite.model import Model
+from ranks.lite.options import config
 from ranks.lite.options.check import check_isinstance, check_sequence, integers
 from ranks.lite.options.content import content_of, is_there, not_there
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.types import ModelType
+from ranks.models.imported import naming
 from sharding.common.encryption import ENCRYPTED
 
 if TYPE_CHECKING:
@@ -194,11 +198,7 @@ class ModelGroup:
     def _measured(
         self, path: str, model_type: ModelType, context: Context, shapes: Mapping[str, Sequence[int]]
     ) -> int | None:
-        from ranks.devices.providers import CPU
-        from ranks.lite.build import is_cut, plan
-        from ranks.lite.options import config
         from ranks.lite.workspace import Job, measure
-        from ranks.models.imported import naming
         from ranks.sessions.session import default_threads
 
         if content_of(path) == ENCRYPTED:

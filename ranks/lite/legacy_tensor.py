@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from ranks.common.notice import deprecated
 from ranks.lite.options.check import check_isinstance, list_of_integers
-
-if TYPE_CHECKING:
-    from ranks.lite.options.types import DataType, Format
+from ranks.lite.options.types import DataType, Format
 
 
 class LegacyTensorMethods:
@@ -45,8 +43,6 @@ class LegacyTensorMethods:
 
     def set_data_type(self, data_type: DataType) -> None:
         """Deprecated: the property ``dtype``."""
-        from ranks.lite.options.types import DataType
-
         deprecated("set_data_type()", "dtype")
         check_isinstance("data_type", data_type, DataType)
         self.dtype = data_type
@@ -68,8 +64,6 @@ class LegacyTensorMethods:
 
     def set_format(self, tensor_format: Format) -> None:
         """Deprecated: the property ``format``."""
-        from ranks.lite.options.types import Format
-
         deprecated("set_format()", "format")
         check_isinstance("tensor_format", tensor_format, Format)
         self.format = tensor_format

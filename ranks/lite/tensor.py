@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.lite.legacy_tensor import LegacyTensorMethods
 from ranks.lite.options.check import check_isinstance, checked_shape
 from ranks.lite.options.types import DataType, Format, from_numpy, to_numpy
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 __all__ = ["DataType", "Format", "Tensor", "TensorMeta"]
 

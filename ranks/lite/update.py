@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ranks.errors import WeightsError
 from ranks.lite.tensor import Tensor
 from ranks.weights.updated.values import Given, Pair
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 _FORM = "Give a list that holds one list (or tuple) of Tensor."
 _LISTED = 8  # names that an error shows

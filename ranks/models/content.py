@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ranks.cache.folder import fingerprint, remembered_hash, size_of_files
 from ranks.errors import ModelError
 from sharding.onnx_files.external import entries, locations
+from sharding.onnx_files.protobuf import MalformedError, without_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -46,8 +47,6 @@ def size_of(model: bytes | Path) -> int:
 def _parsed(model: bytes) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
-
-    from sharding.onnx_files.protobuf import MalformedError, without_weights
 
     message = onnx.ModelProto()
     try:

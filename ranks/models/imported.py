@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardrunError
+from sharding.common.encryption import Key
 from sharding.common.storage import why_unwritable
+from sharding.importers import import_model
 from sharding.importers.sniff import format_of, is_imported
-
-if TYPE_CHECKING:
-    from sharding.common.encryption import Key
 
 
 def as_onnx(path: str | Path, timeout: float | None = None) -> Path:
@@ -88,7 +86,6 @@ def folder_to_decrypt(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def decrypted(path: str | Path, key: Key) -> Iterator[Path]:
     """An encrypted model as an ONNX file that is there inside only, for its owner alone to read."""
-    from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path, key=key)
@@ -120,7 +117,6 @@ def _name(path: Path) -> str:
 
 def _convert(path: Path, output: Path) -> None:
     from ranks.cache.durable import flush
-    from sharding.importers import import_model
     from sharding.importers.write import write_onnx
 
     model = import_model(path)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ranks.cache.locks import hold
 from ranks.common.tensors import Dim, element_dtype
 from ranks.errors import ModelError, ShardError
@@ -213,8 +215,6 @@ def bytes_of(tensor: onnx.TensorProto, path: Path) -> memoryview:
     length = _tensor_bytes(tensor) if told is None else told
     if length == 0:
         return memoryview(b"")
-    import numpy as np
-
     return np.memmap(path.parent / location, np.uint8, "r", offset, (length,)).data
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Buffer, Communicator
 from ranks.collectives.buffers import Memory, Shape
 from ranks.errors import ModelError
 from ranks.run.point_to_point import Mail
 from ranks.sessions.cut import Collective
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
 
 
 class Exchanges:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ranks.agreement.handshake import gather_json
+from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory
 from ranks.errors import DeviceError
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Communicator
-
 
 log = logging.getLogger(__name__)
 

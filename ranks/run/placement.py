@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ranks.common import settings
 from ranks.common.notice import warn_once
 from ranks.devices.providers import CANN, CPU, CUDA, SUFFIX, TENSORRT
 from ranks.precision import modes
-from ranks.precision.request import Asked
+from ranks.precision.request import Asked, Precision
 from ranks.sessions import engines
-
-if TYPE_CHECKING:
-    from ranks.precision.request import Precision
 
 
 @dataclass(frozen=True)

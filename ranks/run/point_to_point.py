@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranks.collectives.base import Communicator
+from ranks.collectives.base import Buffer, Communicator
 from ranks.collectives.buffers import Memory, Shape
 from ranks.common.tensors import element_dtype
 from ranks.errors import CollectiveError, ModelError
 from ranks.sessions.cut import Collective
 from ranks.sessions.nodes import MAX_AXES
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
 
 _INT64, _UINT8 = 7, 2
 _NUMBERS = 3 + MAX_AXES

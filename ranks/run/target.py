@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ranks.collectives import target_of
+from ranks.collectives.base import Communicator
 from ranks.common import settings
 from ranks.common.targets import TARGETS, unknown
+from ranks.devices import devices
 from ranks.errors import DeviceError
+from ranks.identity.place import Identity
+from ranks.precision.request import Asked
 from ranks.run import executor, group, placement
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ranks.collectives.base import Communicator
-    from ranks.identity.place import Identity
-    from ranks.precision.request import Asked
-    from ranks.run.rank_model import RankModel
+from ranks.run.rank_model import RankModel
 
 
 def load(
@@ -52,8 +49,6 @@ def load(
         options = executor.LoadOptions(timeout=timeout, keep=keep)
         model = executor.load(path, communicator=host, threads=threads, precision=precision, options=options)
         return host, model
-
-    from ranks.devices import devices
 
     if target == "gpu":
         device = devices.number_of(identity, devices.visible())

@@ -7,16 +7,12 @@ ONNX Runtime GenAI.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.common.tensors import TensorSpec
+from sharding.common.arrays import Array
 from sharding.slices.state_names import TOKENS
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
-
 
 MASKS = frozenset({"attention_mask", "decoder_attention_mask"})
 POSITIONS = frozenset({"position_ids", "decoder_position_ids"})

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import Memory
-from ranks.common.tensors import TensorSpec, element_number
+from ranks.common.tensors import ELEMENT_TYPES, TensorSpec, element_number
 from ranks.errors import ModelError
+from sharding.common.arrays import Array
 from sharding.slices.placement import Split, parse_placement
 from sharding.slices.state import StatePair
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 def split_of(pair: StatePair) -> Split | None:
@@ -95,8 +92,6 @@ class Gatherer:
 
 
 def _element(array: Array) -> int:
-    from ranks.common.tensors import ELEMENT_TYPES
-
     for ort_name, (_, numpy_name) in ELEMENT_TYPES.items():
         if array.dtype.name == numpy_name:
             return element_number(f"tensor({ort_name})") or 0

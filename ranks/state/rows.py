@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from ranks.errors import ShardrunError
 from ranks.state.feeds import MASKS, POSITIONS, spread
 from ranks.state.sequence import SequenceState
 from ranks.state.session import INTERRUPTED, Host, Known, Session
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ranks.collectives.base import Buffer
 from ranks.collectives.buffers import Memory, Shape, nbytes
 from ranks.errors import ShardrunError
 from sharding.slices.state import StatePair
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
-
 
 FIRST_CAPACITY = 64
 """Positions that a buffer has room for at first; it doubles from there on."""

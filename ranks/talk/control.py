@@ -11,18 +11,14 @@ import socket
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ranks.common.settings import CONTROL, SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.talk import unix, wire
 from ranks.talk.stream import Stream
+from sharding.common.arrays import Array
 from sharding.common.limits import HOLD_LESS, shortage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sharding.common.arrays import Array
 
 SCRATCH_PREFIX = "shardrun-"
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank

@@ -26,20 +26,16 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ranks.errors import ShardrunError
 from ranks.talk import area
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array, DType
 
 MAGIC = b"shrd"
 VERSION = 1

@@ -1,6 +1,6 @@
 """Types of arrays whose elements are known only once a file or a message has been read.
 
-Nothing of it is there when the program runs: what imports it for annotations does not import numpy.
+When the program runs they say nothing: what imports them for annotations does not import numpy.
 """
 
 from __future__ import annotations
@@ -15,3 +15,5 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
     DType: TypeAlias = np.dtype[Any]
+else:
+    Array = DType = object

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 
 @functools.cache  # each manifest has it, and the package's data takes milliseconds to read
 def version() -> str:
     """The installed version, or that of the source tree when it runs without being installed."""
     from importlib import metadata
-    from pathlib import Path
 
     try:
         return metadata.version("shardrun")

@@ -10,25 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.common.attributes import integers
 from sharding.graph.symbols import MADE_UP, is_made_up
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product, quotient
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from sharding.common.arrays import Array
-
-    Known: TypeAlias = Array
-    """Object array of at most one axis."""
-    Element: TypeAlias = "int | str | Above | None"
-    """A number, a symbol for a length, what is known to be above a length, or nothing that is known."""
-    Operation: TypeAlias = Callable[[Mapping[str, object], Sequence[Known | None]], Known | None]
+Known: TypeAlias = Array
+"""Object array of at most one axis."""
+Element: TypeAlias = "int | str | Above | None"
+"""A number, a symbol for a length, what is known to be above a length, or nothing that is known."""
+Operation: TypeAlias = Callable[[Mapping[str, object], Sequence[Known | None]], Known | None]
 
 MAX_ELEMENTS = 64
 LEAST = f"{MADE_UP}least_"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from sharding.common.encryption import Key
 from sharding.errors import ModelError
 from sharding.importers.format import HEAD
-
-if TYPE_CHECKING:
-    from sharding.common.encryption import Key
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 
 class Tensor(Protocol):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from sharding.common.arrays import Array
 from sharding.common.attributes import integer
 from sharding.rules.base import Dim, NodeView
 from sharding.slices.placement import REPLICATED, Placement, Split
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,15 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.common.attributes import integer, integers
 from sharding.rules.base import Dim
 from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import ELEMENTWISE, UNARY
 from sharding.rules.products import length_of, product
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from sharding.common.arrays import Array, DType
 from sharding.slices.placement import Placement
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 Dim = int | str | None
 """An axis length: known, a symbol (equal symbols are equal lengths), or unknown."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
+from sharding.common.arrays import Array, DType
 from sharding.common.attributes import integer
 from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 Shape = Sequence[Dim]
 ALLOW_ZERO = 14

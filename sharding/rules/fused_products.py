@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -51,8 +52,6 @@ def fused_matmul_activation(node: NodeView) -> list[Option]:
 
 def _newest(node: NodeView) -> NodeView:
     """The node with the standard's newest version: its own counts another domain's."""
-    from dataclasses import replace
-
     return replace(node, version=13)
 
 

@@ -8,10 +8,10 @@ axis.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.common.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
@@ -26,9 +26,6 @@ from sharding.rules.common import (
 )
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Split
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 MOD_OPSET = 10
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from sharding.common.arrays import Array
 from sharding.common.attributes import integer
 from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import Partial, Placement, Split
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
 """Attributes of attention operators that count heads."""

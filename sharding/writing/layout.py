@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sharding.common.storage import PAGE
 from sharding.graph.fold import SMALL_ELEMENTS
+from sharding.onnx_files.tensors import WeightTensor
 from sharding.planning.plan import Plan
+from sharding.planning.rank_graph import RankGraph
 from sharding.slices.placement import Placement, Split, held_bytes
-
-if TYPE_CHECKING:
-    from sharding.onnx_files.tensors import WeightTensor
-    from sharding.planning.rank_graph import RankGraph
 
 INLINE_BYTES = 1024
 """Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""

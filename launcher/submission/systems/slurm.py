@@ -6,7 +6,6 @@ import glob
 import re
 import shlex
 import signal
-from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.values import absolute
@@ -14,12 +13,9 @@ from launcher.starters import marks
 from launcher.submission.base import JobSystem, Phase, Status, Submission, System
 from launcher.submission.command import check_files, command, contained, setup
 from launcher.submission.mpi import kind_of_mpi
-from launcher.submission.options import SUBMIT, written_time
+from launcher.submission.options import SUBMIT, SubmitOptions, written_time
 from launcher.submission.tails import FileTail
 from ranks.common import sources
-
-if TYPE_CHECKING:
-    from launcher.submission.options import SubmitOptions
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*~^()\[\]-]+", re.ASCII)
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|ExitCode)=(\S+)")

@@ -20,15 +20,12 @@ import resource
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.errors import CollectiveError
+from sharding.common.arrays import Array, DType
 from sharding.common.storage import PAGE
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 SLOT = 1 << 20
 MAIL = 1 << 16

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +29,7 @@ from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.common import limits
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array, DType
 
 _BROADCAST_PIECE = 256 << 10  # bytes: the root writes the next piece while the others copy this one
 

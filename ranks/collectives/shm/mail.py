@@ -8,7 +8,6 @@ Where the arena is full, a large message goes in pieces.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from ranks.collectives import arrays
 from ranks.collectives.shm.area import LINE, MAIL, PLACES, Area
 from ranks.collectives.shm.phases import Phases, say
 from ranks.collectives.shm.sync import STEP, signature
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 _HERE = (1 << 64) - 1  # instead of an offset in the arena: the piece lies in the pair's place
 _MOST_SPARE = 8  # buffers kept for later messages

@@ -7,16 +7,14 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ranks.collectives.host import FORKED
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import Area
 from ranks.collectives.shm.sync import STEP, Waiter, fence
 from ranks.errors import CollectiveError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 DIRECT = 128 << 10  # bytes from which buffers in shared memory are worked on where they are
 _NOWHERE = (1 << 64) - 1

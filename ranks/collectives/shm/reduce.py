@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.collectives import arrays
 from ranks.collectives.shm.phases import DIRECT, Phases, What, say
 from ranks.collectives.shm.sync import STEP, signature
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 _WHOLE = 32 << 10  # bytes up to which more than two ranks each add everything, instead of a part each
 _PIECE = 512 << 10  # bytes of a piece of a large message: what two ranks work on stays in their caches

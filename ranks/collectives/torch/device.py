@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
-from ranks.collectives.base import Communicator, Groups
+from ranks.collectives.base import Buffer, Communicator, Groups
 from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import is_loss, translate
 from ranks.collectives.torch.group import Membership
+from ranks.collectives.torch.protocols import Device, Tensor, Work
 from ranks.collectives.torch.types import moved, raw, summed, torch_type
 from ranks.devices import devices
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
+from sharding.common.arrays import DType
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
-    from ranks.collectives.torch.protocols import Device, Tensor, Work
-    from sharding.common.arrays import DType
 
 _TESTS = 2000  # of an operation before the processor is offered to others
 _AWAKE = 1e-3  # seconds before the first sleep

@@ -8,7 +8,7 @@ whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.host import CLOSED, HostCommunicator, What
@@ -17,10 +17,8 @@ from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
 from ranks.errors import DeviceError
 from ranks.identity.place import Identity
+from sharding.common.arrays import Array
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 class GlooCommunicator(HostCommunicator):

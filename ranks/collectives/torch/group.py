@@ -13,21 +13,19 @@ from datetime import timedelta
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ranks.collectives.base import Groups
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
+from ranks.collectives.torch.protocols import Abortable, Device, Store
 from ranks.collectives.torch.store import News, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from ranks.collectives.torch.protocols import Abortable, Device, Store
 
 _LOOPBACK = "lo"
 _INTERFACES = {

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranks.collectives.base import Communicator, Groups
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Buffer
-    from ranks.collectives.buffers import Memory
-    from sharding.common.arrays import Array
+from ranks.collectives.base import Buffer, Communicator, Groups
+from ranks.collectives.buffers import Memory
+from sharding.common.arrays import Array
 
 _ROUND = 1 << 16  # bytes: blocks grow in multiples, so that the next larger value often fits
 

@@ -8,15 +8,12 @@ import socket
 import time
 from datetime import timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from ranks.collectives.torch.protocols import Store
 
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8

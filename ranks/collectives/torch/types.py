@@ -6,15 +6,12 @@ They move bytes of any type. They add some: not 16-bit integers, and unsigned on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ranks.collectives.arrays import CODES, NOT_SUMMED
+from ranks.collectives.torch.protocols import Tensor
 from ranks.common.tensors import ELEMENT_TYPES
 from ranks.errors import CollectiveError
 from sharding.importers import torch_import
-
-if TYPE_CHECKING:
-    from ranks.collectives.torch.protocols import Tensor
 
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 """By its bytes, a type of torch for which every device has all that moves elements."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
+from sharding.common.arrays import DType
 
 __all__ = ["DataType", "FmkType", "Format", "ModelType"]
 

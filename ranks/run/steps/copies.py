@@ -7,15 +7,12 @@ stays where it is, also in a batch of rows of other sessions: so a batch keeps a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.errors import ShardrunError
 from ranks.run.schedule import Schedule, joined
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 Owners = tuple[int, ...]
 """The copy that has each row, in the rows' order."""

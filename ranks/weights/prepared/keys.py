@@ -7,16 +7,13 @@ import hashlib
 import json
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
 from ranks.cache.weight_entry import FORMAT
 from ranks.models.content import content_hash
 from ranks.sessions import session
-
-if TYPE_CHECKING:
-    from ranks.sessions.session import SessionConfig
+from ranks.sessions.session import SessionConfig
 
 _GRAPHS = 2
 """Which way prepared graphs are written: another makes other entries, and leaves those that there are."""

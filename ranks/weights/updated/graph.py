@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import onnx
+
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
 from ranks.sessions.nodes import describe, is_collective, is_constant, reads
@@ -77,8 +79,6 @@ def _take(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]) -
         )
     items, index, tensor = places[0]
     if element_dtype(tensor.data_type).hasobject:
-        import onnx
-
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise ModelError(f"The weight {name!r} of {file} has the type {kind}, which cannot be variable.")
     result = type(tensor)()
@@ -221,8 +221,6 @@ class _Divider:
         """The model that computes these values from the variable weights."""
         if not outputs:
             return None
-        import onnx
-
         source = self.model
         needed, waiting = set(outputs), list(outputs)
         while waiting:
@@ -246,8 +244,6 @@ class _Divider:
     def _feeds(self, crossing: Sequence[str], kept: list[onnx.NodeProto], names: Names) -> dict[str, str]:
         """Inputs for these values. One that is an output of the model or exchanged between ranks, so that it
         must be computed, is given by another name and passed on."""
-        import onnx
-
         computed = {value.name for value in self.model.graph.output}
         computed.update(name for node in kept if is_collective(node) for name in node.input)
         feeds = {}
@@ -261,8 +257,6 @@ class _Divider:
 
 def input_of(name: str, tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
     """A graph input of a tensor's type and shape."""
-    import onnx
-
     return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
 
 

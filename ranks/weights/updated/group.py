@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from ranks.agreement import handshake
+from ranks.collectives.base import Communicator
 from ranks.collectives.broadcast import Spreader
+from ranks.collectives.buffers import Memory
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
 from ranks.weights.updated.parts import Whole
@@ -24,11 +26,7 @@ from ranks.weights.updated.values import (
     number_of,
 )
 from ranks.weights.updated.variable import Prepared, VariableWeights
-
-if TYPE_CHECKING:
-    from ranks.collectives.base import Communicator
-    from ranks.collectives.buffers import Memory
-    from sharding.common.arrays import Array
+from sharding.common.arrays import Array
 
 _CHUNK = 64 << 20  # bytes of a weight that are sent at once
 

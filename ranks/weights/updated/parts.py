@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError, ShardError
-from ranks.weights.updated.values import Spec
+from ranks.weights.updated.values import Spec, number_named
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ class _Finder:
         )
 
     def _spec(self, name: str) -> Spec:
-        from ranks.weights.updated.values import number_named
-
         assert self.manifest is not None
         entry = self.manifest.weights[name]
         number = number_named(entry.dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
 import onnxruntime as ort
 
 from ranks.common import forks
@@ -342,8 +343,6 @@ def mark(
 
     Raises `ModelError` for names that are no weights of the model or cannot be variable.
     """
-    import onnx
-
     divided = divide(model, names, file, products=device[0] == "cpu")
     preparation: Preparation | None = None
     prepared: dict[str, Feed] = {}

@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array, DType
 from sharding.common.registry import Names, Registry
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 CHUNK = 8 << 20
 MOST_AXES = 64

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sharding.common.encryption import unneeded
+from sharding.common.encryption import Key, unneeded
 from sharding.common.nearby import hint, shown
 from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import torch_file
 from sharding.importers.checkpoints.base import FORMATS, Checkpoint
-
-if TYPE_CHECKING:
-    from sharding.common.encryption import Key
 
 Kind = str
 """The name of one of `FORMATS`; ``program``: torch.export's ``.pt2``; ``script``: TorchScript; or

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.checkpoints.rename import MAPS, Rule, rename_all
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 NOT_NEEDED = "num_batches_tracked"
 """A counter of torch's batch normalization, which inference does not read and others do not have."""
@@ -172,8 +170,6 @@ def _hint(checkpoint: Checkpoint, targets: Mapping[str, Target], rules: Sequence
     options: list[tuple[str, Sequence[Rule]]] = [(name, (*rules, *MAPS[name])) for name in MAPS]
     names = list(rename_all(checkpoint.entries, rules))
     for text, prefix, new in _prefixes(names, targets):
-        import re
-
         options.append((text, (*rules, Rule(re.compile(f"^{re.escape(prefix)}"), new))))
     for text, candidate in options:
         loose = text == "mindspore"

@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.common.text import human_bytes, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.checkpoints.base import Checkpoint, Entry, check_entry, special_dtype, unique
 from sharding.importers.mapped import mapped
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 MOST_HEADER = 100_000_000
 """Bytes of a header: the limit of the format's own library."""

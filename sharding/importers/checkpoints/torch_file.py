@@ -12,17 +12,14 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import Checkpoint, Entry, bytes_of, check_entry, special_dtype
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """How files begin that torch wrote before 1.6: a pickled magic number."""

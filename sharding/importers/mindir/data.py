@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.errors import ModelError
 from sharding.importers.mindir.container import Container
 from sharding.importers.mindir.dtypes import ValueProblem, tensor_dtype
 from sharding.importers.mindir.values import byte_count, check_plain, lengths
 from sharding.onnx_files.external import file_of, find_data
 from sharding.onnx_files.protobuf import IN_MODEL_FILE
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.primitives.base import Value
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 FOLDED = 4096
 """Results with at most this many elements are computed at once where all inputs are constants."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array, DType
 from sharding.importers.mindir.primitives.base import Shape, TensorType, Value
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 
 def described(value: Value) -> str:

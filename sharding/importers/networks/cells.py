@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharding.errors import ModelError, OptionError
-from sharding.importers.checkpoints.base import Checkpoint, cast
+from sharding.importers import import_model
+from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.arguments import in_order
@@ -56,8 +57,6 @@ def export_cell(
     no form in ONNX.
     """
     mindspore = need("mindspore", f"{what} is a mindspore.nn.Cell")
-    from sharding.importers import import_model
-
     if not inputs:
         raise OptionError(f"{what}: give its inputs with --input NAME:SHAPE[:DTYPE].")
     inputs = in_order(cell, inputs, what)
@@ -95,7 +94,5 @@ def _symbols(model: onnx.ModelProto, inputs: Sequence[Input]) -> Mapping[str, st
 
 
 def _dtype(parameter: Any) -> DType:
-    from sharding.importers.checkpoints.base import special_dtype
-
     text = str(parameter.dtype).lower()
     return special_dtype("bfloat16") if text == "bfloat16" else np.dtype(text.rstrip("_"))

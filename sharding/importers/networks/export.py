@@ -16,6 +16,7 @@ import numpy as np
 from sharding.errors import ModelError, OptionError
 from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import CHUNK, bytes_of
+from sharding.importers.checkpoints.torch_file import as_array
 from sharding.importers.networks.arguments import are_named, arguments_of, before_variadic
 from sharding.importers.networks.factory import described
 from sharding.importers.networks.inputs import Input, example_lengths
@@ -36,8 +37,6 @@ class HeldWeight:
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes in pieces of a few MB."""
-        from sharding.importers.checkpoints.torch_file import as_array
-
         tensor = self.tensor
         data = bytes_of(
             as_array(tensor, "A weight") if hasattr(tensor, "detach") else np.ascontiguousarray(tensor)

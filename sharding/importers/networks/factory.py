@@ -17,7 +17,7 @@ from sharding.common.nearby import hint, is_address
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError, OptionError
 from sharding.importers import torch_import
-from sharding.importers.networks.inputs import Input
+from sharding.importers.networks.inputs import Input, parse_input
 from sharding.importers.networks.packages import need
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -132,8 +132,6 @@ def _kind(made: Any, text: str) -> Literal["torch", "mindspore"]:
 
 def _own_inputs(made: Any) -> list[Input]:
     """Inputs that the network states: ``example_inputs``, texts as ``--input`` takes them."""
-    from sharding.importers.networks.inputs import parse_input
-
     stated = getattr(made, "example_inputs", None)
     if not isinstance(stated, (list, tuple)) or not all(isinstance(item, str) for item in stated):
         return []

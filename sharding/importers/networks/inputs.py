@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from sharding.common.arrays import Array
 from sharding.errors import OptionError
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 DTYPES = (

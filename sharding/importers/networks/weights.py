@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array, DType
 from sharding.errors import ModelError
 from sharding.importers import torch_import
 from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.factory import Network, described
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 
 def targets_of(module: Any) -> dict[str, Target]:

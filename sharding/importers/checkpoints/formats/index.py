@@ -6,11 +6,10 @@ from pathlib import Path
 
 from sharding.importers.checkpoints import sharded
 from sharding.importers.checkpoints.base import Checkpoint, CheckpointFormat
+from sharding.importers.checkpoints.files import open_part
 
 
 def _read(path: Path) -> Checkpoint:
-    from sharding.importers.checkpoints.files import open_part
-
     return sharded.read(path, open_part)
 
 

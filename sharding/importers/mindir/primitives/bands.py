@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 

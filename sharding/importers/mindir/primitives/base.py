@@ -33,14 +33,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 
+from sharding.common.arrays import Array, DType
 from sharding.importers.mindir.dtypes import ValueProblem, dtype_of_id
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
 
 Shape = tuple["int | None", ...]
 

@@ -7,10 +7,11 @@ What is linear is done to both parts alike; a product, a quotient and the like h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
@@ -19,12 +20,10 @@ from sharding.importers.mindir.primitives.base import (
     Primitive,
     RefusedError,
     Value,
+    element_type,
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 _LINEAR = frozenset(
     {
@@ -204,8 +203,6 @@ def _exponential(b: Builder, x: Operand) -> Value:
 
 
 def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
-    from sharding.importers.mindir.primitives.base import element_type
-
     wanted = element_type(dtype)
     if not isinstance(x, ComplexValue):
         return made(*parts_of(b, x)) if wanted.kind == "c" else b.cast(b.value(x), wanted)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
@@ -32,9 +32,6 @@ from sharding.importers.mindir.primitives.operands import (
     result_type,
     scalar,
 )
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array
 
 
 @primitive("Fill")

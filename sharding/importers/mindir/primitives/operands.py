@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives import base
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
+from sharding.common.arrays import Array
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
@@ -16,11 +17,6 @@ from sharding.importers.mindir.primitives.base import (
     table,
 )
 from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sharding.common.arrays import Array
 
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: Mapping[str, object]) -> Value:

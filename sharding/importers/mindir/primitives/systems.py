@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.decompositions import (
@@ -33,9 +33,6 @@ from sharding.importers.mindir.primitives.steps import (
     turned,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sharding.common.arrays import DType
 
 
 def _triangle(b: Builder, x: Value, lower: Operand, unit: Operand = False) -> Value:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import Any, TypeAlias, Union
 
 from sharding.importers.mindir.primitives.base import Value
 from sharding.importers.mindir.tracing.memory import Memory
 
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    Traced: TypeAlias = Any
-    """What a name of a program stands for: an `Operand`, a type, a graph (`Closure`), one of two (`Choice`).
-    The program decides which; what takes it refuses what does not fit."""
+Traced: TypeAlias = Any
+"""What a name of a program stands for: an `Operand`, a type, a graph (`Closure`), one of two (`Choice`).
+The program decides which; what takes it refuses what does not fit."""
 
 
 @dataclass(frozen=True)

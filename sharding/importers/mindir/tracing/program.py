@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir import messages
+from sharding.importers.mindir import messages
 
 REFERENCE = "REF::"
 PASSING = frozenset({"Depend", "Load"})

@@ -5,17 +5,12 @@ They are evaluated while the program is followed, and add at most a choice to th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value
 from sharding.importers.mindir.tracing.memory import contents
-from sharding.importers.mindir.tracing.outcomes import RAISED, Branch, Choice, Closure, Done
+from sharding.importers.mindir.tracing.outcomes import RAISED, Branch, Choice, Closure, Done, Traced
 from sharding.importers.mindir.tracing.trace import Tracer
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir.tracing.outcomes import Traced
 
 
 def _first(tracer: Tracer, operands: list[Traced]) -> Traced:

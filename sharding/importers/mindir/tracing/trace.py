@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.importers.mindir import values
+from sharding.importers.mindir import messages, values
 from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.primitives.base import (
@@ -31,13 +30,9 @@ from sharding.importers.mindir.primitives.complex_numbers import converted, hold
 from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
 from sharding.importers.mindir.tracing.effects import PERSISTENT, effects, writes_after
 from sharding.importers.mindir.tracing.memory import Memory, contents, detached, is_writing, storage
-from sharding.importers.mindir.tracing.outcomes import Branch, Choice, Closure, Done, Outcome, Tail
+from sharding.importers.mindir.tracing.outcomes import Branch, Choice, Closure, Done, Outcome, Tail, Traced
 from sharding.importers.mindir.tracing.program import PASSING, Graph, Prim, Program
 from sharding.importers.mindir.tracing.result_types import settled
-
-if TYPE_CHECKING:
-    from sharding.importers.mindir import messages
-    from sharding.importers.mindir.tracing.outcomes import Traced
 
 MOST_NODES = 20_000
 """Uses of primitives in a small file, calls followed; in a large one `MOST_CALLS` times those it has."""
