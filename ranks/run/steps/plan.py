@@ -51,6 +51,8 @@ class Plan:
 
     values: Values
     levels: list[Level]
+    late: dict[str, list[Callable[[], object] | Collective]] = field(default_factory=dict)
+    """Exchanges of results that a step may do without, by these."""
 
 
 class Planner:
@@ -63,11 +65,13 @@ class Planner:
         outputs: Mapping[str, StatePair],
         fresh: Sequence[str],
         free: Callable[[ort.InferenceSession], tuple[ort.RunOptions, ...]],
+        *,
+        late: Mapping[str, Collective],
     ) -> None:
         """``inputs`` and ``outputs``: the state that this rank holds, by name; ``fresh``: other inputs;
-        ``free``: `ranks.run.plans.Plans.free`."""
+        ``free``: `ranks.run.plans.Plans.free`; ``late``: results that a step may do without."""
         self._parts, self._inputs, self._outputs, self._fresh = parts, inputs, outputs, fresh
-        self._free = free
+        self._free, self._late = free, late
 
     def plan(self, records: Sequence[Shapes]) -> Plan:
         """The plan for steps like those of which these are the values' shapes."""
@@ -100,14 +104,17 @@ class Planner:
                 for index, name in enumerate(segment.outputs):
                     self._plan_output(made, index, name, plan.values, records)
             for c in self._parts.cut.collectives[level]:
+                calls = made.exchanges
+                if c.output and self._late.get(c.output) is c:
+                    calls = plan.late.setdefault(c.output, [])
                 ends = [name for name in (c.input, c.output) if name]
                 if all(name in plan.values for name in ends):
                     source = plan.values[c.input] if c.input else None
                     target = plan.values[c.output] if c.output else None
                     in_place = c.output in self._parts.life.in_place
-                    made.exchanges += self._parts.exchanges.calls(c, source, target, in_place=in_place)
+                    calls += self._parts.exchanges.calls(c, source, target, in_place=in_place)
                 else:
-                    made.exchanges.append(c)
+                    calls.append(c)
         return plan
 
     def _plan_output(
