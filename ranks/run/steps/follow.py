@@ -93,7 +93,8 @@ def follow(
 
     ``feeds``: those of the first step, which reads one token. All steps have the same but for that.
     """
-    ids = feeds[run["tokens"]]
+    ids = np.array(feeds[run["tokens"]])
+    feeds = {**feeds, run["tokens"]: ids}
     word = np.zeros(2, np.int64)
     chooser = Chooser.of(run["text"], run["vocabulary"])
     asked = Likeliest(run["logits"], run["vocabulary"]) if chooser.takes_likeliest else None
@@ -116,7 +117,7 @@ def follow(
                 lead.tell(token)
             if not more:
                 return lead.error if lead is not None else None
-            feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}
+            ids[...] = token
     finally:
         if lead is not None:
             lead.tell_all()

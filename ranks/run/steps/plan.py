@@ -30,7 +30,9 @@ class Level:
     call: Callable[[], object] | None = None
     """Runs the session with its binding."""
     live: list[str] = field(default_factory=list)
-    """Inputs that may lie in another buffer with each step: state, and values that grow."""
+    """Inputs that may lie in another buffer with each step: what grows, and state but for ``buffers``."""
+    buffers: list[str] = field(default_factory=list)
+    """State inputs that operators fill in place: they stay where they are for most steps."""
     copied: list[str] = field(default_factory=list)
     """Inputs that ONNX Runtime copies when they are bound: to bind in each step."""
     bound: dict[str, weakref.ref[Buffer]] = field(default_factory=dict)
@@ -53,6 +55,8 @@ class Plan:
     levels: list[Level]
     late: dict[str, list[Callable[[], object] | Collective]] = field(default_factory=dict)
     """Exchanges of results that a step may do without, by these."""
+    bound: list[weakref.ref[Buffer]] = field(default_factory=list)
+    """The buffers of state to which the levels are bound now."""
 
 
 class Planner:
@@ -99,6 +103,8 @@ class Planner:
                         self._parts.bind(made.binding.bind_input, name, plan.values[name])
                     elif self._parts.apart(name):
                         made.copied.append(name)
+                    elif name in self._inputs and self._inputs[name].buffer:
+                        made.buffers.append(name)
                     else:
                         made.live.append(name)
                 for index, name in enumerate(segment.outputs):

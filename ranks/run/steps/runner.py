@@ -56,6 +56,12 @@ class Steps:
         read.update(name for level in cut.controls for control in level for name in control.reads)
         self._fresh = [name for name in cut.inputs if name in read and name not in others]
         self.results = [name for name in cut.outputs if name not in others]
+        self._buffers = [name for name, pair in self._inputs.items() if pair.buffer]
+        filled = {name for segment in cut.segments for name in segment.outputs}
+        self._taken = {
+            output: pair for output, pair in self._outputs.items() if not (pair.buffer and output in filled)
+        }
+        """State that is no buffer which the model's operators have filled."""
         self._late = gathered_last(parts, set(self.results), read)
         self._read_late = {c.input for c in self._late.values()}
         self._planner = Planner(parts, self._inputs, self._outputs, self._fresh, self._free, late=self._late)
@@ -124,7 +130,7 @@ class Steps:
         found = self._finish(values, plan, asked, noted)
         if plan is None and self._plannable:
             self._learn(key, state.length, noted)
-        for output, pair in self._outputs.items():
+        for output, pair in self._taken.items():
             self._keep(output, pair, values, state, plan)
         return {name: self._result(values[name], name) for name in self.results if name != found}
 
@@ -262,7 +268,11 @@ class Steps:
 
     def _run_planned(self, plan: Plan, values: Values, state: SequenceState) -> int:
         """Runs the levels of a plan; returns how many, fewer than all where one does not fit the plan."""
-        values.update((name, buffer) for name, buffer in plan.values.items() if name not in values)
+        for name, buffer in plan.values.items():
+            values.setdefault(name, buffer)
+        buffers = [values[name] for name in self._buffers]
+        moved = len(plan.bound) != len(buffers)
+        moved = moved or any(ref() is not buffer for ref, buffer in zip(plan.bound, buffers, strict=True))
         clock = time.perf_counter
         for level, made in enumerate(plan.levels):
             binding = made.binding
@@ -272,9 +282,11 @@ class Steps:
                     self._rebind(made, binding.bind_input, name, values[name])
                 for name in made.copied:
                     self._parts.bind_input(binding, name, values)
-                for name, source in made.filled:
-                    values[name] = state.value(source)
-                    self._rebind(made, binding.bind_output, name, values[name])
+                if moved:
+                    for name in made.buffers:
+                        self._rebind(made, binding.bind_input, name, values[name])
+                    for name, source in made.filled:
+                        self._rebind(made, binding.bind_output, name, values[source])
                 for name, source, growth in made.states:
                     before = self._parts.memory.shape(values[source])
                     shape = tuple(map(int.__add__, before, growth))
@@ -305,6 +317,8 @@ class Steps:
                     except ReshapedError as found:
                         return self._leave_at_recv(level, position, made, found, values)
                 self.communication_seconds += clock() - began
+        if moved:
+            plan.bound = [weakref.ref(buffer) for buffer in buffers]
         return len(plan.levels)
 
     def _rebind(self, made: Level, bind: Callable[..., None], name: str, buffer: Buffer) -> None:
