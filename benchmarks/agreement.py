@@ -249,11 +249,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             prompts = np.random.default_rng(7).integers(5, 900, (args.prompts, args.prompt))
             task = Task(prompts, args.new, Path(work), args.genai)
-            for name, mine, theirs in contest(folder, task, args.ranks):
-                row = found.setdefault(folder.name, {})[name] = figures(mine, theirs)
-                same = f"{row['same best token']:.0f}/{row['positions']:.0f}"
-                lost = f"{row['largest margin lost']:.1e}" if row["largest margin lost"] else "-"
-                print(f"  {name:41}  {row['median']:8.1e}  {row['largest']:8.1e}  {same:>9}  {lost}")
+            try:
+                for name, mine, theirs in contest(folder, task, args.ranks):
+                    row = found.setdefault(folder.name, {})[name] = figures(mine, theirs)
+                    same = f"{row['same best token']:.0f}/{row['positions']:.0f}"
+                    lost = f"{row['largest margin lost']:.1e}" if row["largest margin lost"] else "-"
+                    print(f"  {name:41}  {row['median']:8.1e}  {row['largest']:8.1e}  {same:>9}  {lost}")
+            except subprocess.CalledProcessError as error:
+                print(f"  not compared: GenAI ended with exit code {error.returncode}, for the reason above")
     if args.json:
         args.json.write_text(json.dumps(found))
 
