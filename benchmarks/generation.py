@@ -39,11 +39,11 @@ GO = "go"
 FEW = 4
 """Tokens over which the time of one is averaged."""
 
-GENAI = """
+GENAI_MODEL = """
 import json, os, sys, tempfile, time
 import numpy as np
 import onnxruntime_genai as og
-folder, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
+folder, threads = sys.argv[1], int(sys.argv[2])
 config = json.load(open(folder + "/genai_config.json"))
 config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
 copy = tempfile.mkdtemp()
@@ -52,6 +52,11 @@ for name in os.listdir(folder):
         os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(copy, name))
 json.dump(config, open(copy + "/genai_config.json", "w"))
 model = og.Model(copy)
+"""
+"""Loads a folder with a number of threads."""
+
+GENAI = """
+prompt, new = map(int, sys.argv[3:5])
 ids = np.arange(5, 5 + prompt, dtype=np.int32) % 900
 def run():
     params = og.GeneratorParams(model)
@@ -261,7 +266,7 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | 
     cores = sorted(os.sched_getaffinity(0))
     found: dict[str, tuple[list[str], set[int] | None]] = {f"shardrun, {args.ranks} ranks": (mine, None)}
     for threads in (1, 2) if args.genai else ():
-        command = [args.genai, "-c", GENAI + LOOP, str(args.folder), str(threads), *lengths]
+        command = [args.genai, "-c", GENAI_MODEL + GENAI + LOOP, str(args.folder), str(threads), *lengths]
         found[f"GenAI, {threads} thread{'s' * (threads > 1)}"] = command, set(cores[:threads])
     if args.transformers:
         command = [args.transformers, "-c", TRANSFORMERS + LOOP, str(args.weights), "2", *lengths]

@@ -72,14 +72,15 @@ def read_folder(path: Path, texts: Path | None = None) -> ModelFolder:
     if texts is not None and not texts.is_dir():
         raise ConfigError(f"{shown(texts)}: expected a folder with a tokenizer and configuration")
     if path.is_file() or (path / MANIFEST).is_file():
-        return _read(texts or path.parent, path)
+        return _read(texts or path.parent, path, told=texts is not None)
     if texts is None:
         return _read(path, None)
-    return _read(texts, _read(path, None).decoder)
+    return _read(texts, _read(path, None).decoder, told=True)
 
 
-def _read(folder: Path, model: Path | None) -> ModelFolder:
-    """``model``: the decoder's file or slice folder, if that is given."""
+def _read(folder: Path, model: Path | None, *, told: bool = False) -> ModelFolder:
+    """``model``: the decoder's file or slice folder, if that is given; ``told``: what the folder says is of
+    that model, whatever file it names."""
     said = folder
     if (
         model is not None
@@ -97,10 +98,12 @@ def _read(folder: Path, model: Path | None) -> ModelFolder:
     if (said / GENAI).is_file():
         genai = GenAI(said / GENAI)
         decoder = said / genai.decoder
+        if told and model is not None:
+            decoder = model
         if model is None or model.resolve() == decoder.resolve():
             encoder = None if genai.encoder is None else said / genai.encoder
             for part in (decoder, encoder):
-                if part is not None and not part.is_file():
+                if part not in {None, model} and not part.is_file():
                     raise ConfigError(
                         f"{said / GENAI} names the model {part.name!r}, which {said} does not have"
                     )

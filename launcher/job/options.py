@@ -209,6 +209,11 @@ class Options:
         "follow a plan that `shardrun slice --save-plan` wrote", "FILE.json",
         file="saved plan", slices="plan",
     )  # fmt: skip
+    whole_sums: bool = described(
+        Switch(), SLICING,
+        "no rank computes a part of a sum: more is exchanged, and answers are nearer to one process's",
+        default=False, slices="whole_sums",
+    )  # fmt: skip
     ignore_annotations: bool = described(
         Switch(), SLICING,
         "do not follow the multi-device annotations (ONNX IR 11) that the model carries",

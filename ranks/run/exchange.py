@@ -51,7 +51,7 @@ class Exchanges:
             return [mail.receiving(c, target)]
         if c.op == "AllGather":
             axis = c.attributes["axis"] % max(1, len(self._memory.shape(source)))
-            return [partial(group.all_gather, source, target, axis)]
+            return [group.gathering(source, target, axis)]
         if c.op == "AllToAll":
             return [partial(group.all_to_all, source, target)]
         calls: list[Callable[[], object]] = []

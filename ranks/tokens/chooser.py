@@ -33,6 +33,11 @@ class Chooser:
         self.ids: list[int] = []
         """What was chosen so far."""
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether each token, from now on, is the one with the highest logit, whatever came before."""
+        return self.options.greedy and self.penalties.nothing
+
     def choose(self, row: Row) -> int:
         """The next token by the model's logits (vocabulary,). Raises `ShardrunError` where none can be
         chosen."""

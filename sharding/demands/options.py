@@ -32,6 +32,9 @@ class SliceOptions:
     """A YAML file of weight-name patterns and how the weights they match are cut."""
     plan: Path | None = None
     """A saved plan to follow."""
+    whole_sums: bool = False
+    """Never let ranks add up parts of floating-point sums: these depend on the order in which they are added,
+    and with them the steps to which products of few bits round what they read."""
     annotations: bool = True
     """Follow the multi-device annotations that the model carries."""
     state: Mapping[str, str] = field(default_factory=dict)

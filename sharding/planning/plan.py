@@ -26,7 +26,7 @@ from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.kept_state import solve_with_state
-from sharding.planning.pins import demanded_options, demanded_stages, pin
+from sharding.planning.pins import demanded_options, demanded_stages, pin, without_sums
 from sharding.planning.rank_graph import Collective
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
@@ -270,6 +270,8 @@ class Planner:
         key = (world, stages if options.annotations and is_annotated(self.source) else 1)
         if key not in self._solved:
             graph = steps(self.source, world)
+            if options.whole_sums:
+                without_sums(graph)
             demands = pin(self.source, graph, options)
             found = solve_with_state(self.source, graph, world, demands)
             asked = demands or options.steering is not None or options.plan is not None

@@ -138,8 +138,15 @@ class Suite:
         parts = self.all_of(shape, dtype)
         wanted = np.concatenate(parts, axis)
         out = self.place(np.zeros_like(wanted), where)
-        self.world.all_gather(self.place(parts[self.world.rank], where), out, axis)
+        mine = self.place(parts[self.world.rank], where)
+        self.world.all_gather(mine, out, axis)
         assert same(out, wanted), f"all_gather of {dtype}{shape} along {axis}"
+        again = self.world.gathering(mine, out, axis)
+        for turn in range(2):  # what lies in the buffer when it is called
+            mine[...] = np.roll(parts[self.world.rank].reshape(-1), turn).reshape(shape)
+            again()
+            turned = [np.roll(part.reshape(-1), turn).reshape(shape) for part in parts]
+            assert same(out, np.concatenate(turned, axis)), f"gathering of {dtype}{shape} along {axis}"
         self.count("gather")
 
     def exchange(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str = "ordinary") -> None:

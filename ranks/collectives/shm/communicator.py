@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,9 +22,9 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create
 from ranks.collectives.shm.mail import Mailbox
-from ranks.collectives.shm.phases import Phases, say
+from ranks.collectives.shm.phases import DIRECT, Phases, say
 from ranks.collectives.shm.reduce import Sums
-from ranks.collectives.shm.sync import signature
+from ranks.collectives.shm.sync import STEP, signature
 from ranks.collectives.single import SingleCommunicator
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
@@ -93,6 +94,31 @@ class ShmCommunicator(Communicator):
             phases.meet(value, what)
             for peer in range(self.size):
                 target[piece[0], peer, piece[1]] = phases.slot(peer, value, source)
+
+    def gathering(self, buffer: Array, out: Array, axis: int = 0) -> Callable[[], object]:
+        outer, inner = arrays.check_gather(buffer, out, axis, self.size)
+        if not buffer.size or buffer.nbytes >= min(DIRECT, SLOT):
+            return super().gathering(buffer, out, axis)
+        phases, me, number = self._phases, self.rank, self._phases.number
+        what = say("all_gather", buffer)
+        code = signature("all_gather", buffer.dtype.name, *buffer.shape, axis)
+        rows, target = buffer.reshape(outer, inner), out.reshape(outer, self.size, inner)
+        ranks = range(self.size)
+        even, odd = ([phases.slot(rank, half * STEP, rows) for rank in ranks] for half in (0, 1))
+        others = [(peer, target[:, peer]) for peer in ranks if peer != me]
+        own = target[:, me]
+
+        def gather() -> None:
+            phases.check()
+            value = next(number)
+            slots = odd if value & STEP else even
+            slots[me][...] = rows
+            phases.meet(value | code, what)
+            own[...] = rows
+            for peer, theirs in others:
+                theirs[...] = slots[peer]
+
+        return gather
 
     def all_to_all(self, buffer: Array, out: Array) -> None:
         phases = self._phases

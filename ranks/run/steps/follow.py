@@ -1,5 +1,6 @@
 """Steps that the ranks make by themselves: rank 0 chooses a token by the logits of each, which all read in
-the next one. The launcher is told, and waits for nothing."""
+the next one; where it is the likeliest in any case, all find it together. The launcher is told, and waits for
+nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.errors import ShardrunError
+from ranks.run.steps.likeliest import Likeliest
 from ranks.talk.wire import Kind
 from ranks.tokens.chooser import Chooser
 
@@ -49,10 +51,20 @@ class Lead:
         except Exception as error:  # the other ranks wait, and must hear of it
             self.error = str(error) or type(error).__name__
             return -1, False
+        more = self.wanted and token not in self._chooser.ends
+        self.take(token)
+        return token, more
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is to be another token after the next one, unless that ends the text."""
+        most = min(self._run["most"], self._control.limit_of(self._request, self._run["ahead"]))
+        return self._made + 1 < most
+
+    def take(self, token: int) -> None:
+        """The text goes on with this token."""
         self._chooser.read(token)
         self._made += 1
-        most = min(self._run["most"], self._control.limit_of(self._request, self._run["ahead"]))
-        return token, self._made < most and token not in self._chooser.ends
 
     def tell(self, token: int) -> None:
         """Sends a token to the launcher, together with those before it that came too soon for a message of
@@ -70,7 +82,7 @@ class Lead:
 
 
 def follow(
-    step: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+    step: Callable[[Mapping[str, Array], Likeliest | None], Mapping[str, Array]],
     feeds: Mapping[str, Array],
     run: RunReport,
     spreader: Spreader,
@@ -81,20 +93,31 @@ def follow(
 
     ``feeds``: those of the first step, which reads one token. All steps have the same but for that.
     """
-    ids = feeds[run["tokens"]]
+    ids = np.array(feeds[run["tokens"]])
+    feeds = {**feeds, run["tokens"]: ids}
     word = np.zeros(2, np.int64)
+    chooser = Chooser.of(run["text"], run["vocabulary"])
+    asked = Likeliest(run["logits"], run["vocabulary"]) if chooser.takes_likeliest else None
     try:
         while True:
-            outputs = step(feeds)
-            if lead is not None:
-                word[:] = lead.choose(outputs)
-            spreader.broadcast(word)
-            token, more = word.tolist()
+            if asked is not None and lead is not None:
+                asked.word = float(lead.wanted)
+            outputs = step(feeds, asked)
+            if asked is not None and asked.found is not None:
+                token, wanted = asked.found
+                more = bool(wanted) and token not in chooser.ends
+                if lead is not None:
+                    lead.take(token)
+            else:
+                if lead is not None:
+                    word[:] = lead.choose(outputs)
+                spreader.broadcast(word)
+                token, more = word.tolist()
             if lead is not None:
                 lead.tell(token)
             if not more:
                 return lead.error if lead is not None else None
-            feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}
+            ids[...] = token
     finally:
         if lead is not None:
             lead.tell_all()

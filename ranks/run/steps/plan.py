@@ -30,7 +30,9 @@ class Level:
     call: Callable[[], object] | None = None
     """Runs the session with its binding."""
     live: list[str] = field(default_factory=list)
-    """Inputs that may lie in another buffer with each step: state, and values that grow."""
+    """Inputs that may lie in another buffer with each step: what grows, and state but for ``buffers``."""
+    buffers: list[str] = field(default_factory=list)
+    """State inputs that operators fill in place: they stay where they are for most steps."""
     copied: list[str] = field(default_factory=list)
     """Inputs that ONNX Runtime copies when they are bound: to bind in each step."""
     bound: dict[str, weakref.ref[Buffer]] = field(default_factory=dict)
@@ -51,6 +53,10 @@ class Plan:
 
     values: Values
     levels: list[Level]
+    late: dict[str, list[Callable[[], object] | Collective]] = field(default_factory=dict)
+    """Exchanges of results that a step may do without, by these."""
+    bound: list[weakref.ref[Buffer]] = field(default_factory=list)
+    """The buffers of state to which the levels are bound now."""
 
 
 class Planner:
@@ -63,11 +69,13 @@ class Planner:
         outputs: Mapping[str, StatePair],
         fresh: Sequence[str],
         free: Callable[[ort.InferenceSession], tuple[ort.RunOptions, ...]],
+        *,
+        late: Mapping[str, Collective],
     ) -> None:
         """``inputs`` and ``outputs``: the state that this rank holds, by name; ``fresh``: other inputs;
-        ``free``: `ranks.run.plans.Plans.free`."""
+        ``free``: `ranks.run.plans.Plans.free`; ``late``: results that a step may do without."""
         self._parts, self._inputs, self._outputs, self._fresh = parts, inputs, outputs, fresh
-        self._free = free
+        self._free, self._late = free, late
 
     def plan(self, records: Sequence[Shapes]) -> Plan:
         """The plan for steps like those of which these are the values' shapes."""
@@ -95,19 +103,24 @@ class Planner:
                         self._parts.bind(made.binding.bind_input, name, plan.values[name])
                     elif self._parts.apart(name):
                         made.copied.append(name)
+                    elif name in self._inputs and self._inputs[name].buffer:
+                        made.buffers.append(name)
                     else:
                         made.live.append(name)
                 for index, name in enumerate(segment.outputs):
                     self._plan_output(made, index, name, plan.values, records)
             for c in self._parts.cut.collectives[level]:
+                calls = made.exchanges
+                if c.output and self._late.get(c.output) is c:
+                    calls = plan.late.setdefault(c.output, [])
                 ends = [name for name in (c.input, c.output) if name]
                 if all(name in plan.values for name in ends):
                     source = plan.values[c.input] if c.input else None
                     target = plan.values[c.output] if c.output else None
                     in_place = c.output in self._parts.life.in_place
-                    made.exchanges += self._parts.exchanges.calls(c, source, target, in_place=in_place)
+                    calls += self._parts.exchanges.calls(c, source, target, in_place=in_place)
                 else:
-                    made.exchanges.append(c)
+                    calls.append(c)
         return plan
 
     def _plan_output(

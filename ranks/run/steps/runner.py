@@ -20,6 +20,7 @@ import onnxruntime as ort
 from ranks.common.tensors import element_dtype
 from ranks.run.plans import MAX_PLANS, Plans
 from ranks.run.point_to_point import ReshapedError
+from ranks.run.steps.likeliest import Likeliest, gathered_last
 from ranks.run.steps.plan import Level, Plan, Planner, Shapes
 from ranks.sessions.cut import Collective
 from ranks.sessions.session import run_error
@@ -55,7 +56,15 @@ class Steps:
         read.update(name for level in cut.controls for control in level for name in control.reads)
         self._fresh = [name for name in cut.inputs if name in read and name not in others]
         self.results = [name for name in cut.outputs if name not in others]
-        self._planner = Planner(parts, self._inputs, self._outputs, self._fresh, self._free)
+        self._buffers = [name for name, pair in self._inputs.items() if pair.buffer]
+        filled = {name for segment in cut.segments for name in segment.outputs}
+        self._taken = {
+            output: pair for output, pair in self._outputs.items() if not (pair.buffer and output in filled)
+        }
+        """State that is no buffer which the model's operators have filled."""
+        self._late = gathered_last(parts, set(self.results), read)
+        self._read_late = {c.input for c in self._late.values()}
+        self._planner = Planner(parts, self._inputs, self._outputs, self._fresh, self._free, late=self._late)
         self._plans: OrderedDict[Key, Plan] = OrderedDict()
         self._seen: OrderedDict[Key, dict[int, Shapes]] = OrderedDict()
         self._left: dict[Key, int] = {}
@@ -63,11 +72,14 @@ class Steps:
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
         self.communication_seconds = self.segment_seconds = 0.0
 
-    def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
+    def run(
+        self, state: SequenceState, feeds: Mapping[str, Array], count: int, asked: Likeliest | None = None
+    ) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
 
         ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add. What they
         leave becomes the state with its `commit`, or not with `abandon`, which a step that fails calls.
+        Where what is ``asked`` was found, the output that it asks about is left out.
         """
         if self._parts.weights is not None and self._parts.weights.renew():
             self._plans.clear()
@@ -75,7 +87,7 @@ class Steps:
         with self._parts.memory.active():
             try:
                 state.reserve(count)
-                results = self._run(state, feeds)
+                results = self._run(state, feeds, asked)
             except BaseException:
                 state.abandon()
                 raise
@@ -89,7 +101,9 @@ class Steps:
             with self._parts.memory.active():
                 self._parts.mail.fail(reason)
 
-    def _run(self, state: SequenceState, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _run(
+        self, state: SequenceState, feeds: Mapping[str, Array], asked: Likeliest | None
+    ) -> dict[str, Array]:
         shapes = [feeds[name].shape for name in self._fresh if name not in known_feeds.FILLED]
         key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in list(self._inputs)[:1]))
         plan, used = self._plan(key, state.length)
@@ -113,11 +127,33 @@ class Steps:
                 self._left[key] = self._left.get(key, 0) + 1
         if level < len(self._parts.sessions):
             self._run_free(values, level, state, noted)
+        found = self._finish(values, plan, asked, noted)
         if plan is None and self._plannable:
             self._learn(key, state.length, noted)
-        for output, pair in self._outputs.items():
+        for output, pair in self._taken.items():
             self._keep(output, pair, values, state, plan)
-        return {name: self._result(values[name], name) for name in self.results}
+        return {name: self._result(values[name], name) for name in self.results if name != found}
+
+    def _finish(self, values: Values, plan: Plan | None, asked: Likeliest | None, noted: Shapes) -> str:
+        """Gathers the results that come last; the one that was left out, for what is ``asked`` is enough."""
+        found = ""
+        if asked is not None:
+            asked.found = None
+        began = time.perf_counter()
+        for name, c in self._late.items():
+            group = self._parts.group
+            assert c.input and group is not None
+            if asked is not None and asked.output == name and asked.find(values[c.input], group):
+                found = name
+                continue
+            for exchange in plan.late[name] if plan is not None else (c,):
+                if isinstance(exchange, Collective):
+                    self._exchange_free(exchange, values)
+                else:
+                    exchange()
+            self._note(name, values, noted)
+        self.communication_seconds += time.perf_counter() - began
+        return found
 
     def _fits(self, plan: Plan, feeds: Mapping[str, Array]) -> bool:
         """Whether what the plan keeps a buffer for has that buffer's shape: the key leaves out masks, which
@@ -184,14 +220,17 @@ class Steps:
                         values[name] = self._parts.place(name).adopt(value) if known else value
             began = time.perf_counter()
             for c in self._parts.cut.collectives[level]:
-                self._exchange_free(c, values)
+                if c.output not in self._late:
+                    self._exchange_free(c, values)
             self.communication_seconds += time.perf_counter() - began
             if self._parts.drive is not None:
                 self._parts.drive(level, values)
             for name in (*self._parts.life.produced[level], *self._parts.life.received[level]):
-                self._note(name, values, noted)
+                if name not in self._late:
+                    self._note(name, values, noted)
             for name in (*self._parts.life.dead_before_exchange[level], *self._parts.life.dead_after[level]):
-                values.pop(name, None)
+                if name not in self._read_late:
+                    values.pop(name, None)
 
     def _exchange_free(self, c: Collective, values: Values) -> None:
         target = self._parts.exchanges.free(c, values[c.input] if c.input else None)
@@ -229,7 +268,11 @@ class Steps:
 
     def _run_planned(self, plan: Plan, values: Values, state: SequenceState) -> int:
         """Runs the levels of a plan; returns how many, fewer than all where one does not fit the plan."""
-        values.update((name, buffer) for name, buffer in plan.values.items() if name not in values)
+        for name, buffer in plan.values.items():
+            values.setdefault(name, buffer)
+        buffers = [values[name] for name in self._buffers]
+        moved = len(plan.bound) != len(buffers)
+        moved = moved or any(ref() is not buffer for ref, buffer in zip(plan.bound, buffers, strict=True))
         clock = time.perf_counter
         for level, made in enumerate(plan.levels):
             binding = made.binding
@@ -239,9 +282,11 @@ class Steps:
                     self._rebind(made, binding.bind_input, name, values[name])
                 for name in made.copied:
                     self._parts.bind_input(binding, name, values)
-                for name, source in made.filled:
-                    values[name] = state.value(source)
-                    self._rebind(made, binding.bind_output, name, values[name])
+                if moved:
+                    for name in made.buffers:
+                        self._rebind(made, binding.bind_input, name, values[name])
+                    for name, source in made.filled:
+                        self._rebind(made, binding.bind_output, name, values[source])
                 for name, source, growth in made.states:
                     before = self._parts.memory.shape(values[source])
                     shape = tuple(map(int.__add__, before, growth))
@@ -272,6 +317,8 @@ class Steps:
                     except ReshapedError as found:
                         return self._leave_at_recv(level, position, made, found, values)
                 self.communication_seconds += clock() - began
+        if moved:
+            plan.bound = [weakref.ref(buffer) for buffer in buffers]
         return len(plan.levels)
 
     def _rebind(self, made: Level, bind: Callable[..., None], name: str, buffer: Buffer) -> None:
@@ -288,7 +335,8 @@ class Steps:
         collectives = self._parts.cut.collectives[level]
         values[found.collective.output or ""] = self._parts.exchanges.finish(found.collective, found.shape)
         for after in collectives[collectives.index(found.collective) + 1 :]:
-            self._exchange_free(after, values)
+            if after.output not in self._late:
+                self._exchange_free(after, values)
         return level + 1
 
     def _result(self, value: Buffer, name: str) -> Array:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.run.steps.likeliest import Likeliest
 from ranks.run.steps.runner import Steps
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
@@ -200,15 +201,17 @@ class Sequences:
         state = self._open[number]
         return state.nbytes if state is not None else 0
 
-    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def step(
+        self, number: int, feeds: Mapping[str, Array], asked: Likeliest | None = None
+    ) -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name.
 
         ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
-        the model makes the same call.
+        the model makes the same call. ``asked``: as `Steps.run`; only where one group of ranks has the model.
         """
         copies, shown, owners = self._model.copies, self._model.shown, self._owners.get(number)
         if copies is None:
-            return self._one_step(number, feeds, shown)
+            return self._one_step(number, feeds, shown, asked)
         if owners is None:
             owners = copies.owners(feeds)
         else:
@@ -221,7 +224,13 @@ class Sequences:
         self._owners[number] = owners
         return results
 
-    def _one_step(self, number: int, feeds: Mapping[str, Array], shown: Shown | None) -> dict[str, Array]:
+    def _one_step(
+        self,
+        number: int,
+        feeds: Mapping[str, Array],
+        shown: Shown | None,
+        asked: Likeliest | None = None,
+    ) -> dict[str, Array]:
         """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
         steps, state = self._model.steps, self._open[number]
         results: dict[str, Array] = {}
@@ -236,7 +245,8 @@ class Sequences:
                 feeds = {name: array for name, array in feeds.items() if name not in states}
                 state = self._begin(feeds, initial)
             given = known_feeds.fill(self.filled, feeds, state.length)
-            results = steps.run(state, given, found[1] if found is not None else 0)
+            count = found[1] if found is not None else 0
+            results = steps.run(state, given, count, asked if shown is None else None)
         except CollectiveError:
             raise
         except ShardrunError as error:

@@ -35,6 +35,17 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
+def test_texts_of_another_folder_say_all_of_a_model(folder: Path, tmp_path: Path) -> None:
+    """Of a slice folder, and of a decoder under another name: also its heads, which the graph leaves open."""
+    whole = read_folder(folder)
+    slices, other = write(tmp_path / "slices", manifest__json="{}"), tmp_path / "other.onnx"
+    other.write_bytes(b"")
+    for model in (slices, other):
+        found = read_folder(model, folder)
+        assert found == replace(whole, decoder=model)
+        assert found.names.heads == tiny.KV and found.names.head_size == tiny.SIZE
+
+
 def test_a_folder_of_genai(folder: Path) -> None:
     found = read_folder(folder)
     assert (found.decoder, found.encoder, found.later) == (folder / "model.onnx", None, None)

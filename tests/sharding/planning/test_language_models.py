@@ -20,7 +20,8 @@ from tests.sharding import lockstep
 MICROSOFT = "com.microsoft"
 LAYERS, HEADS, SIZE, WIDTH, INNER, VOCABULARY, PLACES, BLOCK = 2, 24, 16, 96, 384, 120, 256, 32
 EXPERTS = 4
-Feeds = dict[str, np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Feeds = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Form:
     """Sinks, a window, and experts (gpt-oss)."""
     convolved: bool = False
     """Whether the first layer has a convolution with a state instead of attention (LFM2)."""
+    accuracy: int = 0
+    """Of products of few bits: 4 rounds what they read to 8 bits."""
 
 
 FORMS = {
@@ -76,7 +79,7 @@ class Builder:
     def weight(self, name: str, *shape: int, scale: float = 0.1) -> str:
         return self.constant(name, (self.random.standard_normal(shape) * scale).astype(np.float32))
 
-    def constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
+    def constant(self, name: str, value: Array) -> str:
         if all(item.name != name for item in self.weights):
             self.weights.append(numpy_helper.from_array(value, name))
         return name
@@ -109,7 +112,8 @@ class Builder:
         if self.form.points:
             points = self.random.integers(0, 256, (columns, (blocks * bits + 7) // 8)).astype(np.uint8)
             inputs.append(self.constant(f"{own}_zp", points))
-        settings = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": 0}
+        settings = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK}
+        settings["accuracy_level"] = self.form.accuracy
         return str(self.op("MatMulNBits", f"{name}/MatMul", *inputs, domain=MICROSOFT, **settings))
 
     def dequantized(self, name: str, own: str, x: str, shape: tuple[int, int]) -> str:
@@ -350,7 +354,7 @@ class Builder:
                 yield helper.make_tensor_value_info(f"{name}.{number}.{kind}", TensorProto.FLOAT, shape)
 
 
-def _feeds(form: Form, batch: int, sequence: int, past: int) -> Feeds:
+def feeds_of(form: Form, batch: int, sequence: int, past: int) -> Feeds:
     random = np.random.default_rng([batch, sequence])
     shape = (batch, form.pairs, past, SIZE)
     names = [f"past_key_values.{number}.{kind}" for number in range(LAYERS) for kind in ("key", "value")]
@@ -384,7 +388,7 @@ def _check(form: Form, ranks: int, tmp_path: Path, *, most: float = 0.03, gather
     whole = sum(weight.bytes for weight in manifest.weights.values()) - tables
     assert manifest.ranks[0].weight_bytes - tables <= whole * (1 / ranks + most)
     for batch, sequence, past in ((2, 5, 0), (1, 1, 4)):
-        feeds = _feeds(form, batch, sequence, past)
+        feeds = feeds_of(form, batch, sequence, past)
         lockstep.assert_same(tmp_path / "slices", path, feeds)
 
 

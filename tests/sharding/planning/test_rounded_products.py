@@ -1,0 +1,109 @@
+"""Products of few bits that round what they read to 8 bits, as those of most 4-bit language models do.
+
+A number that lies between two such steps goes another way after a change of one unit in its last place, and
+all that follows from it too: the parts of a sum in another order are enough. So ranks can agree with the
+whole model only as well as it agrees with itself after such a change, unless they add up no parts at all.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sharding
+from sharding.demands.options import SliceOptions
+from tests.sharding import lockstep
+from tests.sharding.planning.test_language_models import FORMS, Array, Builder, Feeds, feeds_of
+
+ROUNDED = ["llama-int4", "llama-int8", "llama-int4-zero-points", "gemma2-int4"]
+CHANGES = 3
+ROWS, LENGTH, PAST = 8, 24, 8
+"""Enough numbers that some of them are rounded another way."""
+
+
+def _changed(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model with the first normalization's weights changed by one unit in the last place."""
+    for seed in range(CHANGES):
+        other = onnx.ModelProto()
+        other.CopyFrom(model)
+        norm = next(node for node in other.graph.node if node.op_type == "SimplifiedLayerNormalization")
+        weight = next(item for item in other.graph.initializer if item.name == norm.input[1])
+        values = numpy_helper.to_array(weight)
+        upward = np.random.default_rng(seed).random(values.shape) < 0.5
+        away = np.nextafter(values, np.where(upward, 2, 0).astype(np.float32))
+        weight.CopyFrom(numpy_helper.from_array(away, weight.name))
+        yield other
+
+
+def _errors(found: Feeds, expected: Feeds) -> Array:
+    """The largest difference of a logit at each position, over the largest logit of all."""
+    scale = np.abs(expected["logits"]).max()
+    return np.asarray(np.abs(found["logits"] - expected["logits"]).max(axis=-1) / scale)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_ranks_agree_as_well_as_the_model_with_itself(name: str, tmp_path: Path) -> None:
+    form = replace(FORMS[name], accuracy=4)
+    model, path = Builder(form).model(), tmp_path / "model.onnx"
+    onnx.save(model, path)
+    feeds = feeds_of(form, ROWS, LENGTH, 0)
+    expected = lockstep.reference(path, feeds)
+    spread = []
+    for other in _changed(model):
+        onnx.save(other, tmp_path / "changed.onnx")
+        spread.append(_errors(lockstep.reference(tmp_path / "changed.onnx", feeds), expected))
+    # Far more than a change of the last place brings where nothing is rounded, and far less than wrong parts.
+    largest, mean = max(map(np.max, spread)), max(map(np.mean, spread))
+    assert 1e-4 < largest < 0.1
+    for ranks in (2, 3, 4):
+        sharding.slice_model(path, ranks, tmp_path / f"{ranks}")
+        for outputs in lockstep.run_slices(tmp_path / f"{ranks}", feeds):
+            errors = _errors(outputs, expected)
+            assert errors.max() <= 2 * largest and errors.mean() <= 3 * mean
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_whole_sums_round_alike(name: str, ranks: int, tmp_path: Path) -> None:
+    """Logits may differ in their last bits: fewer than four columns are computed otherwise than more."""
+    form, path = replace(FORMS[name], accuracy=4), tmp_path / "model.onnx"
+    onnx.save(Builder(form).model(), path)
+    options = SliceOptions(whole_sums=True)
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices", options=options)
+    assert {item.op for item in manifest.collectives} == {"AllGather"}
+    whole = sum(weight.bytes for weight in manifest.weights.values())
+    assert manifest.ranks[0].weight_bytes < whole * (1 / ranks + 0.1)
+    for feeds in (feeds_of(form, ROWS, LENGTH, 0), feeds_of(form, 1, 1, PAST)):
+        expected = lockstep.reference(path, feeds)
+        for outputs in lockstep.run_slices(tmp_path / "slices", feeds):
+            assert _errors(outputs, expected).max() < 1e-6
+            for output in expected.keys() - {"logits"}:
+                np.testing.assert_array_equal(outputs[output], expected[output], output)
+
+
+def test_sums_of_integers_are_exact(tmp_path: Path) -> None:
+    """They are the same in any order, so that ranks may add up their parts."""
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(random.integers(0, 9, (64, 64)).astype(np.uint8), name) for name in "ab"
+    ]
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "a"], ["y"]),
+        helper.make_node("Cast", ["y"], ["w"], to=TensorProto.UINT8),
+        helper.make_node("MatMulInteger", ["w", "b"], ["z"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.UINT8, [1, 64]),
+        helper.make_tensor_value_info("z", TensorProto.INT32, [1, 64]),
+    ]
+    graph = helper.make_graph(nodes, "sums", ends[:1], ends[1:], weights)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    plain = sharding.plan_model(path, 2)
+    asked = sharding.plan_model(path, 2, options=SliceOptions(whole_sums=True))
+    assert "AllReduce" in plain.collective_counts()
+    assert asked.collective_counts() == plain.collective_counts()
