@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from launcher.common.starters import STARTERS
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LaunchError
 from launcher.job.hosts import remote_hosts, unknown_host
 from launcher.job.places.placement import Placement
 from sharding.common.registry import Registry
@@ -120,6 +120,14 @@ class Launcher(ABC):
 
     def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
         """Raises `LaunchError` for a rank table that this launcher cannot use."""
+
+    def on_host(self, host: str, module: str) -> tuple[list[str], Mapping[str, str] | None]:
+        """A command on this machine, with its environment (None: ours), whose input and output are those of
+        one process of this Python that runs ``module`` on a host where `start` could start ranks.
+
+        Raises `LaunchError` where this launcher has no such way.
+        """
+        raise LaunchError(f"The launcher {self.name} cannot copy files to other hosts: leave out --stage.")
 
     @abstractmethod
     def start(

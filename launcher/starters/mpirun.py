@@ -144,6 +144,23 @@ class MpirunLauncher(Launcher):
 
     name = "mpirun"
 
+    def on_host(self, host: str, module: str) -> tuple[list[str], Mapping[str, str]]:
+        """See `Launcher.on_host`: each gives its input to its first process."""
+        mpirun = find()
+        inherited = environments.clean()
+        ours = environments.safe_path(inherited)
+        if path := environments.python_path(inherited):
+            ours["PYTHONPATH"] = path
+        command = [str(mpirun.path), "-n", "1"]
+        if mpirun.flavour in _OPEN_MPI:
+            command += ["--host", f"{host}:1", "--bind-to", "none"]
+            for name in sorted(ours):
+                command += ["-x", name]
+        else:
+            command += ["-hosts", host]
+        command += [*self.placement.mpi_args, sys.executable, "-m", module]
+        return command, {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
+
     def start(
         self,
         program: Sequence[str],
