@@ -1,7 +1,8 @@
 """What runs on a host to which a model's files are copied: it puts them into that host's cache.
 
 Its input is one line of JSON, `Offer`, then the bytes of the files that it asks for. Its output is lines of
-JSON. Files are hashed as they come. What a cut copy has left is kept, and the next one goes on behind it.
+JSON. Where whatever starts it does not pass its input on, a connection takes the place of both. Files are
+hashed as they come. What a cut copy has left is kept, and the next one goes on behind it.
 
     {"have": {NAME: BYTES}}   it waits for the rest of each file, in the order of the offer
     {"again": [NAME, ...]}    these files had another hash, and it waits for all of their bytes
@@ -21,7 +22,9 @@ import shutil
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypedDict
+from typing import TYPE_CHECKING, BinaryIO, TypedDict, cast
+
+from ranks.common import settings
 
 if TYPE_CHECKING:
     from ranks.cache.intact import Files
@@ -139,11 +142,22 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+def _connected(address: str) -> tuple[BinaryIO, BinaryIO]:
+    from ranks.talk.control import open_socket
+
+    sock = open_socket(address)
+    said = cast("BinaryIO", sock.makefile("wb", buffering=0))
+    said.write(settings.JOB.take().encode() + b"\n")
+    return sock.makefile("rb"), said
+
+
 def main() -> None:
     """Receives one copy."""
-    said = os.fdopen(os.dup(1), "wb", buffering=0)
+    said = cast("BinaryIO", os.fdopen(os.dup(1), "wb", buffering=0))
     os.dup2(2, 1)  # what a library prints is no answer
-    given = sys.stdin.buffer
+    given: BinaryIO = sys.stdin.buffer
+    if address := settings.CONTROL.take():
+        given, said = _connected(address)
     first = given.readline()
     if not first.endswith(b"\n"):
         os._exit(1)

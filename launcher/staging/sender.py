@@ -9,20 +9,19 @@ import contextlib
 import json
 import logging
 import queue
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from launcher.common.report import human_bytes, progress
 from launcher.errors import LaunchError
+from launcher.staging.channel import Channel
 from launcher.staging.copies import Copy, in_words
 from launcher.starters import cause
 from launcher.starters.base import Launcher
 from ranks.cache.folder import hash_file
-from sharding.common.limits import shortage
 from sharding.common.text import one_line
 
 if TYPE_CHECKING:
@@ -97,61 +96,44 @@ class _Sender:
             "environment": dict(environment),
             "timeout": timeout,
         }
-        self._began = self._ended = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._began = self._ended = self._done = False
+        self._channel: Channel | None = None
+        self._to: IO[bytes] | None = None
         self._answers: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
-        self._printed: list[str] = []
         self._fault: LaunchError | None = None
 
     def run(self) -> None:
         """Copies; returns when the host has everything. Raises `LaunchError`."""
-        command, environ = self._launcher.on_host(self.copy.host, RECEIVER)
+        self._channel = Channel(self._launcher, self.copy.host, RECEIVER)
+        listener = threading.Thread(target=self._listen, args=(self._channel,), daemon=True)
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            if shortage(error):
-                raise cause.shortage(error) from None
-            raise LaunchError(
-                f"{self._launcher.name} cannot be started: {error.strerror or error}."
-            ) from None
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._collect)]
-        for thread in threads:
-            thread.start()
-        if self._ended:  # while it was started
-            self.end()
-        try:
-            self._converse()
+            listener.start()
+            if not self._ended:  # else while it was started
+                self._converse(self._channel)
         finally:
-            self.end()
-            for thread in threads:
-                thread.join(_END_SECONDS)
+            self._channel.end(well=self._done)
+            listener.join(_END_SECONDS)
 
-    def _converse(self) -> None:
-        self._in_background(lambda: self._write(json.dumps(self._offer).encode() + b"\n"))
+    def _converse(self, channel: Channel) -> None:
         while (answer := self._next()) is not None:
             self._began = True
             if "problem" in answer:
                 raise LaunchError(f"host {self.copy.host}: {one_line(str(answer['problem']))}.")
             if "place" in answer:
                 self.got = self.copy.bytes
+                self._done = True
                 return
             if "have" in answer:
-                have = answer["have"]
-                assert isinstance(have, Mapping)
-                self.got = sum(int(count) for count in have.values())
-                rest = [(file.file, int(have[file.file])) for file in self.copy.files]
-                self._in_background(lambda rest=rest: self._send(rest))  # type: ignore[misc]
+                have = cast("Mapping[str, int]", answer["have"])
+                self.got = sum(have.values())
+                self._send_behind([(file.file, have[file.file]) for file in self.copy.files])
             if "again" in answer:
-                names = answer["again"]
-                assert isinstance(names, list)
+                names = cast("list[str]", answer["again"])
                 self._check_source(names)
-                self._in_background(lambda names=names: self._send([(name, 0) for name in names]))  # type: ignore[misc]
+                self._send_behind([(name, 0) for name in names])
             if isinstance(got := answer.get("got"), int):
                 self.got = max(self.got, got)
-        raise self._lost()
+        raise self._lost(channel)
 
     def _next(self) -> Mapping[str, object] | None:
         try:
@@ -165,12 +147,11 @@ class _Sender:
             raise self._fault
         return answer
 
-    def _lost(self) -> LaunchError:
-        assert self._process is not None
-        code = self._process.wait(_END_SECONDS) if self._process.poll() is None else self._process.returncode
-        lines = [f"  {line[:300]}" for line in self._printed[-8:] if line.strip()]
+    def _lost(self, channel: Channel) -> LaunchError:
+        code = channel.code()
+        lines = [f"  {line[:300]}" for line in channel.printed[-8:] if line.strip()]
         said = "\n".join([f"{self._launcher.name} said:", *lines]) if lines else ""
-        ended = f"{self._launcher.name} {cause.how(code)}"
+        ended = "the connection was lost" if code is None else f"{self._launcher.name} {cause.how(code)}"
         how = f"host {self.copy.host} cannot be reached to copy files there: {ended}."
         if self._began:
             how = f"host {self.copy.host} is gone: {ended} while files were copied there ({self._how_far()})."
@@ -196,6 +177,26 @@ class _Sender:
             f"host {self.copy.host}: slice the model again."
         )
 
+    def _send_behind(self, files: Sequence[tuple[str, int]]) -> None:
+        """Sends the bytes of files behind the first so many, in a thread of its own: writing waits for the
+        host, which may be gone."""
+
+        def send() -> None:
+            try:
+                self._send(files)
+            except LaunchError as error:
+                self._fault = error
+            except (ConnectionError, TimeoutError, ValueError):  # its own words, or its end, say why
+                return
+            except OSError as error:
+                self._fault = LaunchError(
+                    f"{error.filename or self.copy.folder} cannot be read: {error.strerror or error}."
+                )
+            if self._fault is not None:
+                self._answers.put({})
+
+        threading.Thread(target=send, name=f"shardrun copy {self.copy.host}", daemon=True).start()
+
     def _send(self, files: Sequence[tuple[str, int]]) -> None:
         sizes = {file.file: file.bytes for file in self.copy.files}
         for name, at in files:
@@ -211,59 +212,23 @@ class _Sender:
                     self.sent += len(block)
 
     def _write(self, data: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        assert self._to is not None
+        self._to.write(data)
+        self._to.flush()
 
-    def _in_background(self, work: Callable[[], object]) -> None:
-        """In a thread of its own: writing waits for the host, which may be gone."""
-
-        def run() -> None:
-            try:
-                work()
-            except (BrokenPipeError, ValueError):  # its own words, or its end, say why
-                return
-            except LaunchError as error:
-                self._fault = error
-            except OSError as error:
-                self._fault = LaunchError(
-                    f"{error.filename or self.copy.folder} cannot be read: {error.strerror or error}."
-                )
-            if self._fault is not None:
-                self._answers.put({})
-
-        threading.Thread(target=run, name=f"shardrun copy {self.copy.host}", daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        with self._process.stdout as stream:
-            while line := stream.readline(_LONGEST_LINE):
-                with contextlib.suppress(ValueError):  # what a login shell prints before
-                    if isinstance(answer := json.loads(line), dict):
-                        self._answers.put(answer)
+    def _listen(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError, ValueError):  # its end says why
+            self._to, stream = channel.streams()
+            self._write(json.dumps(self._offer).encode() + b"\n")
+            with stream:
+                while line := stream.readline(_LONGEST_LINE):
+                    with contextlib.suppress(ValueError):  # what a login shell prints before
+                        if isinstance(answer := json.loads(line), dict):
+                            self._answers.put(answer)
         self._answers.put(None)
-
-    def _collect(self) -> None:
-        assert self._process is not None and self._process.stderr is not None
-        with self._process.stderr as stream:
-            while line := stream.readline(_LONGEST_LINE):
-                self._printed = [*self._printed[-20:], line.decode(errors="replace").rstrip()]
 
     def end(self) -> None:
         """Ends the copy, and what carries it."""
         self._ended = True
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if self.got == self.copy.bytes:  # then it ends by itself
-                process.wait(_END_SECONDS)
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            process.stdin.close()
+        if self._channel is not None:
+            self._channel.end(well=False)

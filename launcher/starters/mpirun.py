@@ -143,12 +143,15 @@ class MpirunLauncher(Launcher):
     """Starts the ranks through the machine's mpirun."""
 
     name = "mpirun"
+    input_arrives = False  # Open MPI stops passing it on to other hosts after some kilobytes
 
-    def on_host(self, host: str, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """See `Launcher.on_host`: each gives its input to its first process."""
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """See `Launcher.on_host`."""
         mpirun = find()
         inherited = environments.clean()
-        ours = environments.safe_path(inherited)
+        ours = {**environment, **environments.safe_path(inherited)}
         if path := environments.python_path(inherited):
             ours["PYTHONPATH"] = path
         command = [str(mpirun.path), "-n", "1"]

@@ -97,7 +97,9 @@ class SlurmLauncher(Launcher):
     def _allocation(self) -> Allocation | None:
         return allocation.of_slurm(self._granted.environment if self._granted is not None else os.environ)
 
-    def on_host(self, host: str, module: str) -> tuple[list[str], Mapping[str, str]]:
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
         """See `Launcher.on_host`."""
         inherited, ours = self._environment({})
         command = [_program("srun"), *([] if self._granted is not None else self.placement.srun_args)]

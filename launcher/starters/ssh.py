@@ -45,7 +45,7 @@ class SshLauncher(Launcher):
 
     name = "ssh"
 
-    def on_host(self, host: str, module: str) -> tuple[list[str], None]:
+    def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
         """See `Launcher.on_host`."""
         return _command(host, environments.python_path(environments.clean()), module), None
 

@@ -1,5 +1,5 @@
-"""Two hosts without a common file system: what the second one has of the first one's folder is an empty one of
-its own, of a few megabytes."""
+"""Two hosts without a common file system: what the second one has of the first one's folder is an empty one
+of its own, of a few megabytes."""
 
 from __future__ import annotations
 

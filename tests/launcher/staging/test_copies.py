@@ -36,7 +36,9 @@ class Channel(Launcher):
         self.before = before
         self.asked: list[str] = []
 
-    def on_host(self, host: str, module: str) -> tuple[list[str], Mapping[str, str] | None]:
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str] | None]:
         self.asked.append(host)
         program = f"{self.before} {shlex.join([sys.executable, '-m', module])}"
         return ["sh", "-c", program], None
