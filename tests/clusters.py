@@ -119,7 +119,8 @@ class Hosts:
         self.folder = folder
         # Others may make such hosts at the same time.
         self._networks = {name: f"{name}-{os.getpid()}" for name in (*NAMES, "switch")}
-        self._switch = self._networks["switch"]
+        self._switch = self.switch = self._networks["switch"]
+        """The network to which the cables of both lead."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._services: list[subprocess.Popen[bytes]] = []
         self.bin = folder / "bin"

@@ -29,7 +29,7 @@ FLOORS = (
         "ranks.lite",
         "ranks",
     ),
-    *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
+    *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters", "launcher.staging"),
     *(
         "launcher.submission",
         "launcher.generation",

@@ -30,7 +30,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.usage = "shardrun exec [OPTION ...] SCRIPT.py [ARGUMENT ...]"
-    add_groups(parser, RANKS)
+    add_groups(parser, RANKS, but={"stage"})  # nobody knows which files a script reads
     parser.add_argument(
         "--target", choices=("cpu",), default=ABSENT,
         help="run on the CPU what names gpu or ascend, to try a job before it is submitted",

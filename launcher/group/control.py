@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
+from launcher.job.ports import BACKLOG, listen_tcp
 from launcher.starters import cause
 from ranks.common import forks
 from ranks.talk import unix, wire
@@ -35,7 +36,6 @@ _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
 _CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
-_BACKLOG = 1024  # a burst of connections is no reason to keep a rank waiting
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Listener:
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._lobby = Lobby()
-        self._socket, self.address = _listen_tcp(hosts) if hosts else _listen_unix()
+        self._socket, self.address = listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
         forks.in_child(self, Listener.forget)
         threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
@@ -229,46 +229,10 @@ def _listen_unix() -> tuple[socket.socket, str]:
         raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
     name = f"@shardrun-{secrets.token_hex(8)}"
     try:
-        sock = unix.listen(unix.at(name), _BACKLOG, socket.SOCK_STREAM)
+        sock = unix.listen(unix.at(name), BACKLOG, socket.SOCK_STREAM)
     except OSError as error:
         raise cause.shortage(error) from None
     return sock, f"unix:{name}"
-
-
-def _listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
-    """A listening socket on this machine's address on the way to the ranks' hosts."""
-    address = "127.0.0.1"
-    family = socket.AF_INET
-    for host in hosts:
-        try:
-            family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        except OSError as error:
-            raise LaunchError(
-                f"The host {host!r} of the rank table cannot be found "
-                f"({error.strerror or error}): correct its name, or "
-                "give its address as server_ip."
-            ) from None
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.connect(place)  # UDP: sends nothing, only asks for the route
-            except OSError as error:
-                raise LaunchError(
-                    f"There is no route to host {host!r} ({error.strerror or error}): see that this machine "
-                    "is in its network, or correct the address in the rank table."
-                ) from None
-            address = probe.getsockname()[0]
-        if not address.startswith("127.") and address != "::1":
-            break
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.bind((address, 0))
-    except OSError as error:
-        sock.close()
-        raise LaunchError(
-            f"The control socket cannot listen on {address}: {error.strerror or error}."
-        ) from None
-    sock.listen(_BACKLOG)
-    return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"
 
 
 def kill_peers(peers: Sequence[Peer], seconds: float) -> None:

@@ -195,7 +195,8 @@ def sliced_for(path: Path, size: int, how: Start) -> Path:
     """What the ranks of a model file run; a file that cannot be run is refused before any of them starts."""
     from launcher.inspection.signature import declared_by
 
-    if size == 1 and not (how.options is not None and how.options.state):  # which its slices would say
+    # Its slices would say which state it has, and only slices are copied to other hosts.
+    if size == 1 and not how.placement.stage and not (how.options is not None and how.options.state):
         declared_by(path)
         return path
     from launcher.job import cache

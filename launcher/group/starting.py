@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
@@ -14,6 +15,7 @@ from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
+from ranks.common import settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,11 +32,12 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     def begin(program: Sequence[str]) -> Job:
         try:
             placed = replace(how, rank_table=launcher.place(size, how.table))
+            environment = rank_environment(placed)
             return Job(
                 launcher,
                 program,
                 world_size=size,
-                environment=rank_environment(placed),
+                environment=environment | _staged(placed, launcher, program, environment),
                 table=placed.table,
                 patience=how.seconds,
                 hang=how.hang_seconds,
@@ -44,6 +47,23 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
             raise
 
     return begin
+
+
+def _staged(
+    how: Start, launcher: base.Launcher, program: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What ranks are told of the copies of their files, which are made now."""
+    if not how.placement.stage or how.table is None or program[0] != "serve":
+        return {}
+    from launcher.staging.copies import needed
+    from launcher.staging.sender import send
+    from ranks.cache import staged
+
+    copies = needed(Path(program[1]), how.table)
+    if not copies:
+        return {}
+    send(launcher, copies, environment, how.seconds, how.hang_seconds)
+    return {settings.STAGED.name: staged.said((copy.key, copy.ranks) for copy in copies)}
 
 
 def _on_hosts(how: Start, size: int) -> Start:

@@ -53,6 +53,11 @@ class Job(Options):
         if self.precision_mode is not None or self.execution_plan:
             precision.check(self)
         if self.key is not None:
+            if self.stage:
+                raise ConfigError(
+                    "--stage and a key exclude each other: the copies in the hosts' caches would hold the "
+                    "model decrypted; copy its file to each host yourself"
+                )
             from launcher.job.decryption import check_key
 
             check_key(self.key, self.reference, self.against)

@@ -146,6 +146,11 @@ class Options:
         Words(parse_words, "words of a command line"), RANKS,
         "more arguments for srun, and for salloc where --nodes asks for it", "ARGS", default=(),
     )  # fmt: skip
+    stage: bool = described(
+        Switch(), RANKS,
+        "copy to the cache of each host the files of its ranks, where the hosts have no common file system",
+        default=False,
+    )  # fmt: skip
     target: str = described(
         Choice(TARGETS), TYPES,
         "what the ranks compute on (default: cpu); each takes its device of the rank table, or that "

@@ -1,11 +1,15 @@
-"""The port at which ranks of a job find one another."""
+"""The ports of this machine at which ranks of a job find one another and their launcher."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 
 from launcher.errors import ConfigError, LaunchError
+
+BACKLOG = 1024
+"""A burst of connections is no reason to keep a rank waiting."""
 
 
 def free_port() -> int:
@@ -36,3 +40,40 @@ def check_port(text: str, address: str) -> int:
                     "MASTER_PORT to have a free one chosen."
                 ) from None
     return int(text)
+
+
+def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
+    """A listening socket on this machine's address on the way to these hosts, and ``tcp:HOST:PORT`` of it.
+    Raises `LaunchError`."""
+    address = "127.0.0.1"
+    family = socket.AF_INET
+    for host in hosts:
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        except OSError as error:
+            raise LaunchError(
+                f"The host {host!r} of the rank table cannot be found "
+                f"({error.strerror or error}): correct its name, or "
+                "give its address as server_ip."
+            ) from None
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(place)  # UDP: sends nothing, only asks for the route
+            except OSError as error:
+                raise LaunchError(
+                    f"There is no route to host {host!r} ({error.strerror or error}): see that this machine "
+                    "is in its network, or correct the address in the rank table."
+                ) from None
+            address = probe.getsockname()[0]
+        if not address.startswith("127.") and address != "::1":
+            break
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+    except OSError as error:
+        sock.close()
+        raise LaunchError(
+            f"The control socket cannot listen on {address}: {error.strerror or error}."
+        ) from None
+    sock.listen(BACKLOG)
+    return sock, f"tcp:{f'[{address}]' if ':' in address else address}:{sock.getsockname()[1]}"

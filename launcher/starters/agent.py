@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, BinaryIO, TypedDict, cast
 
 from ranks.common import sources
@@ -51,12 +52,14 @@ class _Ranks:
 
     def start(self, asked: Asked) -> None:
         shared = {**sources.clean(), **asked["environment"]}
+        # Without common files the launcher's folder need not be here, nor be of any use to the ranks.
+        folder = asked["folder"] if Path(asked["folder"]).is_dir() else Path("~").expanduser()
         for variables in asked["ranks"]:
             rank = int(variables[sources.RANK])
             process = subprocess.Popen(
                 asked["program"],
                 env={**shared, **variables},
-                cwd=asked["folder"],
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from launcher.common.starters import STARTERS
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LaunchError
 from launcher.job.hosts import remote_hosts, unknown_host
 from launcher.job.places.placement import Placement
 from sharding.common.registry import Registry
@@ -105,6 +105,8 @@ class Launcher(ABC):
     """As `Starter.identity`, which says it."""
     placement: Placement = Placement()
     """What the job says of where and how its ranks are started."""
+    input_arrives: bool = True
+    """See `on_host`."""
     over_ssh: bool = True
     """Whether other hosts are reached by ssh, which messages about hosts that do not answer name."""
 
@@ -120,6 +122,18 @@ class Launcher(ABC):
 
     def check(self, table: RankTable | None) -> None:  # noqa: B027 - most launchers can use any table
         """Raises `LaunchError` for a rank table that this launcher cannot use."""
+
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str] | None]:
+        """A command on this machine, with its environment (None: ours), that has one process of this Python
+        run ``module`` on a host where `start` could start ranks. Its input and output are that process's;
+        where input does not reach other hosts, `input_arrives` is false, and the process gets the variables
+        ``environment``.
+
+        Raises `LaunchError` where this launcher has no such way.
+        """
+        raise LaunchError(f"The launcher {self.name} cannot copy files to other hosts: leave out --stage.")
 
     @abstractmethod
     def start(

@@ -144,6 +144,26 @@ class MpirunLauncher(Launcher):
     """Starts the ranks through the machine's mpirun."""
 
     name = "mpirun"
+    input_arrives = False  # Open MPI stops passing it on to other hosts after some kilobytes
+
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """See `Launcher.on_host`."""
+        mpirun = find()
+        inherited = environments.clean()
+        ours = {**environment, **environments.safe_path(inherited)}
+        if path := environments.python_path(inherited):
+            ours["PYTHONPATH"] = path
+        command = [str(mpirun.path), "-n", "1"]
+        if mpirun.flavour in _OPEN_MPI:
+            command += ["--host", f"{host}:1", "--bind-to", "none"]
+            for name in sorted(ours):
+                command += ["-x", name]
+        else:
+            command += ["-hosts", host]
+        command += [*self.placement.mpi_args, sys.executable, "-m", module]
+        return command, {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
 
     def start(
         self,

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,34 @@ class SlurmLauncher(Launcher):
     def _allocation(self) -> Allocation | None:
         return allocation.of_slurm(self._granted.environment if self._granted is not None else os.environ)
 
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """See `Launcher.on_host`."""
+        inherited, ours = self._environment({})
+        command = [_program("srun"), *([] if self._granted is not None else self.placement.srun_args)]
+        # Beside a step that fills the node, too.
+        command += [
+            "--ntasks=1",
+            "--nodes=1",
+            f"--nodelist={host}",
+            "--overlap",
+            "--export=ALL",
+            "--mpi=none",
+        ]
+        command += ["--cpu-bind=none", "--distribution=block", sys.executable, "-m", module]
+        return command, {**inherited, **ours}
+
+    def _environment(self, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """What tasks inherit, and what they are told."""
+        inherited = environments.clean()
+        if self._granted is not None:
+            inherited |= {k: v for k, v in self._granted.environment.items() if k.startswith(sources.SLURM)}
+        ours = {**environment, **environments.safe_path(inherited)}
+        if path := environments.python_path(inherited):
+            ours["PYTHONPATH"] = path
+        return inherited, ours
+
     def start(
         self,
         program: Sequence[str],
@@ -105,12 +134,7 @@ class SlurmLauncher(Launcher):
     ) -> SlurmHandle:
         """See `Launcher.start`."""
         assert table is not None  # `place` made one
-        inherited = environments.clean()
-        if self._granted is not None:
-            inherited |= {k: v for k, v in self._granted.environment.items() if k.startswith(sources.SLURM)}
-        ours = {**environment, **environments.safe_path(inherited)}
-        if path := environments.python_path(inherited):
-            ours["PYTHONPATH"] = path
+        inherited, ours = self._environment(environment)
         chosen = CHOSEN.get(environment) if len(table.hosts) > 1 else "shm"
         plugin = choose_plugin(chosen, _program("srun"))
         if plugin != "none" and (library := mpirun.find().library) is not None:

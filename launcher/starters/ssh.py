@@ -46,6 +46,10 @@ class SshLauncher(Launcher):
 
     name = "ssh"
 
+    def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
+        """See `Launcher.on_host`."""
+        return _command(host, environments.python_path(environments.clean()), module), None
+
     def start(
         self,
         program: Sequence[str],
@@ -82,18 +86,18 @@ def _variables(device: Device, local_size: int) -> dict[str, str]:
     }
 
 
-def _command(host: str, path: str | None) -> list[str]:
-    """What starts a host's agent; a login shell of any kind understands it."""
+def _command(host: str, path: str | None, module: str = _AGENT) -> list[str]:
+    """What starts a host's agent, or another module; a login shell of any kind understands it."""
     if is_here(host):
         found = [] if path is None else [f"PYTHONPATH={path}"]
-        return ["env", *found, sys.executable, "-m", _AGENT]
+        return ["env", *found, sys.executable, "-m", module]
     ssh = shutil.which("ssh")
     if ssh is None:
         raise LaunchError(
             f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
             "--launcher mpirun."
         )
-    words = ["exec", *environments.python_there(path, "-m", _AGENT)]
+    words = ["exec", *environments.python_there(path, "-m", module)]
     return [ssh, *_QUIET, *_ALIVE, "--", host, shlex.join(words)]
 
 

@@ -23,6 +23,7 @@ from ranks.cache.limit import bound, limit_of
 from ranks.cache.locks import hold
 from ranks.cache.place import FORMS, discard, make_private, place_of, prepare
 
+_RESUMED = ".tmpresumed"
 Make = Callable[[Path], Files | None]
 """Makes a thing: a folder at the path given, where there is none yet. Returns what it knows of the sizes and
 hashes of its files, which then are not read again."""
@@ -48,13 +49,15 @@ class Cache:
         fits: Callable[[Path], bool] = Path.is_dir,
         before: Callable[[], object] | None = None,
         timeout: float | None = None,
+        resume: bool = False,
     ) -> Path:
         """The folder of a key, whole; it stays there as long as `ranks.cache.locks.hold` says.
 
         ``fits``: whether a whole folder is what is asked for; ``before`` is called before anything is made;
         ``timeout``: seconds to wait, aloud, for another process that makes the same (default:
-        ``SHARDRUN_TIMEOUT``). Raises what ``make`` raises, `SettingError` for a malformed limit, and
-        `OSError`: `HeldError` if that process takes longer, else where the cache cannot be used.
+        ``SHARDRUN_TIMEOUT``). ``resume``: what ``make`` leaves where it fails stays, and the next ``make`` of
+        the key finds it, unless it is thrown out. Raises what ``make`` raises, `SettingError` for a malformed
+        limit, and `OSError`: `HeldError` if that process takes longer, else where the cache cannot be used.
         """
         if self._root is not None:
             prepare(self._root, self._kind)
@@ -71,8 +74,8 @@ class Cache:
             if before is not None:
                 before()
             if alone:
-                _clear_crashed(place)
-            self._make(place, make, fits)
+                _clear_crashed(place, _RESUMED if resume else "")
+            self._make(place, make, fits, resume and alone)
             hold(place, timeout)
         if self._root is not None:
             bound(self._root, limit)
@@ -83,11 +86,17 @@ class Cache:
         # Held before its bytes are read, so that nobody removes it meanwhile.
         return hold(place, timeout) and is_sealed(place) and fits(place)
 
-    def _make(self, place: Path, make: Make, fits: Callable[[Path], bool]) -> None:
-        work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
+    def _make(self, place: Path, make: Make, fits: Callable[[Path], bool], resume: bool) -> None:
+        if resume:
+            work = place.with_name(f"{place.name}{_RESUMED}")
+            make_private(work)
+        else:
+            work = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp", dir=place.parent))
         made = work / "made"
+        whole = False
         try:
             files = seal(made, make(made))
+            whole = True
             made.chmod(0o700)
             if os.path.lexists(place):
                 if not is_sealed(place):
@@ -102,11 +111,14 @@ class Cache:
                 if not (is_sealed(place) and fits(place)):  # as above
                     raise
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            if whole or not resume:
+                shutil.rmtree(work, ignore_errors=True)
 
 
-def _clear_crashed(place: Path) -> None:
-    """Removes whatever a crash left of earlier tries, now that nobody else is at work there."""
+def _clear_crashed(place: Path, but: str) -> None:
+    """Removes whatever a crash left of earlier tries, ``but`` what has this ending, now that nobody else is
+    at work there."""
     for stale in place.parent.glob(f"{place.name}.tmp*"):
-        if stale.is_dir():  # else it is not ours; and to open a pipe, as rmtree does, waits for a writer
+        # What is no folder is not ours; and to open a pipe, as rmtree does, waits for a writer.
+        if stale.is_dir() and stale.name != place.name + but:
             shutil.rmtree(stale, ignore_errors=True)

@@ -36,10 +36,12 @@ def serve(
             "`ranks.boot serve` is started by shardrun's launchers only (SHARDRUN_CONTROL is not set): "
             "use `shardrun run`, or launcher.start() from Python."
         )
+    from ranks.cache import staged
     from ranks.collectives.broadcast import Spreader
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
+    path = staged.here(path, identity.rank, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     communicator, model = load(path, identity, target, asked=asked)

@@ -33,6 +33,7 @@ class Placement:
     bind: str | None = None
     mpi_args: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
+    stage: bool = False
 
     def places(self, environ: Mapping[str, str] = os.environ) -> Places | None:
         """The hosts that are given, or else those of this process's allocation. Raises `ConfigError`."""

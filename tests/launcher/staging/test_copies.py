@@ -1,0 +1,214 @@
+"""Copies over a channel that leads to a process of this machine with a cache of its own, as a host has it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.errors import ConfigError, LaunchError
+from launcher.job.rank_table import make_rank_table
+from launcher.staging import sender
+from launcher.staging.copies import Copy, needed
+from launcher.starters.base import Handle, Launcher
+from ranks.cache import staged
+from ranks.cache.folder import cache_folder
+from sharding.errors import ShardError
+from tests.launcher import slices
+
+TABLE = make_rank_table([("localhost", 1), ("elsewhere.invalid", 1), ("further.invalid", 2)])
+DATA = 3 << 20
+
+
+class Channel(Launcher):
+    """``before``: what stands before the receiver in a shell, such as a pipe."""
+
+    name = "channel"
+
+    def __init__(self, before: str = "") -> None:
+        self.before = before
+        self.asked: list[str] = []
+
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str] | None]:
+        self.asked.append(host)
+        program = f"{self.before} {shlex.join([sys.executable, '-m', module])}"
+        return ["sh", "-c", program], None
+
+    def start(self, *_: object) -> Handle:
+        raise NotImplementedError
+
+
+def entry(path: Path) -> dict[str, object]:
+    data = path.read_bytes()
+    return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Slices for four ranks, each with some data of its own."""
+    made = slices.make_slices(tmp_path / "slices", 4)
+    manifest = json.loads((made / "manifest.json").read_text())
+    for rank in manifest["ranks"]:
+        data = made / f"rank_{rank['rank']}.data"
+        data.write_bytes(np.random.default_rng(rank["rank"]).bytes(DATA))
+        rank["files"].append(entry(data))
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    return made
+
+
+def send(folder: Path, cache: Path, channel: Channel | None = None, silence: float = 20, **more: str) -> int:
+    """Copies what the second host needs; gives the bytes that were sent for it."""
+    copies = needed(folder, TABLE)[:1]
+    given = {"SHARDRUN_CACHE": str(cache), **more}
+    made: list[sender._Sender] = []
+    one = sender._Sender(channel or Channel(), copies[0], given, 20, silence)
+    made.append(one)
+    one.run()
+    return one.sent
+
+
+def kept(cache: Path, copy: Copy) -> dict[str, bytes]:
+    place = cache / "slices" / copy.key
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.name != "complete.json"}
+
+
+def test_each_host_gets_the_files_of_its_ranks(folder: Path, tmp_path: Path) -> None:
+    first, second = needed(folder, TABLE)
+    assert [first.host, second.host] == ["elsewhere.invalid", "further.invalid"]
+    assert [file.file for file in first.files] == ["manifest.json", "rank_1.onnx", "rank_1.data"]
+    assert {file.file for file in second.files} == {
+        "manifest.json", *(f"rank_{rank}.{kind}" for rank in (2, 3) for kind in ("onnx", "data"))
+    }  # fmt: skip
+    channel = Channel()
+    sender.send(channel, [first, second], {"SHARDRUN_CACHE": str(tmp_path / "there")}, 20, 20)
+    assert sorted(channel.asked) == ["elsewhere.invalid", "further.invalid"]
+    for copy in (first, second):
+        whole = {file.file: (folder / file.file).read_bytes() for file in copy.files}
+        assert kept(tmp_path / "there", copy) == whole
+        place = tmp_path / "there" / "slices" / copy.key
+        assert place.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in (tmp_path / "there" / "slices").iterdir()} == {
+        name for copy in (first, second) for name in (copy.key, f"{copy.key}.lock")
+    }
+
+
+def test_what_is_there_is_not_sent_again(folder: Path, tmp_path: Path) -> None:
+    assert send(folder, tmp_path / "there") > DATA
+    assert send(folder, tmp_path / "there") == 0
+
+
+def test_a_cut_copy_goes_on(folder: Path, tmp_path: Path) -> None:
+    (copy, _) = needed(folder, TABLE)
+    with pytest.raises(LaunchError, match="the copy was cut"):
+        send(folder, tmp_path / "there", Channel(f"stdbuf -o0 head -c {2 << 20} |"))
+    (partial,) = (tmp_path / "there").glob("slices/*.tmp*/made/rank_1.data")
+    assert 0 < (there := partial.stat().st_size) < DATA
+    assert send(folder, tmp_path / "there") == DATA - there
+    assert kept(tmp_path / "there", copy)["rank_1.data"] == (folder / "rank_1.data").read_bytes()
+    assert not list((tmp_path / "there").glob("slices/*.tmp*"))
+
+
+def test_a_damaged_part_is_sent_whole(folder: Path, tmp_path: Path) -> None:
+    (copy, _) = needed(folder, TABLE)
+    with pytest.raises(LaunchError, match="was cut"):
+        send(folder, tmp_path / "there", Channel(f"stdbuf -o0 head -c {2 << 20} |"))
+    (partial,) = (tmp_path / "there").glob("slices/*.tmp*/made/rank_1.data")
+    partial.write_bytes(bytes(partial.stat().st_size))
+    assert send(folder, tmp_path / "there") > DATA
+    assert kept(tmp_path / "there", copy)["rank_1.data"] == (folder / "rank_1.data").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["other bytes", "shorter"])
+def test_a_source_that_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """After it was looked at, before it is read."""
+    (copy, _) = needed(folder, TABLE)
+    path = folder / "rank_1.data"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] if change == "shorter" else data[:-1] + bytes([data[-1] ^ 1]))
+    monkeypatch.setattr(sys.modules[__name__], "needed", lambda *_: [copy])
+    with pytest.raises(LaunchError, match=r"rank_1\.data is not what its manifest says, or was changed"):
+        send(folder, tmp_path / "there")
+    assert not (tmp_path / "there" / "slices" / copy.key).exists()
+    path.write_bytes(data)
+    send(folder, tmp_path / "there")
+    assert kept(tmp_path / "there", copy)["rank_1.data"] == data
+
+
+def test_a_host_that_says_nothing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        LaunchError, match=r"host elsewhere\.invalid is gone: it has not said anything for 0.5 s"
+    ):
+        send(folder, tmp_path / "there", Channel("exec sleep 60 #"), silence=0.5)
+
+
+def test_a_channel_that_cannot_begin(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        send(folder, tmp_path / "there", Channel("echo No route to it >&2; exit 255;"))
+    assert (
+        "host elsewhere.invalid cannot be reached to copy files there: channel ended with exit code 255"
+        in (str(caught.value))
+    )
+    assert "No route to it" in str(caught.value)
+
+
+def test_a_cache_that_others_may_write_to(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "there"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(LaunchError, match=r"host elsewhere\.invalid: .*others may write to it"):
+        send(folder, cache)
+    assert not list(cache.iterdir())
+
+
+def test_the_limit_and_what_is_not_ours(folder: Path, tmp_path: Path) -> None:
+    """An older copy gives way; a folder of the user's own in the place of ours is left alone."""
+    cache = tmp_path / "there"
+    (cache / "slices").mkdir(parents=True)
+    (cache / "slices" / "notes.txt").write_text("mine")
+    (copy, _) = needed(folder, TABLE)
+    send(folder, cache, SHARDRUN_CACHE_LIMIT="1MB")
+    other = cache / "slices-shardrun"
+    assert (other / copy.key).is_dir()
+    (folder / "rank_1.data").write_bytes(bytes(DATA))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["ranks"][1]["files"][1] = entry(folder / "rank_1.data")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (changed, _) = needed(folder, TABLE)
+    assert changed.key != copy.key
+    send(folder, cache, SHARDRUN_CACHE_LIMIT="1MB")
+    assert [path.name for path in other.iterdir() if path.is_dir()] == [changed.key]
+    assert (cache / "slices" / "notes.txt").read_text() == "mine"
+
+
+def test_what_cannot_be_copied(folder: Path, tmp_path: Path) -> None:
+    (folder / "rank_1.data").unlink()
+    with pytest.raises(ShardError, match=r"rank_1\.data, which rank 1 needs, does not exist"):
+        needed(folder, TABLE)
+    for rank in range(4):
+        (folder / f"rank_{rank}.onnx").rename(tmp_path / f"model_{rank}.onnx")
+    with pytest.raises(ConfigError, match="--stage copies slice folders"):
+        needed(tmp_path / "model_{}.onnx", TABLE)
+
+
+def test_a_rank_finds_its_copy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = needed(folder, TABLE)
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "there"))
+    sender.send(Channel(), copies, {"SHARDRUN_CACHE": os.environ["SHARDRUN_CACHE"]}, 20, 20)
+    monkeypatch.setenv("SHARDRUN_STAGED", staged.said((copy.key, copy.ranks) for copy in copies))
+    found = [staged.here(str(folder), rank, "h") for rank in range(4)]
+    places = [cache_folder() / "slices" / copy.key for copy in copies]
+    assert found == [str(folder), str(places[0]), str(places[1]), str(places[1])]
+    (places[0] / "rank_1.data").write_bytes(b"")
+    with pytest.raises(Exception, match="is not there any more on host h: run it again"):
+        staged.here(str(folder), 1, "h")
