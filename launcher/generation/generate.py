@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from launcher.common.elsewhere import ELSEWHERE
 from launcher.errors import ConfigError
 from launcher.generation.beams import search
 from launcher.generation.decoder import (
@@ -50,6 +52,15 @@ class Manner:
     defaults: Mapping[str, Setting] | None = None
 
 
+class Events(Protocol):
+    """Events as they come; a generator is one."""
+
+    def __next__(self) -> Event: ...
+
+    def close(self) -> None:
+        """Ends them, and frees what they hold; safe to call twice."""
+
+
 class Generation(Texts):
     """The texts of one prompt as they come: an iterator over `Token` and `Done`, once.
 
@@ -59,14 +70,21 @@ class Generation(Texts):
     """
 
     def __init__(
-        self, events: Iterator[Event], options: GenerateOptions, prompt: Several[int], *, has_text: bool
+        self, events: Events, options: GenerateOptions, prompt: Several[int], *, has_text: bool
     ) -> None:
         super().__init__(has_text=has_text)
         self._events = events
+        # Their end waits for ranks, which whoever collects this may hold up.
+        self._forgotten = weakref.finalize(self, ELSEWHERE.call, events.close)
+        self._forgotten.atexit = False
         self.options, self.prompt = options, list(prompt)
 
     def _next(self) -> Event:
-        return next(self._events)
+        try:
+            return next(self._events)
+        except BaseException:  # the end, too: nothing is left to be closed
+            self._forgotten.detach()
+            raise
 
     @property
     def text(self) -> str | None:
@@ -80,7 +98,8 @@ class Generation(Texts):
 
     def close(self) -> None:
         """Ends the generation; safe to call twice."""
-        self._events.close()  # type: ignore[attr-defined]  # a generator
+        self._forgotten.detach()
+        self._events.close()
 
     def __enter__(self) -> Generation:
         return self
@@ -275,7 +294,7 @@ def _check(
 
 def _events(
     decoder: Decoder, prepared: Prepared, tokenizer: Tokenizer | None, draft: Decoder | None
-) -> Iterator[Event]:
+) -> Generator[Event]:
     prompt, options, limits = prepared.read, prepared.options, prepared.limits
     with contextlib.ExitStack() as stack:
         state = decoder.sequence(prepared.given)

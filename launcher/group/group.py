@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from launcher.common.elsewhere import ELSEWHERE
 from launcher.common.report import warn_unsplit
 from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
@@ -52,7 +55,10 @@ class Group(ReadyModel):
         self._lock = threading.Lock()
         self._requests = Requests(job)
         self._host: RanksHost | None = None
-        self._closer = weakref.finalize(self, job.close)  # also at interpreter exit
+        # Whoever collects a group may hold what its end waits for.
+        self._closer = weakref.finalize(self, ELSEWHERE.call, functools.partial(_end, job))
+        self._closer.atexit = False
+        atexit.register(job.close)
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
             self.inputs = [spec_of(item) for item in job.ready[0]["inputs"]]
@@ -60,7 +66,7 @@ class Group(ReadyModel):
             self.optional_inputs = [spec_of(item) for item in job.ready[0].get("optional_inputs", [])]
             self.stats = [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
         except BaseException:
-            self._closer()
+            self.close()
             raise
 
     def _ready(self, progress: Progress | None) -> bool:
@@ -129,7 +135,8 @@ class Group(ReadyModel):
 
     def close(self) -> None:
         """Ends every rank; returns when no process is left. Safe to call twice."""
-        self._closer()
+        if self._closer.detach() is not None:
+            _end(self._job)
         self.kept = ()
 
     def __repr__(self) -> str:
@@ -144,6 +151,11 @@ class Group(ReadyModel):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _end(job: Job) -> None:
+    job.close()
+    atexit.unregister(job.close)
 
 
 @keeping

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.common.elsewhere import ELSEWHERE
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
 from launcher.generation.folder import read_folder
@@ -61,9 +63,11 @@ def load_language_model(
         if guesser is not None:
             start = {**start, "ranks": 1}
             loaded.draft = stack.enter_context(assemble(guesser, started)).decoder
-        return LanguageModel(
-            loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, stack.pop_all()
-        )
+        kept = stack.pop_all()
+    made = LanguageModel(loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, kept)
+    # Whoever collects it may hold what the end of its ranks waits for.
+    weakref.finalize(made, ELSEWHERE.call, kept.close).atexit = False
+    return made
 
 
 def generate(
