@@ -8,17 +8,20 @@
 # was checked and right, 1 where a check failed, 2 where nothing can be checked here, 3 where all that was checked is
 # right but a part was not checked. docs/gpu.md says more.
 set -eu
-python=""
-case "${1:-}" in
-"" | -*) ;;
-*)
-    case $1 in
-    /*) python=$1 ;;
-    */*) python=$PWD/$1 ;; # as seen from where it was called
-    *) python=$1 ;;
-    esac
+python="" value="" left=$#
+while [ "$left" -gt 0 ]; do # all arguments but PYTHON, wherever it stands, go on to the checks
+    one=$1 left=$((left - 1))
     shift
-    ;;
+    if [ -z "$value$python" ] && [ "${one#-}" = "$one" ]; then
+        python=$one
+    else
+        if [ "$one" = --minutes ]; then value=next; else value=""; fi
+        set -- "$@" "$one"
+    fi
+done
+case $python in
+/* | "") ;;
+*/*) python=$PWD/$python ;; # as seen from where it was called
 esac
 cd "$(dirname "$0")/.."
 if [ -z "$python" ]; then
@@ -26,6 +29,10 @@ if [ -z "$python" ]; then
 fi
 if ! command -v "$python" >/dev/null; then
     echo "The GPU checks cannot run: there is no $python; name a Python: scripts/gpu_check.sh /path/to/python" >&2
+    exit 2
+fi
+if [ "$("$python" -c 'print("py" + "thon")' 2>/dev/null)" != python ]; then # what is no Python may end with 0
+    echo "The GPU checks cannot run: $python does not run as Python; name one: scripts/gpu_check.sh /path/to/python" >&2
     exit 2
 fi
 exec "$python" scripts/gpu_check.py "$@"

@@ -63,18 +63,13 @@ class Groups:
         return communicator
 
     def _demand_own_gpu(self, identity: Identity, timeout: float | None) -> None:
-        """Raises `DeviceError` where another rank has this one's GPU, as far as a group on the host can tell.
-        Where ranks of several hosts have none yet, NCCL finds it, in its own words."""
-        from ranks.run import gpus
-
+        """Raises `DeviceError` where another rank of one host has this one's GPU. (Ranks of several hosts
+        find it where they meet: `ranks.collectives.torch.device`.)"""
         count = devices.visible()
-        if not count:  # joining says so
-            return
-        known = self.joined.get("cpu")
-        host = known[2] if known is not None else None
-        if host is None and identity.shares_host:
+        if count and identity.shares_host:  # joining says that there is none
+            from ranks.run import gpus
+
             host = self.join(identity, "auto", timeout=timeout)
-        if host is not None:
             gpus.demand_own(host, devices.number_of(identity, count))
 
     def leave(self) -> None:

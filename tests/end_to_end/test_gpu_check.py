@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,9 +190,80 @@ def test_a_check_that_hangs_is_ended_with_what_it_started(pretend: Any, tmp_path
 
 
 def test_the_time_for_all_is_up(pretend: Any) -> None:
-    status, lines = pretend({"one": "time.sleep(600)", "two": GOOD}, arguments=("--minutes", "0.03"))
-    assert status == 1
-    assert "NOT COVERED: two (the 0.03 minutes were up: give more with --minutes)" in lines
+    """A check that had less than its own time has not failed."""
+    status, lines = pretend(
+        {"zero": GOOD, "one": "time.sleep(600)", "two": GOOD}, arguments=("--minutes", "0.05")
+    )
+    assert status == 3
+    late = r"NOT COVERED: one \(the 0.05 minutes were up after [1-3] of its 30 s: give more with --minutes\)"
+    assert re.fullmatch(late, lines[-3])
+    assert lines[-2:] == [
+        "NOT COVERED: two (the 0.05 minutes were up: give more with --minutes)",
+        "1 passed, 0 failed, 2 not covered",
+    ]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "soon"])
+def test_minutes_that_are_none(gpu_check: Any, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main([f"--minutes={text}"])
+    assert ended.value.code == 2
+    assert (
+        f"argument --minutes: must be a number of minutes above 0, but is '{text}'" in capsys.readouterr().err
+    )
+
+
+def test_what_a_program_left_out_is_not_covered(gpu_check: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "a warning\nnot covered: values of bfloat16 (ml_dtypes is not installed)\ntypes float32\n"
+    check = gpu_check.Check("values", bare="memory")
+    result = gpu_check._of_program(check, gpu_check.Ended(0, said, 1.0))
+    assert gpu_check.conclude([result]) == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "NOT COVERED: values (values of bfloat16 (ml_dtypes is not installed))",
+        "1 passed, 0 failed, 1 not covered",
+    ]
+
+
+# A machine on which every check hangs.
+HANGING = """
+import os, sys, time
+if "probe" in sys.argv:
+    print({found!r})
+elif "-c" in sys.argv:
+    print("python")
+elif sys.argv[1].endswith("gpu_check.py"):
+    os.execv({python!r}, [{python!r}, "-c", {main!r}, *sys.argv[1:]])
+else:
+    open({pid!r}, "w").write(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_ended_check_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """A scheduler whose time is up, a terminal that is closed, Ctrl-C."""
+    python, pid = tmp_path / "python", tmp_path / "pid"
+    main = "import sys, runpy; sys.executable = {!r}; sys.argv = sys.argv[1:]; {}".format(
+        str(python), "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    text = HANGING.format(found=json.dumps(FOUND), python=sys.executable, main=main, pid=str(pid))
+    python.write_text(f"#!{sys.executable}\n{text}")
+    python.chmod(0o755)
+    process = subprocess.Popen(
+        [ROOT / "scripts" / "gpu_check.sh", python], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        child = Path("/proc", pid.read_text(), "stat")
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 2 and not errors  # nothing was checked
+    assert "NOT COVERED: the driver: GPUs, their identity, memory (interrupted)" in output.splitlines()
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +349,37 @@ def test_the_door() -> None:
     ended = run_door("/nowhere/python")
     assert ended.returncode == 2
     assert ended.stderr.startswith("The GPU checks cannot run: there is no /nowhere/python;")
+    for last in (("--list", sys.executable), ("--minutes", "5", sys.executable, "--list")):
+        assert run_door(*last).returncode == 0
+    assert run_door(sys.executable, sys.executable).returncode == 2
+
+
+@pytest.mark.parametrize("python", ["/bin/true", "/", "test"])
+def test_what_is_no_python_checks_nothing(python: str) -> None:
+    """Some of these would end with 0, as if all were right."""
+    ended = run_door(python)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"The GPU checks cannot run: {python} does not run as Python; name one: ")
+
+
+@pytest.mark.parametrize("function", ["cuInit", "cuDeviceGetUuid_v2"])
+def test_a_broken_driver_is_said_in_one_line(function: str) -> None:
+    ended = run_door(sys.executable, env=stand_in.environment(FAKE_CUDA_FAIL=function))
+    assert ended.returncode == 2 and not ended.stdout
+    assert re.fullmatch(
+        rf"The GPU checks cannot run: .*the CUDA driver's {function} failed: CUDA_ERROR_UNKNOWN\..*\n",
+        ended.stderr,
+    )
+
+
+def test_a_driver_that_refuses_memory_fails() -> None:
+    ended = run_door(sys.executable, "--bare", env=stand_in.environment(FAKE_CUDA_FAIL="cuMemGetInfo_v2"))
+    assert ended.returncode == 1
+    failed = [line for line in ended.stdout.splitlines() if line.strip().startswith("FAILED")]
+    assert [line.partition(" s  ")[2] for line in failed] == [
+        "the driver: GPUs, their identity, memory",
+        "memory that two processes map",
+    ]
 
 
 def test_a_python_without_packages(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class Torch:
         stream = types.SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True,
+            device_count=lambda: 1,
+            set_device=lambda given: None,
             Stream=lambda *given: stream,
             stream=lambda given: contextlib.nullcontext(),
             current_stream=lambda *given: stream,
@@ -227,6 +229,18 @@ def script(folder: Path) -> Any:
     found = near(loaded.predict([X])[0].get_data_to_numpy(), X @ W[0] @ W[1])
     group.leave()
     return {"near": found, "number": context.gpu.device_id}
+
+
+def hosts(folder: Path) -> Any:
+    """A rank of several hosts that joins the group of its GPU, as a script does, and no other; how far it
+    comes with a torch that has NCCL by its own account only."""
+    use_tensors()
+    torch_import.load("torch.distributed").is_nccl_available = lambda: True
+    try:
+        group.join(device="cuda")
+    except ShardrunError as error:
+        return [type(error).__name__, str(error)]
+    return ["joined", ""]
 
 
 def _answer(found: Callable[[], Any]) -> Any:

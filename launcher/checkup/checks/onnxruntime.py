@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from launcher.checkup.base import Asked, Check, Finding
 from launcher.common.programs import ask, last_line
+from ranks.devices.providers import SUFFIX
 
 _ASK = "import onnxruntime as o; print(o.__version__, *o.get_available_providers())"
 _ADVICE = "install it anew: `pip install --force-reinstall onnxruntime` or onnxruntime-gpu, not both"
@@ -18,7 +19,7 @@ def _run(asked: Asked) -> Iterator[Finding]:
         yield Finding("fail", f"cannot be imported ({last_line(done)})", _ADVICE)
         return
     number, *providers = done.stdout.strip().splitlines()[-1].split()
-    names = [name.removesuffix("ExecutionProvider") for name in providers]
+    names = [name.removesuffix(SUFFIX) for name in providers]
     if "CPU" not in names:
         yield Finding("fail", f"{number} without the CPU provider", _ADVICE)
     else:

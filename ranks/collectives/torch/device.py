@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,9 +14,10 @@ from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import is_loss, translate
 from ranks.collectives.torch.group import Membership
-from ranks.collectives.torch.protocols import Device, Tensor, Work
+from ranks.collectives.torch.protocols import Device, Store, Tensor, Work
+from ranks.collectives.torch.store import all_have_read, said_by_all
 from ranks.collectives.torch.types import moved, raw, summed, torch_type
-from ranks.devices import devices
+from ranks.devices import devices, owners
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.common.arrays import DType
@@ -300,5 +302,20 @@ def connect_device(identity: Identity, timeout: float, backend: str, kind: str) 
         )
     device = torch.device(kind, index)
     runtime.set_device(device)
-    membership = Membership(identity, timeout, backend, device if backend == "nccl" else None)
+    if backend == "nccl":
+        check = partial(_demand_own_gpu, identity, index, timeout)
+        membership = Membership(identity, timeout, backend, device, check)
+    else:
+        membership = Membership(identity, timeout, backend)
     return DeviceCommunicator(membership, timeout, backend, device)
+
+
+def _demand_own_gpu(identity: Identity, index: int, timeout: float, store: Store) -> None:
+    """Raises `DeviceError`, on every rank, where two ranks have come to one GPU: NCCL would say so to these
+    two alone, in its own words. ``store``: where all ranks meet."""
+    mine = owners.uuid_of(index) if devices.visible() else ""  # torch has devices of other makers, too
+    said = said_by_all(store, identity, f"{mine} {index}", timeout)
+    held = ((uuid, int(number)) for uuid, _, number in (word.partition(" ") for word in said))
+    if (shared := owners.first_shared(held)) is not None:
+        all_have_read(store, identity, timeout)
+        raise owners.refusal(*shared)

@@ -18,7 +18,9 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
     """torch's error as one of ours; torch has one class for all, so its text decides."""
     text = str(error)
     who = f"Rank {peer}" if peer is not None else "Another rank"
-    reason = text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__
+    # NCCL's own reason comes last, behind a place in torch's source.
+    told = text.partition("Last error:\n")[2].strip() or text.strip()
+    reason = told.splitlines()[0][:200] if told else type(error).__name__
     if "imed out" in text or "timeout" in text.lower():
         return CollectiveTimeoutError(
             f"{who} did not come to {what} within {timeout:g} s (rank {rank} waited): look for what holds "

@@ -20,7 +20,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.protocols import Abortable, Device, Store
-from ranks.collectives.torch.store import News, remote_store
+from ranks.collectives.torch.store import News, default_store, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
@@ -93,9 +93,8 @@ class TorchGroups:
         if not self.open:
             return
         self.open = False
-        if self._backend == "gloo":
-            self._destroy()
-        elif not _within(_ORDERLY, self._destroy):
+        # Also for Gloo: where its group is torch's first, those of devices end with it.
+        if not _within(_ORDERLY, self._destroy):
             _within(_ABORT, partial(self._abort, None))
 
     def abort(self, first: object = None) -> None:
@@ -111,7 +110,7 @@ class TorchGroups:
         _within(_ABORT, partial(self._abort, first))
 
     def _destroy(self) -> None:
-        for group in [None] if self._whole else [*reversed(self.parts), self.group]:
+        for group in self._made():
             with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
                 self._dist.destroy_process_group(group)
 
@@ -121,9 +120,15 @@ class TorchGroups:
         if first is not None:
             with contextlib.suppress(RuntimeError, AttributeError):
                 cast("Abortable", first).abort()
-        for group in [None] if self._whole else [*reversed(self.parts), self.group]:
+        for group in self._made():
             with contextlib.suppress(RuntimeError, ValueError, AttributeError, AssertionError):
                 abort(group)
+
+    def _made(self) -> list[object]:
+        """The groups to end, in order. None is all that torch has, which may be others' than ours."""
+        if self._whole:
+            return [None]
+        return [group for group in (*reversed(self.parts), self.group) if group is not None]
 
     def _options(self) -> dict[str, object]:
         options: dict[str, object] = {"backend": self._backend, "timeout": self._patience}
@@ -144,8 +149,14 @@ class Membership:
     """
 
     def __init__(
-        self, identity: Identity, timeout: float, backend: str, device: Device | None = None
+        self,
+        identity: Identity,
+        timeout: float,
+        backend: str,
+        device: Device | None = None,
+        check: Callable[[Store], None] | None = None,
     ) -> None:
+        """``check`` is called with what ranks of several hosts meet over, before they connect."""
         dist: ModuleType = torch_import.load("torch.distributed")
         self.dist = dist
         self.identity = identity
@@ -168,6 +179,9 @@ class Membership:
                     if self._rendezvous is not None
                     else remote_store(identity, timeout)
                 )
+            if check is not None and self._rendezvous is None:
+                there = self._store if self._store is not None else default_store()
+                check(dist.PrefixStore("shardrun-check", there))
             with self._settings():
                 self.groups.make(self._store, identity, device)
             if self._rendezvous is None and backend != "gloo":

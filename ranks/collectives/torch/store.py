@@ -47,7 +47,7 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     try:
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
         store: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
-        _until_all_came(dist.PrefixStore(meeting, store), identity, timeout, deadline)
+        said_by_all(dist.PrefixStore(meeting, store), identity, "here", timeout, deadline)
         return store
     except (RuntimeError, OSError) as error:
         first = str(error).strip().splitlines()[0][:200]
@@ -89,9 +89,16 @@ def _until_listening(address: str, port: int, rank: int, timeout: float, deadlin
         time.sleep(_AGAIN)
 
 
-def _until_all_came(store: Store, identity: Identity, timeout: float, deadline: float) -> None:
-    """Waits until every rank is connected to the store."""
-    store.set(str(identity.rank), "here")
+def said_by_all(
+    store: Store, identity: Identity, word: str, timeout: float, deadline: float | None = None
+) -> list[str]:
+    """What every rank says in this store, in their order, once all have; this one says ``word``.
+
+    Raises `CollectiveTimeoutError` where some do not come before ``deadline`` (default: in ``timeout``
+    seconds).
+    """
+    deadline = time.monotonic() + timeout if deadline is None else deadline
+    store.set(str(identity.rank), word)
     missing = list(range(identity.world_size))
     while missing := [rank for rank in missing if not store.check([str(rank)])]:
         if time.monotonic() > deadline:
@@ -101,6 +108,24 @@ def _until_all_came(store: Store, identity: Identity, timeout: float, deadline: 
                 "waited): look at their hosts, or raise SHARDRUN_TIMEOUT."
             )
         time.sleep(_AGAIN)
+    return [store.get(str(rank)).decode() for rank in range(identity.world_size)]
+
+
+def all_have_read(store: Store, identity: Identity, timeout: float) -> None:
+    """Says that this rank needs the store no longer. Rank 0, which may serve it, waits for the others, at
+    most ``timeout`` seconds."""
+    store.set(f"read-{identity.rank}", "")
+    deadline = time.monotonic() + timeout
+    keys = [f"read-{rank}" for rank in range(identity.world_size)]
+    while identity.rank == 0 and not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(_AGAIN)
+
+
+def default_store() -> Store:
+    """What torch's first group of this process meets over."""
+    c10d: ModuleType = torch_import.load("torch.distributed.distributed_c10d")
+    store: Store = c10d._get_default_store()
+    return store
 
 
 class News:
@@ -111,9 +136,8 @@ class News:
     """
 
     def __init__(self, dist: ModuleType, group: object) -> None:
-        c10d: ModuleType = torch_import.load("torch.distributed.distributed_c10d")
         self._key = f"shardrun-lost-{_restarts()}-{getattr(group, 'group_name', '')}"
-        self._store = c10d._get_default_store()
+        self._store = default_store()
         self._server = None if _agent_serves() else 0
         self._line = None if dist.get_rank() == self._server else _line(self._store)
 

@@ -206,6 +206,17 @@ def test_leaving_does_not_wait_for_ever(library: Library, monkeypatch: pytest.Mo
     assert library.said[-2:] == ["destroy all", "abort all"]
 
 
+def test_a_group_of_the_host_that_is_torchs_first_is_left_in_time(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All groups of devices end with it, and torch waits for these."""
+    monkeypatch.setattr(torch_group, "_ORDERLY", 0.1)
+    host = torch_group.Membership(TWO, 60.0, "gloo")
+    library.free.clear()
+    host.disband()
+    assert library.said == ["init gloo", "destroy all", "abort all"]
+
+
 def test_an_abort_that_hangs_is_left_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_group, "_ABORT", 0.1)
     hangs = threading.Event()
@@ -231,9 +242,23 @@ def test_leaving_where_no_thread_can_be_started(library: Library, monkeypatch: p
 
 
 def test_another_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(Library(rank=1, size=8, initialised=True), monkeypatch)
+    library = Library(rank=1, size=8, initialised=True)
+    installed(library, monkeypatch)
     with pytest.raises(CollectiveError, match=r"rank 0 of 2, but torch.distributed was .* as rank 1 of 8"):
         connected(Library(), TWO)
+    assert not library.said, "the program's own group was ended"
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_a_group_that_cannot_be_made_ends_no_other(abort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(size=2, initialised=True)
+    installed(library, monkeypatch)
+    monkeypatch.setattr(library, "new_group", lambda **_: (_ for _ in ()).throw(RuntimeError("no NCCL")))
+    if abort:  # as where leaving takes too long
+        monkeypatch.setattr(torch_group.TorchGroups, "leave", torch_group.TorchGroups.abort)
+    with pytest.raises(CollectiveError, match="joining the nccl group failed on rank 0: no NCCL"):
+        connected(library, TWO)
+    assert not library.said, "the program's own group was ended"
 
 
 HANDLED = {
@@ -272,6 +297,34 @@ def test_errors_are_left_to_us_and_the_environment_as_it_was(
 def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveError]) -> None:
     found = translate(RuntimeError(text), "all_reduce", 0, 3.0, None)
     assert type(found) is kind and str(found).endswith(".") is (kind is not CollectiveError)
+
+
+def test_who_serves_the_store_waits_for_those_who_read_it() -> None:
+    """Else they would be told of a lost rank instead of what is wrong."""
+    library, waited = Library(), threading.Event()
+
+    def read() -> None:
+        waited.wait(30)
+        time.sleep(0.1)
+        store.all_have_read(library, Identity(1, 2, 0, 1), 60.0)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    check = library.check
+    library.check = lambda keys: (waited.set(), check(keys))[1]  # type: ignore[method-assign]
+    store.all_have_read(library, TWO, 60.0)
+    assert library.keys.keys() == {"read-0", "read-1"}
+    reader.join()
+    store.all_have_read(Library(), TWO, 0.05)  # one that never comes holds nobody up
+
+
+def test_what_nccl_says_last_is_the_reason() -> None:
+    text = "NCCL error in: /src/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL "
+    text += "version 2.27.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library."
+    last = "\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    found = [str(translate(RuntimeError(text + end), "joining", 0, 3.0, None)) for end in (last, "")]
+    assert found[0] == "joining failed on rank 0: " + last.splitlines()[-1]
+    assert found[1].startswith("joining failed on rank 0: NCCL error in: ")
 
 
 SCRIPT = """

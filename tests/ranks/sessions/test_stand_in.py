@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,6 +281,34 @@ def test_two_ranks_came_to_one_gpu(slices: Path, firsts: list[int], visible: str
             "Ranks 0 and 1 both use the GPU GPU-abababab-abab-abab-abab-ababababab03 "
             f"({number}), but NCCL needs a GPU for each rank: "
         )
+
+
+@pytest.mark.parametrize(("firsts", "kind"), [([3, 3], "DeviceError"), ([3, 5], "CollectiveError")])
+def test_ranks_of_several_hosts_without_a_group_of_the_host(
+    firsts: list[int], kind: str, tmp_path: Path
+) -> None:
+    """Each is told of a GPU that two have come to, before NCCL, which would tell these two alone. With a GPU
+    each they come to NCCL, which this torch has not."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    base = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "SHARDRUN_TIMEOUT": "60"}
+    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        start("hosts", str(tmp_path), **base, RANK=str(rank), FAKE_CUDA_FIRST=str(first))
+        for rank, first in enumerate(firsts)
+    ]
+    try:
+        told = [result(process) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    words = "joining the nccl group failed on rank"
+    if kind == "DeviceError":
+        words = (
+            "Ranks 0 and 1 both use the GPU GPU-abababab-abab-abab-abab-ababababab03 (device 0 of each), but"
+        )
+    assert all(found == kind and said.startswith(words) for found, said in told), told
 
 
 def test_ranks_share_a_gpu_where_that_is_asked_for(slices: Path) -> None:
