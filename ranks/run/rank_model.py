@@ -153,18 +153,18 @@ class RankModel:
         with self._lock:  # two hosts would give two sessions one number
             return sequences.serve(self.inputs, self.optional_inputs, self.step)
 
-    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def step(self, number: int, feeds: Mapping[str, Array], apart: str = "") -> dict[str, Array]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.
 
         ``feeds``: the inputs that are no state, but for those that follow from the sequence's length
-        (`ranks.state.feeds`). Raises as `run` does.
+        (`ranks.state.feeds`); ``apart``: as `Sequences.step` has it. Raises as `run` does.
         """
         sequences = self.sequences
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
             with self.idle:
-                return sequences.step(number, {**self._defaults, **feeds})
+                return sequences.step(number, {**self._defaults, **feeds}, apart)
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:

@@ -72,8 +72,10 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
     try:
         if run is not None:
             lead = Lead(run, cast("int", request), control) if rank == 0 else None
-            step = functools.partial(model.step, cast("int", session))
-            more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
+            parted = model.sequences.parted(run["logits"], spreader.size)
+            apart = run["logits"] if parted is not None else ""
+            step = functools.partial(model.step, cast("int", session), apart=apart)
+            more, tensors = {"error": follow(step, feeds, run, spreader, lead, parted=parted)}, {}
         elif session is not None:
             tensors = model.step(cast("int", session), feeds)
         else:

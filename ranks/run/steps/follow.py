@@ -11,10 +11,12 @@ import numpy as np
 
 from ranks.errors import ShardrunError
 from ranks.talk.wire import Kind
+from ranks.tokens import best
 from ranks.tokens.chooser import Chooser
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
+    from ranks.run.steps.parted import Parted
     from ranks.talk.control import Control
     from ranks.talk.reports import RunReport
     from sharding.common.arrays import Array
@@ -29,30 +31,33 @@ class Lead:
 
     def __init__(self, run: RunReport, request: int, control: Control) -> None:
         self._run, self._request, self._control = run, request, control
-        self._chooser = Chooser.of(run["text"], run["vocabulary"])
+        self.chooser = Chooser.of(run["text"], run["vocabulary"])
         self._made = 0
         self._untold: list[int] = []
         self._told = 0.0
         self.error: str | None = None
         """Why no token could be chosen."""
 
-    def choose(self, outputs: Mapping[str, Array]) -> tuple[int, bool]:
-        """The next token, and whether it is read in another step."""
-        logits = outputs[self._run["logits"]]
+    def choose(self, logits: Array, shown: Array | None = None) -> tuple[int, bool]:
+        """The next token, and whether it is read in another step; ``shown``: what all ranks show of their
+        parts of the logits, instead of them."""
         size = self._run["vocabulary"]
         try:
-            if logits.shape[-1] != size:
+            if shown is not None:
+                token = self.chooser.choose_among(shown)
+            elif logits.shape[-1] != size:
                 raise ShardrunError(
                     f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has {size}"
                 )
-            token = self._chooser.choose(np.asarray(logits.reshape(-1, size)[-1], np.float32))
+            else:
+                token = self.chooser.choose(np.asarray(logits.reshape(-1, size)[-1], np.float32))
         except Exception as error:  # the other ranks wait, and must hear of it
             self.error = str(error) or type(error).__name__
             return -1, False
-        self._chooser.read(token)
+        self.chooser.read(token)
         self._made += 1
         most = min(self._run["most"], self._control.limit_of(self._request, self._run["ahead"]))
-        return token, self._made < most and token not in self._chooser.ends
+        return token, self._made < most and token not in self.chooser.ends
 
     def tell(self, token: int) -> None:
         """Sends a token to the launcher, together with those before it that came too soon for a message of
@@ -75,23 +80,36 @@ def follow(
     run: RunReport,
     spreader: Spreader,
     lead: Lead | None,
+    *,
+    parted: Parted | None = None,
 ) -> str | None:
     """Makes the steps of a run; why it ended early, if a token could not be chosen. A collective: every rank
     calls it, rank 0 with ``lead``.
 
     ``feeds``: those of the first step, which reads one token. All steps have the same but for that.
+    ``parted``: joins the ranks where a step gives each its part of the logits.
     """
     ids = feeds[run["tokens"]]
     word = np.zeros(2, np.int64)
+    chooser = lead.chooser if lead is not None else None
+    if parted is not None and chooser is None:
+        chooser = Chooser.of(run["text"], run["vocabulary"])
     try:
         while True:
-            outputs = step(feeds)
+            logits, shown = step(feeds)[run["logits"]], None
+            if parted is not None and chooser is not None:
+                if logits.shape[-1] * parted.size == run["vocabulary"]:
+                    shown = parted.shown(chooser, logits)
+                if shown is None or not best.enough(shown):
+                    logits, shown = parted.whole(logits), None
             if lead is not None:
-                word[:] = lead.choose(outputs)
+                word[:] = lead.choose(logits, shown)
             spreader.broadcast(word)
             token, more = word.tolist()
             if lead is not None:
                 lead.tell(token)
+            if chooser is not None and lead is None and token >= 0:
+                chooser.read(token)
             if not more:
                 return lead.error if lead is not None else None
             feeds = {**feeds, run["tokens"]: np.full(ids.shape, token, ids.dtype)}

@@ -62,11 +62,16 @@ class Steps:
         # Which way control flow goes decides shapes.
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
         self.communication_seconds = self.segment_seconds = 0.0
+        self._apart: Collective | None = None
+        """What the step under way leaves out."""
 
-    def run(self, state: SequenceState, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
+    def run(
+        self, state: SequenceState, feeds: Mapping[str, Array], count: int, apart: Collective | None = None
+    ) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
 
-        ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add. What they
+        ``feeds``: arrays for all inputs that are no state; ``count``: the positions that they add; ``apart``:
+        a collective to be left out, so that its output is this rank's part (`gather_of`). What they
         leave becomes the state with its `commit`, or not with `abandon`, which a step that fails calls.
         """
         if self._parts.weights is not None and self._parts.weights.renew():
@@ -75,6 +80,7 @@ class Steps:
         with self._parts.memory.active():
             try:
                 state.reserve(count)
+                self._apart = apart
                 results = self._run(state, feeds)
             except BaseException:
                 state.abandon()
@@ -91,7 +97,8 @@ class Steps:
 
     def _run(self, state: SequenceState, feeds: Mapping[str, Array]) -> dict[str, Array]:
         shapes = [feeds[name].shape for name in self._fresh if name not in known_feeds.FILLED]
-        key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in list(self._inputs)[:1]))
+        first = (self._parts.memory.shape(state.value(name))[0:1] for name in list(self._inputs)[:1])
+        key: Key = (*shapes, *first, self._apart is None)
         plan, used = self._plan(key, state.length)
         if plan is not None and not self._fits(plan, feeds):
             plan = None
@@ -194,11 +201,17 @@ class Steps:
                 values.pop(name, None)
 
     def _exchange_free(self, c: Collective, values: Values) -> None:
+        if c is self._apart:
+            assert c.input and c.output
+            values[c.output] = values[c.input]
+            return
         target = self._parts.exchanges.free(c, values[c.input] if c.input else None)
         if c.output:
             values[c.output] = target
 
     def _note(self, name: str, values: Values, noted: Shapes) -> None:
+        if self._apart is not None and name == self._apart.output:
+            return  # not planned, so that the collective is not either
         if self._parts.elements[name] is not None:
             noted[name] = tuple(self._parts.place(name).shape(values[name]))
 

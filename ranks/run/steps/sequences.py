@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.run.steps.parted import Parted, gather_of
 from ranks.run.steps.runner import Steps
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
     from ranks.run.steps.copies import Copies, Owners
     from ranks.run.steps.parts import Parts
+    from ranks.sessions.cut import Collective
     from ranks.talk.reports import More
     from ranks.weights.updated.variable import VariableWeights
     from sharding.common.arrays import Array
@@ -87,6 +89,7 @@ class Sequences:
         self._held = [pair for pair in model.pairs if pair.output in held]
         self._host: _Host | None = None
         self._failed: dict[int, str] = {}
+        self._gathers: dict[str, Collective | None] = {}
         states = {pair.input for pair in model.pairs}
         self.pairs = model.pairs
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
@@ -200,15 +203,28 @@ class Sequences:
         state = self._open[number]
         return state.nbytes if state is not None else 0
 
-    def step(self, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def parted(self, name: str, size: int) -> Parted | None:
+        """What joins ``size`` ranks if a step can give each of them its part of an output."""
+        group, model = self._model.parts.group, self._model
+        if group is None or group.size != size or model.shown is not None or model.copies is not None:
+            return None
+        return Parted(group) if self._gather(name) is not None else None
+
+    def _gather(self, name: str) -> Collective | None:
+        if name and name not in self._gathers:
+            self._gathers[name] = gather_of(self._model.parts, name)
+        return self._gathers.get(name)
+
+    def step(self, number: int, feeds: Mapping[str, Array], apart: str = "") -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name.
 
-        ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
-        the model makes the same call.
+        ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`); ``apart``: an
+        output of which each rank is given its part, where it can be `parted`. Every rank of the model makes
+        the same call.
         """
         copies, shown, owners = self._model.copies, self._model.shown, self._owners.get(number)
         if copies is None:
-            return self._one_step(number, feeds, shown)
+            return self._one_step(number, feeds, shown, apart)
         if owners is None:
             owners = copies.owners(feeds)
         else:
@@ -221,7 +237,9 @@ class Sequences:
         self._owners[number] = owners
         return results
 
-    def _one_step(self, number: int, feeds: Mapping[str, Array], shown: Shown | None) -> dict[str, Array]:
+    def _one_step(
+        self, number: int, feeds: Mapping[str, Array], shown: Shown | None, apart: str = ""
+    ) -> dict[str, Array]:
         """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
         steps, state = self._model.steps, self._open[number]
         results: dict[str, Array] = {}
@@ -236,7 +254,7 @@ class Sequences:
                 feeds = {name: array for name, array in feeds.items() if name not in states}
                 state = self._begin(feeds, initial)
             given = known_feeds.fill(self.filled, feeds, state.length)
-            results = steps.run(state, given, found[1] if found is not None else 0)
+            results = steps.run(state, given, found[1] if found is not None else 0, self._gather(apart))
         except CollectiveError:
             raise
         except ShardrunError as error:
